@@ -1,0 +1,40 @@
+"""One tree of errors. Every message says what was wrong, what is allowed and what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SpecactError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class ConfigError(SpecactError):
+    """A setting, name or recipe that cannot be used as given."""
+
+
+class DataError(SpecactError):
+    """Demonstrations that cannot be read, or that contradict themselves."""
+
+
+class BundleError(SpecactError):
+    """A bundle that is incomplete, damaged, or whose parts do not belong together."""
+
+
+class ObservationError(SpecactError):
+    """An observation the policy must not act on: wrong shape, wrong type, or not finite."""
+
+
+class MissingExtraError(SpecactError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs the package {package!r}, which is not installed; run: pip install 'specact[{extra}]'")
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """A :class:`ConfigError` for a name that is not one of ``known``, suggesting the nearest one."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}." if hint else
+                       f"unknown {kind} {name!r}. Known: {', '.join(names)}.")
