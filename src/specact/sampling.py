@@ -1,0 +1,145 @@
+"""Exact speculative sampling over action codes (Leviathan et al. 2023; ADAHI, equations 7 and 8).
+
+A code ``z ~ q`` is accepted with probability ``min(1, p(z) / q(z))``; otherwise another is drawn from the residual
+``norm(max(p - q, 0))``. The result is distributed as ``p``, whatever ``p`` and ``q`` are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specact.types import CodeDistribution, Codes, Floats, Verdict
+
+
+def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
+    """``exp(l / T) / sum exp(l / T)`` over the last axis (ADAHI, equation 2), in double precision.
+
+    Args:
+        logits: ``[..., K]``.
+        temperature: T > 0; the same for draft and target, or the output law is not the target's.
+    """
+    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def residual(target_probs: Floats, draft_probs: Floats) -> Floats:
+    """``norm(max(p - q, 0))``: the law a rejected code is drawn from again.
+
+    Where ``p == q`` nothing can be rejected and the residual is undefined; ``p`` is returned there.
+
+    Args:
+        target_probs, draft_probs: ``[..., K]``.
+    """
+    excess = np.maximum(np.subtract(target_probs, draft_probs), 0.0)
+    mass = excess.sum(axis=-1, keepdims=True)
+    return np.where(mass > 0.0, excess / np.where(mass > 0.0, mass, 1.0), target_probs)
+
+
+def total_variation(p: Floats, q: Floats) -> Floats:
+    """``TV(p, q) = 1/2 sum |p - q|`` over the last axis."""
+    return np.asarray(0.5 * np.abs(np.subtract(p, q)).sum(axis=-1))
+
+
+def rejection_probability(target_probs: Floats, draft_probs: Floats, codes: Codes) -> Floats:
+    """``r_k(z_k) = 1 - min(1, p_k(z_k) / q_k(z_k))`` (ADAHI, equation 8, given the code).
+
+    Args:
+        target_probs, draft_probs: ``[..., G, K]``.
+        codes: ``[..., G]``.
+
+    Returns:
+        ``[..., G]`` in [0, 1]. A code with ``q = 0`` (never drawn from q) counts as accepted if ``p > 0``.
+    """
+    index = np.asarray(codes)[..., None]
+    p = np.take_along_axis(target_probs, index, axis=-1)[..., 0]
+    q = np.take_along_axis(draft_probs, index, axis=-1)[..., 0]
+    return np.where(p >= q, np.where(p > 0.0, 0.0, 1.0), 1.0 - p / np.where(q > 0.0, q, 1.0))
+
+
+def sample(probs: Floats, uniforms: Floats) -> Codes:
+    """Inverse-CDF sampling: the code whose interval of the cumulative distribution holds the uniform.
+
+    Args:
+        probs: ``[..., K]``.
+        uniforms: ``[...]`` in [0, 1).
+
+    Returns:
+        codes ``[...]``; one with probability 0 is never returned.
+    """
+    cumulative = np.cumsum(probs, axis=-1)
+    # Scaling by the last entry absorbs rounding: the uniform stays strictly below the top of the last interval.
+    return np.asarray((cumulative <= np.asarray(uniforms)[..., None] * cumulative[..., -1:]).sum(axis=-1))
+
+
+def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:
+    """Draws one code per codebook, ``[G]``; a sequential secondary is drawn given the primary."""
+    uniforms = rng.random(len(distribution.probs))
+    codes = sample(distribution.probs, uniforms)
+    if distribution.conditional is not None:
+        codes[1] = sample(distribution.conditional[codes[0]], uniforms[1])
+    return codes
+
+
+def verify_codes(
+    target_probs: Floats, draft_probs: Floats, codes: Codes, rng: np.random.Generator
+) -> Verdict:
+    """Accepts or replaces each drafted code so that the result is distributed as the target (ADAHI, equation 7).
+
+    Codebooks are independent given the observation: each is verified alone and the joint law is the product.
+    Always consumes ``2 G`` uniforms, whatever happens, so that streams of different methods stay aligned.
+
+    Args:
+        target_probs: p, ``[G, K]``.
+        draft_probs: q, ``[G, K]``, at the same temperature as p.
+        codes: z, ``[G]``, drawn from q.
+        rng: one uniform per codebook for the test, one for the residual.
+
+    Raises:
+        ValueError: if the shapes do not fit together or a code is outside ``[0, K)``.
+    """
+    _check_shapes(target_probs, draft_probs, codes)
+    test, redraw = rng.random((2, len(codes)))
+    rejection = rejection_probability(target_probs, draft_probs, codes)
+    accepted = test >= rejection
+    replacements = sample(residual(target_probs, draft_probs), redraw)
+    return Verdict(np.where(accepted, codes, replacements), accepted, rejection)
+
+
+def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
+    """:func:`verify_codes` for whole distributions, a sequential secondary included.
+
+    With a sequential secondary head the drafted secondary was drawn given the drafted primary. If the primary is
+    replaced, that draft is void and the secondary comes from the target's own conditional; if it is accepted, the
+    secondary is verified between the two conditionals at that primary. Both cases give the target's joint law.
+
+    Raises:
+        ValueError: if the two distributions do not have the same form.
+    """
+    if target.conditional is None and draft.conditional is None:
+        return verify_codes(target.probs, draft.probs, codes, rng)
+    if target.conditional is None or draft.conditional is None:
+        raise ValueError("one of draft and target has a sequential secondary head and the other has not; use a pair")
+    primary = int(codes[0])
+    target_rows = np.stack([target.probs[0], target.conditional[primary]])
+    draft_rows = np.stack([draft.probs[0], draft.conditional[primary]])
+    test, redraw = rng.random((2, 2))
+    rejection = rejection_probability(target_rows, draft_rows, codes)
+    accepted = test >= rejection
+    replacements = sample(residual(target_rows, draft_rows), redraw)
+    final = np.where(accepted, codes, replacements)
+    if not accepted[0]:
+        accepted[1] = False
+        final[1] = sample(target.conditional[final[0]], redraw[1])
+    return Verdict(final, accepted, rejection)
+
+
+def _check_shapes(target_probs: Floats, draft_probs: Floats, codes: Codes) -> None:
+    shape = np.shape(target_probs)
+    if len(shape) != 2 or np.shape(draft_probs) != shape or np.shape(codes) != shape[:1]:
+        raise ValueError(
+            f"expected target_probs and draft_probs [G, K] and codes [G]; "
+            f"got {shape}, {np.shape(draft_probs)} and {np.shape(codes)}"
+        )
+    if np.any(np.less(codes, 0)) or np.any(np.greater_equal(codes, shape[1])):
+        raise ValueError(f"codes must lie in [0, {shape[1]}), got {np.asarray(codes).tolist()}")
