@@ -10,6 +10,8 @@ import numpy as np
 
 from specact.types import CodeDistribution, Codes, Floats, Verdict
 
+_LARGEST_UNIFORM = 1.0 - 2.0**-52
+
 
 def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
     """``exp(l / T) / sum exp(l / T)`` over the last axis (ADAHI, equation 2), in double precision.
@@ -68,8 +70,9 @@ def sample(probs: Floats, uniforms: Floats) -> Codes:
         codes ``[...]``; one with probability 0 is never returned.
     """
     cumulative = np.cumsum(probs, axis=-1)
-    # Scaling by the last entry absorbs rounding: the uniform stays strictly below the top of the last interval.
-    return np.asarray((cumulative <= np.asarray(uniforms)[..., None] * cumulative[..., -1:]).sum(axis=-1))
+    # Scaled by the last entry and kept one rounding below it, so that no rounding can lead past the last code.
+    height = np.minimum(uniforms, _LARGEST_UNIFORM)[..., None] * cumulative[..., -1:]
+    return np.asarray((cumulative <= height).sum(axis=-1))
 
 
 def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:

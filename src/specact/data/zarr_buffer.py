@@ -1,0 +1,111 @@
+"""Replay buffers of diffusion policy: a zarr group with ``data/*`` and ``meta/episode_ends``."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.data import npz
+from specact.data.episodes import Episodes
+from specact.errors import DataError, MissingExtraError
+
+if TYPE_CHECKING:
+    import zarr
+
+# What zarr (v2 and v3 files) and its codecs raise on damaged stores; its own errors derive from ValueError or KeyError.
+_DAMAGE = (ValueError, KeyError, TypeError, IndexError, OSError, EOFError, RuntimeError, AttributeError, zlib.error,
+           MemoryError, NotImplementedError, OverflowError)
+
+
+class LazyFrames:
+    """Camera frames that stay on disk: uint8 ``[N, H, W, 3]``, read where they are indexed.
+
+    Takes what a numpy array takes as first index: an integer, a slice, an array of integers or booleans.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, array: zarr.Array[Any], path: Path) -> None:
+        npz.check_frames(array.shape)
+        self._array = array
+        self._path = path
+        self.shape: tuple[int, ...] = array.shape
+        # The scale must not change from one slice to the next, so it is decided once, by the first frame.
+        self._scale = npz.frame_scale(np.asarray(array[:1]))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> NDArray[np.uint8]:
+        rows = np.arange(len(self))[index]  # numpy's rules for negative, boolean and reversed indices
+        wanted = np.atleast_1d(rows)
+        if wanted.size == 0:
+            return np.zeros((0, *self.shape[1:]), np.uint8)
+        try:
+            if np.all(np.diff(wanted) == 1):
+                values = np.asarray(self._array[int(wanted[0]) : int(wanted[-1]) + 1])
+            else:
+                values = np.asarray(self._array.oindex[wanted])
+            found = npz.frames(values, self._scale)
+        except _DAMAGE as error:
+            raise DataError(f"{self._path}: some frames are damaged ({error}); copy or record it again") from error
+        return found if rows.ndim else cast("NDArray[np.uint8]", found[0])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """All frames, in memory."""
+        return np.asarray(self[:], dtype=dtype)
+
+
+def read_zarr(path: Path) -> Episodes:
+    """Read ``data/{state|obs, action, img|image}`` and ``meta/episode_ends`` of a zarr store, version 2 or 3.
+
+    Images are not loaded, see :class:`LazyFrames`. ``goal``, ``current_subtask`` and ``rate_hz`` are read where present.
+
+    Raises:
+        DataError: for damaged stores, missing arrays or chunks, and lengths that contradict each other.
+        MissingExtraError: if zarr is not installed.
+    """
+    try:
+        import zarr
+    except ImportError as error:
+        raise MissingExtraError("zarr", "train") from error
+    try:
+        root = zarr.open_group(str(path), mode="r")
+        stored = {name: array for folder in ("data", "meta") for name, array in _arrays(root, folder).items()}
+        names = (*npz.STATE, *npz.ACTION, *npz.GOAL, "episode_ends", "rate_hz")
+        columns = {name: _load(name, stored[name]) for name in names if name in stored}
+        missing = {name: np.empty(0) for name in stored if name not in names and name not in npz.IMAGE}
+        episodes = npz.from_columns({**missing, **columns})
+        image = npz.first_of(stored, npz.IMAGE)
+        if image is None:
+            return episodes
+        _complete(image, stored[image])
+        lazy = LazyFrames(stored[image], path)
+    except _DAMAGE as error:
+        raise DataError(f"this zarr store is damaged or not a replay buffer ({type(error).__name__}: {error}); "
+                        f"'data/state', 'data/action' and 'meta/episode_ends' are needed; copy it again") from error
+    return replace(episodes, image=cast("NDArray[np.uint8]", lazy))
+
+
+def _arrays(root: zarr.Group, folder: str) -> dict[str, zarr.Array[Any]]:
+    group = root.get(folder)
+    return dict(cast("zarr.Group", group).arrays()) if hasattr(group, "arrays") else {}
+
+
+def _load(name: str, array: zarr.Array[Any]) -> NDArray[Any]:
+    _complete(name, array)
+    return np.asarray(array[...])
+
+
+def _complete(name: str, array: zarr.Array[Any]) -> None:
+    """Refuse an array with chunks that are not there: zarr would silently read zeros."""
+    missing = array.nchunks - array.nchunks_initialized
+    if missing > 0:
+        raise DataError(f"{missing} of {array.nchunks} chunks of {name!r} are missing and would be read as "
+                        f"{array.fill_value}; copy the store again, or, if that is meant, write it with "
+                        f"write_empty_chunks=True")
