@@ -90,7 +90,8 @@ class Recipe:
         generate_episodes, generate_noise: how many the expert makes, and its action noise.
         window: T, observations a policy looks at.
         chunk: n, actions a policy predicts at once.
-        execute: how many of them are executed before the next inference; 1 with a chunk of several averages overlaps.
+        execute: how many of them are executed before the next inference.
+        overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
         goal: ``token`` prepends the goal to the window, ``concatenate`` adds it to every observation.
         image: whether the policy looks through the image encoder as well.
         precision: of the exported weights, ``float16`` or ``float32``.
@@ -108,6 +109,7 @@ class Recipe:
     window: int = 5
     chunk: int = 1
     execute: int = 1
+    overlap: Literal["drop", "average"] = "drop"
     goal: Literal["token", "concatenate"] = "token"
     image: bool = False
     precision: Literal["float16", "float32"] = "float16"

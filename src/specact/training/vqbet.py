@@ -138,7 +138,10 @@ class VQBeT(nn.Module):
 
     def forward(self, state: Tensor, goal: Tensor | None = None, image: Tensor | None = None) -> Prediction:
         """From ``state [B, T, O]``, ``goal [B, D]``, ``image [B, T, H, W, 3]`` to a prediction at all T positions."""
-        shapes = self.shapes
+        return self.heads(self.features(state, goal, image))
+
+    def features(self, state: Tensor, goal: Tensor | None, image: Tensor | None) -> Tensor:
+        """What the heads read, ``[B, T, W]``."""
         state = self.standardise(state)
         if self.training and self.recipe.state_noise:
             state = state + self.recipe.state_noise * torch.randn_like(state)
@@ -154,8 +157,7 @@ class VQBeT(nn.Module):
         x = self.dropout(tokens + self.positions)
         for block in self.blocks:
             x = block(x)
-        features = self.norm(x[:, -shapes.window :])
-        return self.heads(features)
+        return self.norm(x[:, -self.shapes.window :])
 
     def standardise(self, state: Tensor) -> Tensor:
         """Observations in standard deviations, limited to 6 so that one wild sensor cannot saturate the network."""

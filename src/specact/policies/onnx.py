@@ -1,0 +1,86 @@
+"""Policies on ONNX Runtime: the one inference engine of device and server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from specact.errors import BundleError, ConfigError
+from specact.policies.policy import PolicySpec
+from specact.sampling import softmax
+from specact.types import CodeDistribution, Window
+
+
+class OnnxPolicy:
+    """An exported VQ-BeT.
+
+    Args:
+        path: the ``.onnx`` file.
+        spec: of the bundle it belongs to; the file's inputs and outputs are checked against it.
+        provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
+        threads: threads of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
+
+    Raises:
+        BundleError: if the file is no ONNX model or does not fit the spec.
+        ConfigError: if this installation of ONNX Runtime has no such provider.
+    """
+
+    def __init__(
+        self, path: Path, spec: PolicySpec, *, provider: str = "CPUExecutionProvider", threads: int = 1
+    ) -> None:
+        available = onnxruntime.get_available_providers()
+        if provider not in available:
+            raise ConfigError(
+                f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
+            )
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class but this one
+            raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
+        self._spec = spec
+        self._check(path)
+
+    def infer(self, window: Window) -> CodeDistribution:
+        """See :class:`~specact.policies.policy.CodePolicy`."""
+        return self.infer_batch([window])[0]
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        """See :class:`~specact.policies.policy.CodePolicy`."""
+        inputs: dict[str, NDArray[np.generic]] = {"state": np.stack([window.state for window in windows])}
+        if self._spec.goal:
+            inputs["goal"] = np.stack([window.goal for window in windows if window.goal is not None])
+        if self._spec.image:
+            inputs["image"] = np.stack([window.image for window in windows if window.image is not None])
+        logits, offsets, *conditional = self._session.run(None, inputs)
+        probs = softmax(logits, self._spec.temperature)
+        if not conditional:
+            return [CodeDistribution(p, o) for p, o in zip(probs, offsets, strict=True)]
+        rows = softmax(conditional[0], self._spec.temperature)
+        # Row 1 of the probabilities is the marginal of the secondary code.
+        marginal = np.einsum("bi,bij->bj", probs[:, 0], rows)
+        probs = np.stack([probs[:, 0], marginal], axis=1)
+        return [CodeDistribution(p, o, c) for p, o, c in zip(probs, offsets, rows, strict=True)]
+
+    def _check(self, path: Path) -> None:
+        spec = self._spec
+        wanted = {"state": [spec.window, spec.state]}
+        if spec.goal:
+            wanted["goal"] = [spec.goal]
+        if spec.image:
+            wanted["image"] = [spec.window, *spec.image, 3]
+        found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
+        if found != wanted:
+            raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not belong together")
+        offsets = self._session.get_outputs()[1].shape[1:]
+        if offsets != [spec.codebooks, spec.codes, spec.chunk, spec.actions]:
+            raise BundleError(
+                f"{path} gives offsets of shape {offsets}, but the bundle's manifest says "
+                f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not belong together"
+            )

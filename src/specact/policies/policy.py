@@ -1,0 +1,51 @@
+"""What every policy that speaks in action codes offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from specact.types import CodeDistribution, Window
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What draft, target and tokenizer of one bundle agree on.
+
+    Attributes:
+        window: T, observations a policy looks at.
+        state, goal: O and D; D is 0 where there is no goal.
+        image: (H, W) of the camera frames, or None.
+        codebooks, codes: G and K.
+        chunk, actions: n and A.
+        execute: how many actions of a chunk are executed before the next inference.
+        overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
+        temperature: of both softmaxes.
+        rate_hz: control rate of the demonstrations [Hz].
+    """
+
+    window: int
+    state: int
+    goal: int
+    image: tuple[int, int] | None
+    codebooks: int
+    codes: int
+    chunk: int
+    actions: int
+    execute: int
+    overlap: Literal["drop", "average"]
+    temperature: float
+    rate_hz: float
+
+
+class CodePolicy(Protocol):
+    """A policy that answers an observation window with a distribution over action codes; it never samples."""
+
+    def infer(self, window: Window) -> CodeDistribution:
+        """The distribution for one window."""
+        ...
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        """The distributions for several windows, in one pass."""
+        ...

@@ -1,0 +1,45 @@
+"""The frozen action tokenizer on the device: codes to actions by table look-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.types import Codes
+
+
+@dataclass(frozen=True)
+class ActionTokenizer:
+    """Decodes codes into action chunks; shared by draft and target, which is what makes their codes comparable.
+
+    Attributes:
+        table: the residual VQ's decoder over all code tuples, float32 ``[K ** G, n, A]``, normalised units.
+        centre, scale: float32 ``[A]``; ``action = centre + scale * normalised``, demonstrations lie in [-1, 1].
+        fingerprint: of the file it came from.
+    """
+
+    table: NDArray[np.float32]
+    centre: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    fingerprint: str
+
+    def decode(self, codes: Codes, offsets: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``decoder(codes) + sum_g offset_g(code_g)``: a normalised chunk ``[n, A]``.
+
+        Args:
+            codes: ``[G]``.
+            offsets: ``[G, K, n, A]``.
+        """
+        index = 0
+        for code in codes:
+            index = index * offsets.shape[1] + int(code)
+        chunk = self.table[index].copy()
+        for book, code in enumerate(codes):
+            chunk += offsets[book, code]
+        return chunk
+
+    def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
+        return np.clip(normalised, -1.0, 1.0) * self.scale + self.centre

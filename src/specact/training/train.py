@@ -1,0 +1,130 @@
+"""``specact train``: from demonstrations to bundles, in stages that each resume where they were stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+
+from specact import __version__
+from specact.data.episodes import Episodes, concatenate
+from specact.data.generate import generate
+from specact.data.readers import read
+from specact.envs import load_task
+from specact.envs.task import Task
+from specact.errors import ConfigError
+from specact.policies.policy import PolicySpec
+from specact.training import checkpoint, stages
+from specact.training.export import write_bundle
+from specact.training.loop import run
+from specact.training.recipe import Recipe, as_dict
+from specact.training.tokenizer import ResidualVQ
+from specact.training.vqbet import VQBeT
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training run left behind.
+
+    Attributes:
+        bundles: their folders.
+        metrics: the last log line of every stage.
+    """
+
+    bundles: list[Path]
+    metrics: dict[str, Any]
+
+
+def train(recipe: Recipe, data: Path, out: Path, progress: Progress) -> Trained:
+    """Makes tokenizer, policies and bundles of a recipe; run again after a stop, it goes on where it was.
+
+    Args:
+        recipe: what to make.
+        data: folder the recipe's data paths are relative to.
+        out: folder of the run: checkpoints, ``log.jsonl`` and ``bundles/NAME``.
+        progress: told (stage, steps done, steps in all).
+
+    Raises:
+        ConfigError: if ``out`` holds a run of another recipe, or a file cannot be written.
+        DataError: if the demonstrations cannot be used.
+    """
+    _claim(out, recipe)
+    task = load_task(recipe.env)
+    dataset = stages.prepare(demonstrations(recipe, task, data, out, progress), recipe)
+
+    def advance(stage: str, total: int) -> Callable[[int], None]:
+        return lambda done: progress(stage, done, total)
+
+    stage = stages.tokenizer_stage(dataset, recipe)
+    stage.module.load_state_dict(run(stage, out, advance("tokenizer", stage.steps)))
+    tokenizer = stage.module.eval().requires_grad_(False)
+    assert isinstance(tokenizer, ResidualVQ)
+
+    for name, settings in recipe.policies.items():
+        stage = stages.policy_stage(name, settings, dataset, recipe, tokenizer)
+        stage.module.load_state_dict(run(stage, out, advance(name, stage.steps)))
+    return Trained(_export(recipe, task, dataset, tokenizer, out), _last_lines(out / "log.jsonl"))
+
+
+def demonstrations(recipe: Recipe, task: Task, data: Path, out: Path, progress: Progress) -> Episodes:
+    """The recipe's demonstrations in the environment's terms: read from files, or made by the scripted expert."""
+    if recipe.data:
+        return concatenate([task.features(read(data / name)) for name in recipe.data])
+    made = generate(
+        task, recipe.generate_episodes, recipe.seed, recipe.generate_noise,
+        lambda done: progress("demonstrations", done, recipe.generate_episodes),
+    )
+    return task.features(made.episodes)
+
+
+def _export(
+    recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: ResidualVQ, out: Path
+) -> list[Path]:
+    shapes = stages.shapes_of(dataset, recipe)
+    spec = PolicySpec(
+        window=shapes.window, state=shapes.state, goal=shapes.goal, image=shapes.image, codebooks=shapes.codebooks,
+        codes=shapes.codes, chunk=shapes.chunk, actions=shapes.actions, execute=recipe.execute,
+        overlap=recipe.overlap, temperature=1.0, rate_hz=task.rate_hz,
+    )
+    folders = []
+    for name, (target, draft) in recipe.bundles.items():
+        policies = {}
+        for role, made in (("target", target), ("draft", draft)):
+            settings = recipe.policies[made.removesuffix("@snapshot")]
+            model = VQBeT(shapes, replace(settings, dropout=0.0), dataset.statistics)
+            weights, _ = checkpoint.read(out / f"{made}.safetensors")
+            model.load_state_dict(weights)
+            policies[role] = model
+        manifest = {
+            "name": name, "env": recipe.env, "specact": __version__, "recipe": as_dict(recipe),
+            "policies": {"target": target, "draft": draft}, "training": _last_lines(out / "log.jsonl"),
+        }
+        write_bundle(
+            out / "bundles" / name, manifest=manifest, spec=spec, table=stages.decoder_table(tokenizer),
+            centre=dataset.centre, scale=dataset.scale, policies=policies, half=recipe.precision == "float16",
+        )
+        folders.append(out / "bundles" / name)
+    return folders
+
+
+def _claim(out: Path, recipe: Recipe) -> None:
+    """Makes the run's folder, or checks that it belongs to the same recipe."""
+    text = json.dumps(as_dict(recipe), indent=2) + "\n"
+    file = out / "recipe.json"
+    if file.exists() and file.read_text() != text:
+        raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
+
+
+def _last_lines(log: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in lines}
