@@ -87,12 +87,13 @@ def _quantile(values: NDArray[np.float32], q: float) -> list[float | None]:
 def _not_finite(episodes: Episodes) -> list[str]:
     found = []
     for name in ("state", "action", "goal"):
-        values = getattr(episodes, name)
-        rows, columns = np.nonzero(~np.isfinite(values)) if values is not None else ((), ())
-        if len(rows):
-            episode = int(np.searchsorted(episodes.ends, rows[0], side="right"))
-            found.append(f"{len(rows)} values of {name} are NaN or infinite; the first is in episode {episode}, "
-                         f"step {rows[0] - episodes.starts[episode]}, dimension {columns[0]}")
+        values: NDArray[np.float32] | None = getattr(episodes, name)
+        places = np.argwhere(~np.isfinite(values)) if values is not None else np.empty((0, 2), np.int64)
+        if len(places):
+            row, dimension = places[0].tolist()
+            episode = int(np.searchsorted(episodes.ends, row, side="right"))
+            found.append(f"{len(places)} values of {name} are NaN or infinite; the first is in episode {episode}, "
+                         f"step {row - int(episodes.starts[episode])}, dimension {dimension}")
     return found
 
 
@@ -101,15 +102,16 @@ def _outside(action: NDArray[np.float32]) -> list[str]:
     share = float(np.mean(np.abs(action[np.isfinite(action)]) > 1)) if np.isfinite(action).any() else 0.0
     if not 0 < share < 0.5:
         return []
-    return [f"{100 * share:.2g} % of the action values lie outside [-1, 1]: if the robot or environment clips actions, "
-            f"it will not do what was recorded; if these are physical units, ignore this"]
+    text = (f"{100 * share:.2g} % of the action values lie outside [-1, 1]: if the robot or environment clips actions, "
+            f"it will not do what was recorded; if these are physical units, ignore this")
+    return [text]
 
 
 def _constant(name: str, values: NDArray[np.float32]) -> list[str]:
     # A dimension with NaN compares unequal to itself; the other warning speaks of it.
     constant = np.flatnonzero((values == values[:1]).all(axis=0)) if len(values) > 1 else np.zeros(0, np.int64)
-    return [f"{len(constant)} of {values.shape[1]} {name} dimensions never change: {_some(constant)}"] if len(
-        constant) else []
+    text = f"{len(constant)} of {values.shape[1]} {name} dimensions never change: {_some(constant)}"
+    return [text] if len(constant) else []
 
 
 def _lengths(lengths: NDArray[np.int64]) -> list[str]:
@@ -129,9 +131,8 @@ def _duplicates(episodes: Episodes) -> list[str]:
     first: dict[bytes, int] = {}
     pairs = []
     for number, span in enumerate(episodes.slices()):
-        digest = hashlib.blake2b(np.ascontiguousarray(episodes.state[span]))
-        digest.update(np.ascontiguousarray(episodes.action[span]))
-        earlier = first.setdefault(digest.digest(), number)
+        digest = hashlib.blake2b(episodes.state[span].tobytes() + episodes.action[span].tobytes()).digest()
+        earlier = first.setdefault(digest, number)
         if earlier != number:
             pairs.append(f"{number} (as {earlier})")
     return [f"{len(pairs)} episodes repeat an earlier one exactly: {_some(pairs)}"] if pairs else []

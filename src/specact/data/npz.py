@@ -35,7 +35,8 @@ def read_npz(path: Path) -> Episodes:
             any code) and lengths that contradict each other.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # Opened here, because numpy leaves a file open that turns out not to be an archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return from_columns(arrays)
     except AttributeError as error:  # a single .npy array under this name is no context manager
         raise DataError("this is not an npz archive; write it with numpy.savez_compressed") from error
@@ -48,7 +49,7 @@ def read_npz(path: Path) -> Episodes:
 
 def from_columns(columns: Mapping[str, NDArray[Any]]) -> Episodes:
     """Episodes from named flat arrays, ``[N, ...]`` each, and ``episode_ends`` ``[E]`` (exclusive)."""
-    rate = columns["rate_hz"] if "rate_hz" in columns else None
+    rate = columns.get("rate_hz")
     goal, image = first_of(columns, GOAL), first_of(columns, IMAGE)
     return Episodes(
         state=matrix("observations", columns[_needed(columns, STATE)]),

@@ -39,7 +39,7 @@ def read_robomimic(path: Path) -> Episodes:
 
 
 def _read(file: Any, dataset: type) -> Episodes:
-    demos = file["data"] if "data" in file else {}
+    demos = file.get("data", {})
     matches = [re.fullmatch(r"demo_(\d+)", name) for name in demos]
     names = sorted((match.group() for match in matches if match), key=lambda name: int(name[5:]))
     if not names:

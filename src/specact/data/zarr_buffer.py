@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -78,13 +79,14 @@ def read_zarr(path: Path) -> Episodes:
         root = zarr.open_group(str(path), mode="r")
         stored = {name: array for folder in ("data", "meta") for name, array in _arrays(root, folder).items()}
         names = (*npz.STATE, *npz.ACTION, *npz.GOAL, "episode_ends", "rate_hz")
-        columns = {name: _load(name, stored[name]) for name in names if name in stored}
-        missing = {name: np.empty(0) for name in stored if name not in names and name not in npz.IMAGE}
-        episodes = npz.from_columns({**missing, **columns})
+        columns = {name: _load(path, stored[name]) for name in names if name in stored}
+        # Other arrays are not read; their names make the message useful if something is not found.
+        others = {name: np.empty(0) for name in stored if name not in names and name not in npz.IMAGE}
+        episodes = npz.from_columns({**others, **columns})
         image = npz.first_of(stored, npz.IMAGE)
         if image is None:
             return episodes
-        _complete(image, stored[image])
+        _check_chunks(path, stored[image])
         lazy = LazyFrames(stored[image], path)
     except _DAMAGE as error:
         raise DataError(f"this zarr store is damaged or not a replay buffer ({type(error).__name__}: {error}); "
@@ -94,18 +96,34 @@ def read_zarr(path: Path) -> Episodes:
 
 def _arrays(root: zarr.Group, folder: str) -> dict[str, zarr.Array[Any]]:
     group = root.get(folder)
-    return dict(cast("zarr.Group", group).arrays()) if hasattr(group, "arrays") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # zarr names every stray file (.DS_Store); they do no harm
+        return dict(cast("zarr.Group", group).arrays()) if hasattr(group, "arrays") else {}
 
 
-def _load(name: str, array: zarr.Array[Any]) -> NDArray[Any]:
-    _complete(name, array)
+def _load(path: Path, array: zarr.Array[Any]) -> NDArray[Any]:
+    _check_chunks(path, array)
     return np.asarray(array[...])
 
 
-def _complete(name: str, array: zarr.Array[Any]) -> None:
-    """Refuse an array with chunks that are not there: zarr would silently read zeros."""
+def _check_chunks(path: Path, array: zarr.Array[Any]) -> None:
+    """Refuse what zarr would read as wrong numbers without a word.
+
+    A chunk that is not there is read as zeros. A blosc chunk that is cut short is read past its end into whatever lies
+    in memory (numcodecs 0.16), so the size in its header is compared with the file's.
+    """
     missing = array.nchunks - array.nchunks_initialized
     if missing > 0:
-        raise DataError(f"{missing} of {array.nchunks} chunks of {name!r} are missing and would be read as "
+        raise DataError(f"{missing} of {array.nchunks} chunks of {array.path!r} are missing and would be read as "
                         f"{array.fill_value}; copy the store again, or, if that is meant, write it with "
                         f"write_empty_chunks=True")
+    codec = type(array.compressors[-1]).__name__ if array.compressors else ""
+    if codec not in ("Blosc", "BloscCodec") or array.shards is not None:
+        return
+    for file in (path / array.path).rglob("*"):
+        if file.name[0] == "." or file.name == "zarr.json" or not file.is_file():
+            continue
+        with file.open("rb") as chunk:
+            header = chunk.read(16)
+        if len(header) < 16 or int.from_bytes(header[12:], "little") != file.stat().st_size:
+            raise DataError(f"the chunk {file.relative_to(path)} is cut short; copy the store again")

@@ -1,0 +1,39 @@
+"""Environments, one file each, brought to the same terms: see :class:`specact.envs.task.Task`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from specact.errors import MissingExtraError, unknown_name
+
+if TYPE_CHECKING:
+    from specact.envs.task import Task
+
+# Modules are imported only when asked for: each needs a simulator of its own.
+TASKS = {
+    "ball": "specact.envs.ball",
+    "swarm": "specact.envs.swarm",
+    "pusht": "specact.envs.pusht",
+    "kitchen": "specact.envs.kitchen",
+}
+
+
+def load_task(name: str) -> Task:
+    """The task of this name.
+
+    Raises:
+        ConfigError: if there is none.
+        MissingExtraError: if its simulator is not installed.
+    """
+    if name not in TASKS:
+        raise unknown_name("environment", name, TASKS)
+    try:
+        module = import_module(TASKS[name])
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "specact"):  # a fault of ours, not of the installation
+            raise
+        raise MissingExtraError(package, "sim") from error
+    task: Task = module.TASK
+    return task

@@ -35,11 +35,12 @@ _LIMIT = 4.0  # the largest scaled observation; sensors saturate there
 
 # The tilt axes are chosen such that a positive tilt rolls the ball towards positive x (first) and y (second).
 # Servos: 0.2 kg m^2 and 20 rad/s, critically damped, so the plate lags its command by about 0.1 s.
+# The goal's site is off centre here because MuJoCo fixes a site compiled at its body's origin to it for good.
 # The pillar has priority and no friction, otherwise a spinning ball climbs it.
 _XML = f"""
 <mujoco model="ball">
   <option timestep="{1 / RATE_HZ / _SUBSTEPS}" integrator="implicitfast"/>
-  <visual><global offwidth="640" offheight="640"/><headlight ambient="0.4 0.4 0.4" diffuse="0.4 0.4 0.4"/></visual>
+  <visual><global offwidth="640" offheight="640"/><headlight ambient="0.3 0.3 0.3" diffuse="0.3 0.3 0.3"/></visual>
   <asset><texture name="sky" type="skybox" builtin="flat" rgb1="0.95 0.95 0.96" width="64" height="64"/></asset>
   <worldbody>
     <light pos="0.4 -0.6 1.6" dir="-0.25 0.35 -1" diffuse="0.5 0.5 0.5"/>
@@ -50,7 +51,7 @@ _XML = f"""
       <geom type="box" size="{HALF_SIZE} {HALF_SIZE} 0.005" pos="0 0 -0.005" mass="0.5" rgba="0.75 0.79 0.84 1"/>
       <geom type="cylinder" size="{PILLAR_RADIUS} 0.03" pos="0 0 0.03" mass="0.1" condim="1" priority="1"
             rgba="0.35 0.4 0.5 1"/>
-      <site name="goal" type="cylinder" size="{GOAL_RADIUS} 0.001" rgba="0.15 0.65 0.35 1"/>
+      <site name="goal" type="cylinder" size="{GOAL_RADIUS} 0.001" pos="0.2 0 0" rgba="0.15 0.65 0.35 1"/>
     </body>
     <body name="ball">
       <freejoint/>
@@ -65,7 +66,7 @@ _XML = f"""
 """
 
 
-class BallEnv(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
+class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """The plate-and-ball environment; see the module for the task.
 
     Observation: ``state`` float32 ``[8]`` = ball position (2) / HALF_SIZE, ball velocity (2) / 0.5 m/s, tilt (2) /
@@ -127,13 +128,14 @@ class BallEnv(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
         lost = max(abs(x), abs(y)) > HALF_SIZE
         return self._observation(), float(self._success), bool(self._success or lost), False, self._info()
 
-    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8] | None:
         """A frame, uint8 ``[480, 480, 3]``; None without render mode. The renderer is made on first use."""
         if self.render_mode is None:
             return None
         if self._renderer is None:
             self._renderer = mujoco.Renderer(self.model, 480, 480)
-        mujoco.mj_kinematics(self.model, self.data)
+        mujoco.mj_kinematics(self.model, self.data)  # not mj_forward: that would change the next step's last bits
+        mujoco.mj_camlight(self.model, self.data)
         self._renderer.update_scene(self.data, camera="view")
         frame: NDArray[np.uint8] = self._renderer.render()
         return frame

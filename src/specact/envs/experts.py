@@ -17,7 +17,9 @@ from specact.envs.ball import BallEnv
 from specact.envs.swarm import SwarmEnv
 
 _ROLLING = 5 / 7 * 9.81  # acceleration of a solid ball per rad of tilt [m/s^2]
+_SERVO_LAG = 0.1  # of the plate's tilt behind its command [s]
 _CLEARANCE = 0.06  # between the ball's and the pillar's surface that the ball expert aims for [m]
+_CLEAR_OFFSET = 0.5  # sine of the angle at the pillar between the ball and the point opposite the goal
 _BERTH = 0.3  # distance between drone centres that the swarm expert aims for [m]
 _CLEAR_CUT = 0.1  # a predicted miss at least this wide settles on which side drones pass [m]
 
@@ -45,30 +47,32 @@ class BallExpert:
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
         """The action for the environment's present state, float32 ``[2]`` in [-1, 1]."""
         plate = cast(BallEnv, env.unwrapped)
-        heading, remaining = self._way(plate.position, plate.goal)
-        speed = min(0.5, np.sqrt(2 * 0.35 * remaining), 2.5 * remaining)
-        push = 4.0 * (speed * heading - plate.velocity)
-        tilt = push / _ROLLING - 0.05 * plate.tilt_rate  # the rate term offsets part of the servo's lag
+        # Where the ball will be when the plate follows: acting on the present would overshoot.
+        velocity = plate.velocity + _SERVO_LAG * _ROLLING * plate.tilt
+        position = plate.position + _SERVO_LAG * plate.velocity
+        heading, speed = self._way(position, plate.goal)
+        tilt = 4.0 * (speed * heading - velocity) / _ROLLING
         return np.clip(tilt / ball.MAX_TILT, -1.0, 1.0).astype(np.float32)
 
-    def _way(
-        self, position: NDArray[np.float64], goal: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], float]:
-        """Unit direction ``[2]`` to go and distance left [m]."""
+    def _way(self, position: NDArray[np.float64], goal: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """Unit direction to go ``[2]``, and the speed to go at [m/s]."""
         line = goal - position
-        length = float(np.hypot(*line))
-        along = line / max(length, 1e-9)
-        radius = ball.PILLAR_RADIUS + ball.BALL_RADIUS + _CLEARANCE
-        nearest = position + np.clip(-position @ along, 0.0, length) * along
-        if np.hypot(*nearest) >= min(radius, np.hypot(*goal)):
-            return along, length
+        remaining = float(np.hypot(*line))
+        along = line / max(remaining, 1e-9)
         out = float(np.hypot(*position))
+        touching = ball.PILLAR_RADIUS + ball.BALL_RADIUS
+        radius = touching + _CLEARANCE
+        nearest = float(np.hypot(*(position + np.clip(-position @ along, 0.0, remaining) * along)))
+        if nearest >= max(touching, min(radius, 0.95 * out, float(np.hypot(*goal)))):
+            return along, min(0.5, float(np.sqrt(0.7 * remaining)), 2.5 * remaining)
+        # An offset to one side of the pillar, seen from the goal, beyond any at a start settles the side.
+        offset = float(goal[0] * position[1] - goal[1] * position[0]) / (out * float(np.hypot(*goal)))
+        side = -np.sign(offset) if abs(offset) > _CLEAR_OFFSET else self._side
         inward = -position / out
         sine = min(radius / out, 1.0)
-        # Inside the circle the tangent does not exist; go around it and outwards.
-        drift = 2.0 * max(1.0 - out / radius, 0.0)
-        heading = np.sqrt(1 - sine**2) * inward - self._side * sine * _left(inward) - drift * inward
-        return heading / np.hypot(*heading), length + radius
+        drift = 2.0 * max(1.0 - out / radius, 0.0)  # inside the circle there is no tangent: go around and outwards
+        heading = (np.sqrt(1 - sine**2) - drift) * inward - side * sine * _left(inward)
+        return heading / np.hypot(*heading), 0.4
 
 
 class SwarmExpert:
@@ -97,7 +101,8 @@ class SwarmExpert:
         wanted = speed * line / np.maximum(remaining, 1e-9)
         wanted = wanted + self._give_way(plane.position, 0.5 * (plane.velocity + wanted))
         push = 4.0 * (wanted - plane.velocity) + swarm.DRAG * plane.velocity
-        return np.clip(push / swarm.ACCELERATION, -1.0, 1.0).astype(np.float32).ravel()
+        action: NDArray[np.float32] = np.clip(push / swarm.ACCELERATION, -1.0, 1.0).astype(np.float32).ravel()
+        return action
 
     def _give_way(self, position: NDArray[np.float64], velocity: NDArray[np.float64]) -> NDArray[np.float64]:
         """Velocity added to each drone ``[N, 2]`` [m/s] so that no pair comes closer than ``_BERTH``."""
@@ -113,4 +118,5 @@ class SwarmExpert:
         need = np.where(urgent, (_BERTH - side * miss) / np.maximum(until, 0.3), 0.0)
         crowded = np.clip((_BERTH - distance) / _BERTH, 0.0, None) * (distance > 1e-6)
         away = -between / distance[..., None]
-        return (0.5 * need[..., None] * sideways + 1.5 * crowded[..., None] * away).sum(axis=1)
+        added: NDArray[np.float64] = (0.5 * need[..., None] * sideways + 1.5 * crowded[..., None] * away).sum(axis=1)
+        return added

@@ -1,7 +1,8 @@
 """Swarm: drones in a walled plane, each on its way to its own target, that have to pass each other.
 
-Each drone is a double integrator with drag, ``v' = ACCELERATION * action - DRAG * v``. Drones are discs: touching
-pushes them apart and costs momentum. Who passes whom on which side is free, so demonstrations have many modes.
+Each drone is a double integrator with drag, ``v' = ACCELERATION * action - DRAG * v``. Drones are discs that catch on
+each other: two that meet go on with their mean velocity, so bumping costs time and head-on drones stand still. Who
+passes whom on which side is free, so demonstrations have many modes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ HALF_SIZE = 1.2  # arena, centre to wall [m]
 RADIUS = 0.1  # of a drone [m]
 ACCELERATION = 1.5  # at full command, per axis [m/s^2]
 DRAG = 0.5  # [1/s]
-RESTITUTION = 0.3  # of drone against drone and drone against wall
 TARGET_RADIUS = 0.05  # drone centre to target [m]
 SLOW = 0.1  # speed below which a drone counts as hovering [m/s]
 HOLD_STEPS = 5  # control steps with all drones on target that make a success: 0.5 s
@@ -37,7 +37,7 @@ _TRIP = 0.8  # least distance from start to target [m]
 Array = NDArray[np.float64]
 
 
-class SwarmEnv(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
+class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """The swarm environment with N drones; see the module for the task.
 
     Observation: ``state`` float32 ``[4 N]`` = positions ``[N, 2]`` / HALF_SIZE, then velocities ``[N, 2]`` / 1 m/s;
@@ -92,7 +92,7 @@ class SwarmEnv(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
         self._success = self._success or self._held >= HOLD_STEPS
         return self._observation(), float(self._success), self._success, False, self._info()
 
-    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
+    def render(self) -> NDArray[np.uint8] | None:
         """A frame, uint8 ``[360, 360, 3]``: drones as discs, targets as rings of the same colour; or None."""
         if self.render_mode is None:
             return None
@@ -127,17 +127,13 @@ class SwarmEnv(gym.Env[dict[str, NDArray[np.float32]], NDArray[np.float32]]):
             i, j = first[pair], second[pair]
             apart = self.position[j] - self.position[i]  # again: an earlier pair may have moved them
             distance = max(float(np.hypot(*apart)), 1e-9)
-            normal = apart / distance
-            approach = float(normal @ (self.velocity[i] - self.velocity[j]))
-            impulse = 0.5 * (1 + RESTITUTION) * max(approach, 0.0) * normal
-            shift = 0.5 * max(2 * RADIUS - distance, 0.0) * normal
-            self.velocity[i] -= impulse
-            self.velocity[j] += impulse
+            if apart @ (self.velocity[i] - self.velocity[j]) > 0:
+                self.velocity[i] = self.velocity[j] = 0.5 * (self.velocity[i] + self.velocity[j])
+            shift = max(RADIUS - 0.5 * distance, 0.0) * apart / distance
             self.position[i] -= shift
             self.position[j] += shift
         inside = HALF_SIZE - RADIUS
-        outward = (np.abs(self.position) > inside) & (self.position * self.velocity > 0)
-        self.velocity[outward] *= -RESTITUTION
+        self.velocity[(np.abs(self.position) > inside) & (self.position * self.velocity > 0)] = 0.0
         np.clip(self.position, -inside, inside, out=self.position)
 
     def _observation(self) -> dict[str, NDArray[np.float32]]:

@@ -108,7 +108,7 @@ def run(
         if done == stage.snapshot_at:
             checkpoint.write(folder / f"{stage.name}@snapshot.safetensors", dict(stage.module.state_dict()), {})
         if done % every == 0 or done == stage.steps:
-            metrics = {"loss": float(loss), **{name: float(value) for name, value in parts.items()}}
+            metrics = {"loss": float(loss.detach()), **{name: float(value) for name, value in parts.items()}}
             with _weights(stage.module, averaged):
                 validation = stage.validate(stage.module)
             _log(folder / "log.jsonl", stage.name, done, metrics, validation, time.perf_counter() - started)

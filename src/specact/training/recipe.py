@@ -56,6 +56,7 @@ class PolicyRecipe:
         focal: gamma of the focal loss.
         primary_weight, secondary_weight, offset_weight: weights of the losses.
         state_noise: standard deviation of the noise on training observations, in standardised units.
+        bfloat16: whether matrix products in training run in bfloat16 (about twice as fast on a CPU that has it).
         snapshot: also keep the raw weights at this share of the steps, as ``NAME@snapshot``; 0 for never.
     """
 
@@ -77,6 +78,7 @@ class PolicyRecipe:
     secondary_weight: float = 1.0
     offset_weight: float = 10.0
     state_noise: float = 0.0
+    bfloat16: bool = True
     snapshot: float = 0.0
 
 

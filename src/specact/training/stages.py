@@ -132,7 +132,9 @@ def policy_stage(
 
     def loss_on(windows: Windows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         targets = Targets(codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
-        return policy_loss(model, model(batch.state, batch.goal, batch.image), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.bfloat16):
+            prediction = model(batch.state, batch.goal, batch.image)
+        return policy_loss(model, prediction, targets)
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         return loss_on(dataset.train, dataset.train.draw(recipe.seed, step, settings.batch))

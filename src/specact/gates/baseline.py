@@ -1,0 +1,52 @@
+"""Gates that look at nothing: draft only, always verify, and chance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from specact.errors import ConfigError
+from specact.gates.gate import Gate
+from specact.types import Proposal
+
+
+class Never(Gate):
+    """Never transmits: the draft alone."""
+
+    def __init__(self) -> None:
+        super().__init__(math.inf, force_first=False)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """Always 0."""
+        return 0.0
+
+
+class Always(Gate):
+    """Transmits every step: hybrid inference without a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(-math.inf, force_first=False)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """Always 0."""
+        return 0.0
+
+
+class Random(Gate):
+    """Transmits each step with the same probability: what any other gate has to beat at equal rate.
+
+    Args:
+        rate: probability of transmission, in [0, 1].
+        max_skips: see :class:`~specact.gates.gate.Gate`.
+    """
+
+    def __init__(self, rate: float, *, max_skips: int | None = None) -> None:
+        if not 0.0 <= rate <= 1.0:
+            raise ConfigError(f"a transmission rate lies in [0, 1], got {rate}")
+        super().__init__(1.0 - rate, tie_probability=1.0, max_skips=max_skips, force_first=False)
+        self.rate = rate
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """A uniform number in (0, 1]."""
+        return 1.0 - float(rng.random())

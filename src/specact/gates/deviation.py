@@ -1,0 +1,105 @@
+"""Action deviation: how far the drafted action is from where the recent ones went (ADAHI, equations 4 and 5)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError, unknown_name
+from specact.gates.gate import Gate
+from specact.types import Proposal
+
+Reading = Literal["euclidean", "path_ratio", "disparity", "zscore", "jump"]
+Source = Literal["executed", "draft"]
+
+_EPSILON = 1e-6
+
+
+class ActionDeviation(Gate):
+    """``D_t``, the distance of the drafted action ``a_t`` from the average ``m`` of past ones.
+
+    ``m_t = alpha a_t + (1 - alpha) m_{t-1}`` (equation 4). Equation 5 is not available in print, so its readings are
+    options: ``euclidean`` ``||a - m||``, ``path_ratio`` ``||a - m|| / sum of the last path step lengths``,
+    ``disparity`` ``||a - m|| / (||m|| + eps)``, ``zscore`` ``||(a - m) / (s + eps)||`` with the running standard
+    deviation ``s`` per dimension, ``jump`` ``||a - last action||``. Actions are normalised; of a chunk, the first
+    action counts. The distance is taken before ``a_t`` enters the average; taking it after multiplies ``euclidean``
+    by ``1 - alpha`` and changes no decision once calibrated.
+
+    Args:
+        threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
+        reading: which of the readings above.
+        alpha: weight of the newest action, in (0, 1].
+        source: what feeds the average: the ``executed`` actions, or the ``draft``'s even where they were rejected, as
+            published.
+        path: step lengths that ``path_ratio`` sums.
+
+    Raises:
+        ConfigError: for an unknown reading or source, or a value outside its range.
+    """
+
+    def __init__(
+        self,
+        threshold: float,
+        *,
+        reading: Reading = "euclidean",
+        alpha: float = 0.5,
+        source: Source = "executed",
+        path: int = 10,
+        **limits: Any,
+    ) -> None:
+        super().__init__(threshold, **limits)
+        if reading not in get_args(Reading):
+            raise unknown_name("reading of the action deviation", reading, get_args(Reading))
+        if source not in get_args(Source):
+            raise unknown_name("source of the average", source, get_args(Source))
+        if not 0.0 < alpha <= 1.0:
+            raise ConfigError(f"alpha must lie in (0, 1], got {alpha}")
+        if path < 1:
+            raise ConfigError(f"path must be at least 1, got {path}")
+        self.reading, self.alpha, self.source, self.path = reading, alpha, source, path
+        self._forget()
+
+    def reset(self) -> None:
+        super().reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mean: NDArray[np.float64] | None = None
+        self._variance: NDArray[np.float64] | None = None
+        self._last: NDArray[np.float64] | None = None
+        self._steps: deque[float] = deque(maxlen=self.path)
+
+    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        action = (executed if self.source == "executed" else drafted).astype(np.float64)
+        if self._mean is None or self._variance is None or self._last is None:
+            self._mean, self._variance, self._last = action, np.zeros_like(action), action
+            return
+        self._steps.append(_length(action - self._last))
+        self._last = action
+        change = action - self._mean
+        self._mean = self._mean + self.alpha * change
+        self._variance = (1.0 - self.alpha) * (self._variance + self.alpha * change * change)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """The deviation; 0 before anything was executed."""
+        if self._mean is None or self._variance is None or self._last is None:
+            return 0.0
+        action = proposal.chunk[0]
+        if self.reading == "jump":
+            return _length(action - self._last)
+        away = action - self._mean
+        if self.reading == "zscore":
+            return _length(away / (np.sqrt(self._variance) + _EPSILON))
+        scale = {
+            "euclidean": 1.0,
+            "path_ratio": sum(self._steps) + _EPSILON,
+            "disparity": _length(self._mean) + _EPSILON,
+        }
+        return _length(away) / scale[self.reading]
+
+
+def _length(vector: NDArray[np.float64]) -> float:
+    return float(np.sqrt(vector @ vector))

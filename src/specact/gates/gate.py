@@ -1,0 +1,85 @@
+"""What every gate shares: a score, a threshold, ties broken at random, and limits on skipping."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError
+from specact.types import Decision, Proposal
+
+
+class Gate(ABC):
+    """Decides, before anything is sent, whether a step is worth the target's time.
+
+    A subclass gives the score; this class turns it into a decision. A gate belongs to one robot: call :meth:`reset`
+    when an episode starts, :meth:`decide` once per inference and :meth:`update` once per executed action.
+
+    Args:
+        threshold: a step is transmitted if its score is above this.
+        tie_probability: chance of transmission, in [0, 1], where the score equals the threshold. Scores such as the
+            rejection probability are exactly 0 in many steps; without this the rate would jump there.
+        max_skips: longest run of skipped inferences; the next one is transmitted. None for no limit.
+        force_first: whether an episode's first inference is always transmitted; a score that looks back knows nothing
+            there.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+
+    def __init__(
+        self,
+        threshold: float,
+        *,
+        tie_probability: float = 0.0,
+        max_skips: int | None = None,
+        force_first: bool = True,
+    ) -> None:
+        if math.isnan(threshold):
+            raise ConfigError("a gate's threshold must be a number, got NaN; calibrate the gate")
+        if not 0.0 <= tie_probability <= 1.0:
+            raise ConfigError(f"tie_probability must lie in [0, 1], got {tie_probability}")
+        if max_skips is not None and max_skips < 0:
+            raise ConfigError(f"max_skips must be at least 0, or None for no limit, got {max_skips}")
+        self.threshold = threshold
+        self.tie_probability = tie_probability
+        self.max_skips = max_skips
+        self.force_first = force_first
+        self._skips = 0
+        self._first = True
+
+    @abstractmethod
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """How much this step seems to need the target; larger means more."""
+
+    def reset(self) -> None:
+        """Forgets the episode."""
+        self._skips, self._first = 0, True
+
+    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        """Learns which action the draft wanted and which was executed, both ``[A]``, normalised."""
+
+    def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
+        """Transmit or skip; one uniform of ``rng`` breaks ties whether there is one or not."""
+        tie = float(rng.random())
+        score = self.score(proposal, rng)
+        if self.force_first and self._first:
+            transmit, reason = True, "first"
+        elif self.max_skips is not None and self._skips >= self.max_skips:
+            transmit, reason = True, "max_skips"
+        elif score == self.threshold:
+            transmit, reason = tie < self.tie_probability, "tie"
+        else:
+            transmit, reason = score > self.threshold, "score"
+        self._first = False
+        self._skips = 0 if transmit else self._skips + 1
+        return Decision(transmit, score, self.threshold, reason)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that defines the gate, as plain values for a manifest."""
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {"gate": type(self).__name__, **public}
