@@ -99,18 +99,26 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Where a step's time went, in seconds; stages that did not happen are 0."""
+    """Where a step's time went, in seconds; stages that did not happen are 0.
 
-    draft: float = 0.0
-    gate: float = 0.0
-    network: float = 0.0
-    target: float = 0.0
-    sample: float = 0.0
-    decode: float = 0.0
+    Attributes:
+        draft: the draft's inference.
+        gate: sampling and decoding the draft's codes, and the gate's decision.
+        network: on the link, both ways.
+        target: the target's inference.
+        finish: sampling and decoding the final codes.
+    """
+
+    draft: float
+    gate: float
+    network: float
+    target: float
+    finish: float
 
     @property
     def total(self) -> float:
-        return self.draft + self.gate + self.network + self.target + self.sample + self.decode
+        """All stages together [s]."""
+        return self.draft + self.gate + self.network + self.target + self.finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,4 +157,5 @@ def _read_tokenizer(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> A
         tensors["centre"],
         tensors["scale"],
         manifest["fingerprints"]["tokenizer"],
+        spec.codes,
     )

@@ -18,12 +18,14 @@ class ActionTokenizer:
         table: the residual VQ's decoder over all code tuples, float32 ``[K ** G, n, A]``, normalised units.
         centre, scale: float32 ``[A]``; ``action = centre + scale * normalised``, demonstrations lie in [-1, 1].
         fingerprint: of the file it came from.
+        codes: K.
     """
 
     table: NDArray[np.float32]
     centre: NDArray[np.float32]
     scale: NDArray[np.float32]
     fingerprint: str
+    codes: int
 
     def decode(self, codes: Codes, offsets: NDArray[np.float32]) -> NDArray[np.float32]:
         """``decoder(codes) + sum_g offset_g(code_g)``: a normalised chunk ``[n, A]``.
@@ -32,13 +34,17 @@ class ActionTokenizer:
             codes: ``[G]``.
             offsets: ``[G, K, n, A]``.
         """
-        index = 0
-        for code in codes:
-            index = index * offsets.shape[1] + int(code)
-        chunk = self.table[index].copy()
+        chunk = self.base(codes)
         for book, code in enumerate(codes):
             chunk += offsets[book, code]
         return chunk
+
+    def base(self, codes: Codes) -> NDArray[np.float32]:
+        """``decoder(codes)`` without any offset, ``[n, A]``."""
+        index = 0
+        for code in codes:
+            index = index * self.codes + int(code)
+        return self.table[index].copy()
 
     def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""

@@ -1,0 +1,61 @@
+"""From predicted action chunks to one action per control step."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Chunk = NDArray[np.float32]
+
+
+class ChunkPlayer:
+    """Plays the first ``execute`` actions of each chunk; with ``average``, mixes what several chunks say of a step.
+
+    Args:
+        execute: actions played before the next chunk is wanted.
+        overlap: ``drop`` plays the newest chunk alone; ``average`` takes the mean over all chunks that still predict
+            the present control step (VQ-BeT on PushT).
+    """
+
+    def __init__(self, execute: int, overlap: Literal["drop", "average"]) -> None:
+        self._execute, self._average = execute, overlap == "average"
+        self._chunks: deque[tuple[Chunk, Chunk]] = deque()
+        self._played = execute
+
+    def reset(self) -> None:
+        """Forgets the episode's chunks."""
+        self._chunks.clear()
+        self._played = self._execute
+
+    @property
+    def empty(self) -> bool:
+        """Whether a new chunk is wanted."""
+        return self._played >= self._execute
+
+    def put(self, drafted: Chunk, executed: Chunk) -> None:
+        """Adds a chunk: what the draft proposed and what is to be executed, both ``[n, A]``."""
+        if not self._average:
+            self._chunks.clear()
+        self._chunks.append((drafted, executed))
+        self._played = 0
+
+    def next(self) -> tuple[Chunk, Chunk]:
+        """The drafted and the executed action of this control step, both ``[A]``."""
+        newest = self._chunks[-1]
+        drafted = newest[0][self._played]
+        if self._average:
+            # The chunk ``age`` inferences old predicts this step at its position ``played + age * execute``.
+            reach = [
+                (pair[1], self._played + age * self._execute) for age, pair in enumerate(reversed(self._chunks))
+            ]
+            votes = [chunk[at] for chunk, at in reach if at < len(chunk)]
+            while len(self._chunks) > len(votes):
+                self._chunks.popleft()
+            executed = np.mean(votes, axis=0, dtype=np.float32)
+        else:
+            executed = newest[1][self._played]
+        self._played += 1
+        return drafted, executed
