@@ -15,9 +15,8 @@ class Role(IntEnum):
     GATE = 1
     VERIFY = 2
     LINK = 3
-    TIMING = 4
+    ENVIRONMENT = 4
     DATA = 5
-    EXPERT = 6
 
 
 def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int = 0) -> np.random.Generator:

@@ -32,8 +32,6 @@ class Verification:
 class Verifier(Protocol):
     """Turns a proposal into final codes."""
 
-    needs_draft: bool
-
     def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
         """Final codes of a transmitted step; ``rng`` is the step's stream for verification."""
         ...
@@ -46,8 +44,6 @@ class SpeculativeVerifier:
         target: the target policy.
         clock: tells how long it took.
     """
-
-    needs_draft = True
 
     def __init__(self, target: CodePolicy, clock: Clock | None = None) -> None:
         self._target, self._clock = target, clock or RealClock()
@@ -67,8 +63,6 @@ class TargetSampler:
         target: the target policy.
         clock: tells how long it took.
     """
-
-    needs_draft = False
 
     def __init__(self, target: CodePolicy, clock: Clock | None = None) -> None:
         self._target, self._clock = target, clock or RealClock()

@@ -1,0 +1,101 @@
+"""What each inference would have been worth verifying: exact, from both distributions, for skipped steps too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.policies.tokenizer import ActionTokenizer
+from specact.rng import Role, stream
+from specact.sampling import rejection_probability, total_variation, verify
+from specact.types import CodeDistribution, StepRecord
+
+REASONS = ("score", "tie", "first", "max_skips")
+
+
+class Audit:
+    """Collects the step table of an evaluation.
+
+    Columns: ``episode``, ``step``, ``transmitted``, ``reason`` (index into :data:`REASONS`), ``score``; ``drafted_k``
+    and ``executed_k``, codes; ``rejection_k``, ``r_k(z_k)``, ``rejection``, ``R(z)``; ``accepted_k`` (as executed;
+    true on skipped steps); ``tv_k``, total variation of the two distributions; ``draft_entropy`` and
+    ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the chunk between the
+    executed action and the one verification would have given, with the step's own random stream, 0 where it was
+    verified (normalised units); ``draft_s``, ``network_s``, ``target_s``, the stages' accounted times [s].
+
+    Args:
+        tokenizer: turns codes into actions.
+        seed: of the evaluation.
+    """
+
+    def __init__(self, tokenizer: ActionTokenizer, seed: int) -> None:
+        self._tokenizer, self._seed = tokenizer, seed
+        self._columns: dict[str, list[NDArray[np.generic]]] = {}
+
+    def add(
+        self, records: Sequence[StepRecord], drafts: Sequence[CodeDistribution], targets: Sequence[CodeDistribution]
+    ) -> None:
+        """Adds one inference of each of several robots, with what draft and target say of it."""
+        drafted = np.stack([record.proposal.codes for record in records])
+        executed = np.stack([record.codes for record in records])
+        q, p = _rows(drafts, drafted), _rows(targets, drafted)
+        rejection = rejection_probability(p, q, drafted)
+        variation = total_variation(p, q)
+        skipped = [record.verdict is None for record in records]
+        columns: dict[str, NDArray[np.generic]] = {
+            "episode": np.array([record.episode for record in records]),
+            "step": np.array([record.step for record in records]),
+            "transmitted": ~np.array(skipped),
+            "reason": np.array([REASONS.index(record.decision.reason) for record in records], dtype=np.int8),
+            "score": np.array([record.decision.score for record in records]),
+            "rejection": 1.0 - np.prod(1.0 - rejection, axis=-1),
+            "draft_entropy": _entropy(q),
+            "target_entropy": _entropy(p),
+            "action_change": np.array(
+                [self._change(*step) if skip else 0.0
+                 for skip, step in zip(skipped, zip(records, drafts, targets, strict=True), strict=True)]
+            ),
+            "draft_s": np.array([record.times.draft for record in records]),
+            "network_s": np.array([record.times.network for record in records]),
+            "target_s": np.array([record.times.target for record in records]),
+        }
+        accepted = np.stack(
+            [np.ones_like(codes, dtype=bool) if record.verdict is None else record.verdict.accepted
+             for record, codes in zip(records, drafted, strict=True)]
+        )
+        for k in range(drafted.shape[1]):
+            columns |= {
+                f"drafted_{k}": drafted[:, k].astype(np.int16),
+                f"executed_{k}": executed[:, k].astype(np.int16),
+                f"rejection_{k}": rejection[:, k],
+                f"accepted_{k}": accepted[:, k],
+                f"tv_{k}": variation[:, k],
+            }
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).append(values)
+
+    def table(self) -> dict[str, NDArray[np.generic]]:
+        """The step table, one array per column."""
+        return {name: np.concatenate(values) for name, values in self._columns.items()}
+
+    def _change(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> float:
+        rng = stream(self._seed, Role.VERIFY, episode=record.episode, step=record.step)
+        verdict = verify(target, draft, record.proposal.codes, rng)
+        verified = self._tokenizer.decode(verdict.codes, target.offsets)
+        return float(np.linalg.norm(verified - record.chunk, axis=-1).mean())
+
+
+def _rows(distributions: Sequence[CodeDistribution], codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rows ``[B, G, K]`` that verification compares; a sequential secondary's is the one given the drafted primary."""
+    rows = np.stack([distribution.probs for distribution in distributions])
+    for index, distribution in enumerate(distributions):
+        if distribution.conditional is not None:
+            rows[index, 1] = distribution.conditional[codes[index, 0]]
+    return rows
+
+
+def _entropy(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    logs = np.log(np.maximum(rows, 1e-300))
+    return np.asarray(-(rows * logs).sum(axis=(-2, -1)))

@@ -1,0 +1,114 @@
+"""The metrics of a method, from its outcomes and its step table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.evaluation.statistics import contrast, mean_interval, wilson
+
+Table = dict[str, NDArray[Any]]
+
+
+def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[str, Any]:
+    """All metrics of one method.
+
+    Args:
+        outcomes: one row per episode: ``success``, ``score``, ``steps``, ``latency_s``.
+        steps: one row per inference, see :class:`~specact.evaluation.audit.Audit`.
+        binary_score: whether the score is the success itself; its interval is Wilson's then.
+
+    Returns:
+        ``success`` ``{n, k, rate, low, high}``; ``score`` ``{mean, low, high}``; ``inferences``;
+        ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
+        if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
+        ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where skipped;
+        ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
+        ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference.
+    """
+    n, k = len(outcomes["success"]), int(outcomes["success"].sum())
+    success = wilson(k, n)
+    score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
+    sent, rejection = steps["transmitted"], steps["rejection"]
+    skipped = ~sent
+    codebooks = sum(name.startswith("tv_") for name in steps)
+    each = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
+    inference_ms = 1e3 * (steps["draft_s"] + steps["network_s"] + steps["target_s"])
+    actions = int(outcomes["steps"].sum())
+    return {
+        "success": {"n": n, "k": k, "rate": success.mean, "low": success.low, "high": success.high},
+        "score": {"mean": score.mean, "low": score.low, "high": score.high},
+        "control_steps": actions,
+        "inferences": len(sent),
+        "transmission_rate": float(sent.mean()),
+        "true_skip_ratio": float(1.0 - rejection[skipped].mean()) if skipped.any() else None,
+        "acceptance": {"codebooks": each, "all": float(1.0 - rejection.mean())},
+        "primary_rejection": float(steps["rejection_0"].mean()),
+        "gated_loss": float((rejection * skipped).mean()),
+        "action_change_loss": float(steps["action_change"][skipped].mean()) if skipped.any() else None,
+        "draft_entropy": float(steps["draft_entropy"].mean()),
+        "target_entropy": float(steps["target_entropy"].mean()),
+        "latency": {
+            "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
+            "inference_p50_ms": float(np.quantile(inference_ms, 0.50)),
+            "inference_p95_ms": float(np.quantile(inference_ms, 0.95)),
+            "inference_p99_ms": float(np.quantile(inference_ms, 0.99)),
+            "draft_ms": 1e3 * float(steps["draft_s"].mean()),
+            "network_ms": 1e3 * float(steps["network_s"].mean()),
+            "target_ms": 1e3 * float(steps["target_s"].mean()),
+            "actions_per_s": actions / float(outcomes["latency_s"].sum()),
+        },
+    }
+
+
+def add_gate_efficiency(methods: dict[str, dict[str, Any]]) -> None:
+    """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
+
+    Random's loss falls in proportion to what it skips; the oracle's is taken at its own rate, which calibration puts
+    next to the others'. None where ``random`` or ``oracle`` did not run, or a method skips nothing or everything.
+    """
+    random, oracle = methods.get("random"), methods.get("oracle")
+    for metrics in methods.values():
+        rate = metrics["transmission_rate"]
+        metrics["gate_efficiency"] = None
+        if random is None or oracle is None or not 0.0 < rate < 1.0 or random["transmission_rate"] == 1.0:
+            continue
+        chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
+        best = oracle["gated_loss"]
+        if chance > best:
+            metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
+
+
+CONTRASTS = (
+    ("hybrid", "target"),
+    ("target", "draft"),
+    ("adahi", "random"),
+    ("adahi", "hybrid"),
+    ("adahi", "gated_target"),
+    ("uncertainty", "random"),
+    ("oracle", "random"),
+    ("oracle_action", "random"),
+)
+
+
+def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
+    """Paired contrasts of the methods that ran, for success and for score."""
+    rows = []
+    for first, second in CONTRASTS:
+        if first not in outcomes or second not in outcomes:
+            continue
+        row: dict[str, Any] = {"first": first, "second": second}
+        for end_point in ("success", "score"):
+            pair = [outcomes[name][end_point].astype(np.float64) for name in (first, second)]
+            found = contrast(*pair)
+            row[end_point] = {
+                "difference": found.difference.mean,
+                "low": found.difference.low,
+                "high": found.difference.high,
+                "p": found.p,
+                "test": found.test,
+            }
+        rows.append(row)
+    return rows

@@ -1,0 +1,63 @@
+"""Shards on several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from types import TracebackType
+
+import numpy as np
+
+from specact.errors import SpecactError
+from specact.evaluation.rollout import Outcome, Shard, run_shard
+
+Result = tuple[list[Outcome], dict[str, np.ndarray]]
+
+
+class Pool:
+    """Runs shards on ``workers`` processes; with one worker, in this one.
+
+    Use it as a context manager.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Pool:
+        if self.workers > 1:
+            self._executor = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=_one_thread)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
+        """Yields every shard with its result, as they are finished.
+
+        Raises:
+            SpecactError: if a worker process was killed.
+        """
+        if self._executor is None:
+            yield from ((shard, run_shard(shard)) for shard in shards)
+            return
+        futures = {self._executor.submit(run_shard, shard): shard for shard in shards}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            raise SpecactError(
+                "a worker process was killed, most likely for lack of memory; run the same command again with "
+                "--workers 1: finished shards are kept"
+            ) from None
+
+
+def _one_thread() -> None:
+    """Each worker is one of several: its libraries must not each start a thread per core."""
+    os.environ["OMP_NUM_THREADS"] = "1"

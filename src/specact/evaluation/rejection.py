@@ -1,0 +1,110 @@
+"""Does a gate's score tell when the target would reject? The rejection model and its quality (ADAHI, equation 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``r = slope * x + intercept`` over bins, with ``x = D`` (linear) or ``x = ln(D + shift)`` (logarithmic).
+
+    Attributes:
+        slope, intercept, shift: the fit; shift is 0 for the linear one.
+        r2: share of the bins' variance that it explains.
+    """
+
+    slope: float
+    intercept: float
+    shift: float
+    r2: float
+
+
+@dataclass(frozen=True)
+class RejectionModel:
+    """Rejection over score.
+
+    A high R² of the bins with a negative slope means a gate that asks at the wrong moments, so the sign of the slope
+    and the step-level figures belong beside it.
+
+    Attributes:
+        scores, rejections, errors: mean score, mean R(z) and its standard error per bin of equal count, ``[bins]``.
+        linear, logarithmic: fits over the bins.
+        spearman: rank correlation over single steps.
+        auroc: chance that a step with R(z) > 1/2 has a higher score than one without; 0.5 is chance.
+        steps: how many steps went into it.
+    """
+
+    scores: list[float]
+    rejections: list[float]
+    errors: list[float]
+    linear: Fit
+    logarithmic: Fit
+    spearman: float
+    auroc: float
+    steps: int
+
+
+def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> RejectionModel:
+    """Fits both models to steps ``[N]``; bins hold equal counts."""
+    order = np.argsort(scores, kind="stable")
+    parts = [part for part in np.array_split(order, min(bins, len(order))) if len(part)]
+    x = np.array([scores[part].mean() for part in parts])
+    y = np.array([rejections[part].mean() for part in parts])
+    error = [float(rejections[part].std() / np.sqrt(len(part))) for part in parts]
+    return RejectionModel(
+        scores=x.tolist(),
+        rejections=y.tolist(),
+        errors=error,
+        linear=_line(x, y, 0.0),
+        logarithmic=_logarithm(x, y),
+        spearman=_spearman(scores, rejections),
+        auroc=auroc(scores, rejections > 0.5),
+        steps=len(scores),
+    )
+
+
+def auroc(scores: Floats, positive: NDArray[np.bool_]) -> float:
+    """Area under the ROC curve, ties counted half; NaN where one class is empty."""
+    count = int(positive.sum())
+    if count in (0, len(scores)):
+        return float("nan")
+    ranks = stats.rankdata(scores)
+    wins = ranks[positive].sum() - count * (count + 1) / 2
+    return float(wins / (count * (len(scores) - count)))
+
+
+def _spearman(scores: Floats, rejections: Floats) -> float:
+    if np.ptp(scores) == 0.0 or np.ptp(rejections) == 0.0:
+        return float("nan")
+    result: Any = stats.spearmanr(scores, rejections)
+    return float(result.statistic)
+
+
+def _line(x: Floats, y: Floats, shift: float) -> Fit:
+    if np.ptp(x) == 0.0 or np.ptp(y) == 0.0:
+        return Fit(0.0, float(y.mean()), shift, 0.0)
+    line: Any = stats.linregress(x, y)
+    return Fit(float(line.slope), float(line.intercept), shift, float(line.rvalue**2))
+
+
+def _logarithm(x: Floats, y: Floats) -> Fit:
+    """The shift is searched between a thousandth and a hundred times the largest score."""
+    lowest, top = float(x.min()), max(float(x.max()), 1e-9)
+    if lowest < 0.0:
+        x = x - lowest
+
+    def fit(log_shift: float) -> Fit:
+        shift = float(np.exp(log_shift))
+        return _line(np.log(x + shift), y, shift)
+
+    bounds = (np.log(top * 1e-3), np.log(top * 1e2))
+    best = optimize.minimize_scalar(lambda value: -fit(value).r2, bounds=bounds, method="bounded")
+    return fit(float(best.x))

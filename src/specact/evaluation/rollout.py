@@ -1,0 +1,190 @@
+"""Episodes in lock step and virtual time: policies run batched, each robot's algorithm runs as it would on the robot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from specact.agent import Offset, SpeculativePolicy
+from specact.clock import VirtualClock
+from specact.envs import load_task
+from specact.evaluation.audit import Audit
+from specact.evaluation.methods import GateSettings, load_method
+from specact.links.link import Link, load_link
+from specact.policies.bundle import Bundle, load_bundle
+from specact.rng import Role, stream
+from specact.types import CodeDistribution, Proposal, Window
+from specact.verifiers import SpeculativeVerifier, TargetSampler, Verification, Verifier
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A few episodes of one method: the unit of parallel work and of resuming.
+
+    Its size decides how policies are batched, so it is part of what makes a result reproducible to the last bit; the
+    number of processes is not.
+
+    Attributes:
+        bundle: name or path.
+        env: the environment's name.
+        method: see :data:`~specact.evaluation.methods.METHODS`.
+        gate: its calibrated gate.
+        episodes: numbers of the episodes; the same number and seed give every method the same start.
+        seed: of everything random.
+        link: name of a link preset.
+        draft_s, target_s: what one inference is accounted with, in seconds.
+        offset: see :class:`~specact.agent.SpeculativePolicy`.
+    """
+
+    bundle: str
+    env: str
+    method: str
+    gate: GateSettings
+    episodes: tuple[int, ...]
+    seed: int
+    link: str
+    draft_s: float
+    target_s: float
+    offset: Offset = "target"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one episode went.
+
+    Attributes:
+        episode: its number.
+        success: whether it succeeded at any time.
+        score: the best score reached, see :class:`~specact.envs.task.Task`.
+        steps: control steps.
+        latency_s: accounted time spent on choosing actions.
+    """
+
+    episode: int
+    success: bool
+    score: float
+    steps: int
+    latency_s: float
+
+
+class _Prepared:
+    """A policy whose answer is already there; asking for it takes the accounted time."""
+
+    def __init__(self, clock: VirtualClock, latency_s: float) -> None:
+        self._clock, self._latency_s = clock, latency_s
+        self.answer: CodeDistribution | None = None
+
+    def infer(self, window: Window) -> CodeDistribution:
+        assert self.answer is not None
+        self._clock.sleep(self._latency_s)
+        return self.answer
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self.infer(window) for window in windows]
+
+
+class _OverLink:
+    """A verifier at the far end of a simulated link."""
+
+    def __init__(self, far: Verifier, link: Link, clock: VirtualClock, rng: np.random.Generator) -> None:
+        self._far, self._link, self._clock, self._rng = far, link, clock, rng
+
+    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
+        # What crosses: observation window and codes up, final distribution and offsets down, as float32.
+        draft = proposal.draft
+        payload = 4 * (proposal.window.state.size + draft.probs.size + draft.offsets.size)
+        network = self._link.round_trip(payload, self._rng)
+        self._clock.sleep(network)
+        return replace(self._far.verify(proposal, rng), network=network)
+
+
+class _Robot:
+    """One episode under way."""
+
+    def __init__(self, shard: Shard, bundle: Bundle, env: gym.Env[Any, Any], episode: int) -> None:
+        method = load_method(shard.method)
+        self.episode, self._env = episode, env
+        self.clock = VirtualClock()
+        self.draft = _Prepared(self.clock, shard.draft_s if method.waits_for_draft else 0.0)
+        self.target = _Prepared(self.clock, shard.target_s)
+        kind = SpeculativeVerifier if method.verifier == "speculative" else TargetSampler
+        link_stream = stream(shard.seed, Role.LINK, episode=episode)
+        background = _Prepared(self.clock, 0.0)
+        self.background = background
+        self.policy = SpeculativePolicy(
+            bundle,
+            shard.gate.build(background, bundle.tokenizer),
+            draft=self.draft,
+            verifier=_OverLink(kind(self.target, self.clock), load_link(shard.link), self.clock, link_stream),
+            offset=shard.offset,
+            seed=shard.seed,
+            clock=self.clock,
+        )
+        self.policy.reset(episode)
+        start = int(stream(shard.seed, Role.ENVIRONMENT, episode=episode).integers(2**31))
+        self.observation, self.info = env.reset(seed=start)
+        self.steps, self.done = 0, False
+
+    def prepare(self, draft: CodeDistribution, target: CodeDistribution) -> None:
+        self.draft.answer, self.target.answer, self.background.answer = draft, target, target
+
+    def advance(self, window: Window, max_steps: int) -> None:
+        action = self.policy.act_on(window)
+        self.observation, _, terminated, truncated, self.info = self._env.step(action)
+        self.steps += 1
+        self.done = terminated or truncated or self.steps >= max_steps
+
+    def outcome(self) -> Outcome:
+        success, score = bool(self.info["success"]), float(self.info["score"])
+        return Outcome(self.episode, success, score, self.steps, self.clock.now())
+
+
+def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
+    """Runs a shard's episodes to their end.
+
+    The target is evaluated for every inference, outside the method's accounted time, so that the exact rejection
+    probability is known for skipped steps too.
+
+    Returns:
+        The outcomes, and the step table: one array per column, one row per inference.
+    """
+    bundle, task = _bundle(shard.bundle), load_task(shard.env)
+    envs = _environments(shard.env)
+    while len(envs) < len(shard.episodes):
+        envs.append(task.make())
+    robots = [_Robot(shard, bundle, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
+    audit = Audit(bundle.tokenizer, shard.seed)
+    active = robots
+    while active:
+        windows = [robot.policy.observe(robot.observation) for robot in active]
+        thinking = [i for i, robot in enumerate(active) if robot.policy.wants_inference]
+        if thinking:
+            wanted = [windows[i] for i in thinking]
+            drafts, targets = bundle.draft.infer_batch(wanted), bundle.target.infer_batch(wanted)
+            for i, draft, target in zip(thinking, drafts, targets, strict=True):
+                active[i].prepare(draft, target)
+        for robot, window in zip(active, windows, strict=True):
+            robot.advance(window, task.max_steps)
+        if thinking:
+            records = [record for i in thinking if (record := active[i].policy.record) is not None]
+            audit.add(records, drafts, targets)
+        active = [robot for robot in active if not robot.done]
+    return [robot.outcome() for robot in robots], audit.table()
+
+
+@cache
+def _bundle(name_or_path: str) -> Bundle:
+    return load_bundle(name_or_path)
+
+
+@cache
+def _environments(name: str) -> list[gym.Env[Any, Any]]:
+    """Environments of this process, kept between shards: some take a second to build."""
+    return []
+
+

@@ -1,0 +1,300 @@
+"""An evaluation: methods side by side on the same episodes, in a run folder that resumes and explains itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from specact import __version__
+from specact.agent import Offset
+from specact.calibration import Calibration, find_calibration, read_calibration
+from specact.calibration import file_name as calibration_file
+from specact.envs import load_task
+from specact.errors import ConfigError
+from specact.evaluation.calibrate import CalibrationRun, calibrate
+from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
+from specact.evaluation.methods import load_method
+from specact.evaluation.pool import Pool
+from specact.evaluation.rollout import Shard
+from specact.gates.settings import GATES, GateSettings
+from specact.links.link import load_link
+from specact.policies.bundle import Bundle, load_bundle
+from specact.policies.policy import CodePolicy
+from specact.types import Window
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to evaluate.
+
+    Attributes:
+        bundle: name or path.
+        env: the environment's name; None for the bundle's own.
+        methods: names, see :data:`~specact.evaluation.methods.METHODS`.
+        episodes: per method; episode k starts the same for all of them.
+        seed: of everything random.
+        rate: transmission rate the gates are calibrated for; ``random`` runs at the rate ADAHI achieved.
+        link: name of a link preset.
+        offset: see :class:`~specact.agent.SpeculativePolicy`.
+        max_skips: longest run of skips, or None.
+        draft_ms, target_ms: accounted time of one inference; None measures it on this machine.
+        kappa: factor on the draft's time, to stand in for a slower device.
+        shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
+        calibration_episodes: per round, where a calibration has to be made first.
+    """
+
+    bundle: str
+    env: str | None
+    methods: tuple[str, ...]
+    episodes: int
+    seed: int = 0
+    rate: float = 0.6
+    link: str = "wifi-paper"
+    offset: Offset = "target"
+    max_skips: int | None = None
+    draft_ms: float | None = None
+    target_ms: float | None = None
+    kappa: float = 1.0
+    shard: int = 20
+    calibration_episodes: int = 40
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            load_method(method)
+        load_link(self.link)
+        if not self.methods or len(set(self.methods)) != len(self.methods):
+            raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
+        if self.episodes < 1 or self.shard < 1 or self.seed < 0:
+            raise ConfigError("episodes and shard must be at least 1, and seed not negative")
+        if not 0.0 < self.rate < 1.0:
+            raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")
+
+
+def evaluate(
+    what: Evaluation, out: Path, progress: Progress, *, workers: int | None = None, command: str = ""
+) -> dict[str, Any]:
+    """Runs an evaluation and writes ``manifest.json``, ``summary.json``, ``episodes/``, ``steps/`` (Parquet).
+
+    Run again after a stop, it goes on with the shards that are missing.
+
+    Args:
+        what: the evaluation.
+        out: run folder.
+        progress: told (what is going on, done, in all).
+        workers: processes; None for one per core.
+        command: recorded in the manifest.
+
+    Returns:
+        The summary.
+
+    Raises:
+        ConfigError: if ``out`` holds another run, or its folder cannot be written.
+        BundleError: if the bundle, or a calibration in it, does not fit.
+    """
+    bundle = load_bundle(what.bundle)
+    env = what.env or bundle.env
+    task = load_task(env)
+    manifest = _claim(out, what, bundle, env, command)
+    started = time.perf_counter()
+    outcomes: dict[str, Table] = {}
+    steps: dict[str, Table] = {}
+    calibrations: dict[str, Calibration] = {}
+    with Pool(workers) as pool:
+        # random comes last: it runs at the rate that ADAHI achieved.
+        for name in sorted(what.methods, key=lambda method: method == "random"):
+            gate = load_method(name).gate
+            if gate in GATES and gate not in calibrations:
+                calibrations[gate] = _calibration(bundle, env, gate, what, out, pool, progress)
+            settings = GateSettings(gate, max_skips=what.max_skips)
+            if gate in GATES:
+                settings = calibrations[gate].settings
+            elif gate == "random":
+                achieved = float(steps["adahi"]["transmitted"].mean()) if "adahi" in steps else what.rate
+                settings = dataclasses.replace(settings, threshold=achieved)
+            outcomes[name], steps[name] = _run_method(name, settings, what, env, manifest, bundle, out, pool, progress)
+    methods = {
+        name: method_metrics(outcomes[name], steps[name], binary_score=_is_binary(outcomes[name]))
+        for name in what.methods
+    }
+    add_gate_efficiency(methods)
+    summary = {
+        "env": env,
+        "episodes": what.episodes,
+        "seed": what.seed,
+        "bundle": bundle.name,
+        "rate": what.rate,
+        "link": what.link,
+        "score": task.score,
+        "methods": methods,
+        "contrasts": contrasts(outcomes),
+        "calibration": {name: _brief(calibration) for name, calibration in calibrations.items()},
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    _write(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def measure_inference(policy: CodePolicy, bundle: Bundle, repeats: int = 200) -> float:
+    """Median seconds of one inference at batch 1 on this machine."""
+    spec = bundle.spec
+    window = Window(
+        np.zeros((spec.window, spec.state), np.float32),
+        np.zeros(spec.goal, np.float32) if spec.goal else None,
+        np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None,
+    )
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        policy.infer(window)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def read_table(folder: Path) -> Table:
+    """The Parquet files of a folder, in order, as one array per column."""
+    table = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def _run_method(
+    name: str,
+    settings: GateSettings,
+    what: Evaluation,
+    env: str,
+    manifest: dict[str, Any],
+    bundle: Bundle,
+    out: Path,
+    pool: Pool,
+    progress: Progress,
+) -> tuple[Table, Table]:
+    folders = [out / kind / name for kind in ("episodes", "steps")]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    timing = manifest["timing"]
+    shards = []
+    for first in range(0, what.episodes, what.shard):
+        numbers = tuple(range(first, min(first + what.shard, what.episodes)))
+        shards.append(
+            Shard(
+                str(bundle.path), env, name, settings, numbers, what.seed, what.link,
+                timing["draft_ms"] / 1e3, timing["target_ms"] / 1e3, what.offset,
+            )
+        )
+    missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
+    done = what.episodes - sum(len(shard.episodes) for shard in missing)
+    progress(name, done, what.episodes)
+    for shard, (episodes, table) in pool.run(missing):
+        columns = {field.name: [getattr(o, field.name) for o in episodes] for field in dataclasses.fields(episodes[0])}
+        # The outcomes are written last: they are what marks a shard as finished.
+        _write_table(folders[1] / _file(shard), table)
+        _write_table(folders[0] / _file(shard), {key: np.array(values) for key, values in columns.items()})
+        done += len(shard.episodes)
+        progress(name, done, what.episodes)
+    return read_table(folders[0]), read_table(folders[1])
+
+
+def _calibration(
+    bundle: Bundle, env: str, gate: str, what: Evaluation, out: Path, pool: Pool, progress: Progress
+) -> Calibration:
+    """The bundle's calibration, or this run's, or a new one kept in the run folder."""
+    stored = find_calibration(bundle, gate, what.rate)
+    if stored is not None and env == bundle.env and stored.settings.max_skips == what.max_skips:
+        return stored
+    path = out / "calibration" / calibration_file(gate, what.rate)
+    if path.exists():
+        return read_calibration(path, bundle)
+    run = CalibrationRun(
+        what.rate, what.calibration_episodes, seed=what.seed, max_skips=what.max_skips, shard=what.shard
+    )
+    total = run.episodes * (run.rounds + 2)
+    made = calibrate(bundle, env, gate, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
+    made.save(path.parent)
+    return made
+
+
+def _claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) -> dict[str, Any]:
+    """The run folder's manifest: a new one, or the one of the same run that was stopped."""
+    request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env, "fingerprint": bundle.fingerprint}))
+    path = out / "manifest.json"
+    if path.exists():
+        manifest = json.loads(path.read_text())
+        if manifest["evaluation"] != request:
+            raise ConfigError(f"{out} holds another run ({manifest['command']}); choose another --out")
+        return dict(manifest)
+    draft_ms = what.draft_ms if what.draft_ms is not None else 1e3 * measure_inference(bundle.draft, bundle)
+    target_ms = what.target_ms if what.target_ms is not None else 1e3 * measure_inference(bundle.target, bundle)
+    manifest = {
+        "command": command,
+        "specact": __version__,
+        "evaluation": request,
+        "timing": {"draft_ms": what.kappa * draft_ms, "target_ms": target_ms},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "onnxruntime": onnxruntime.__version__,
+        },
+        "order": "times are accounted in virtual time as draft + link + target, one after the other, as in the paper",
+    }
+    _write(path, json.dumps(manifest, indent=2) + "\n")
+    return manifest
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --out") from error
+
+
+def _write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        pq.write_table(pa.table(columns), partial)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error}; free some space, then run the same command again") from error
+
+
+def _file(shard: Shard) -> str:
+    return f"{shard.episodes[0]:06d}.parquet"
+
+
+def _is_binary(outcomes: Table) -> bool:
+    return bool(np.array_equal(outcomes["score"], outcomes["success"].astype(np.float64)))
+
+
+def _brief(calibration: Calibration) -> dict[str, Any]:
+    model = calibration.model
+    return {
+        "threshold": calibration.settings.threshold,
+        "held_out_rate": calibration.held_out["rate"],
+        "held_out_episodes": calibration.held_out["episodes"],
+        "auroc": model["auroc"],
+        "spearman": model["spearman"],
+        "linear": model["linear"],
+        "logarithmic": model["logarithmic"],
+    }
+
+
+def parse_methods(text: str) -> tuple[str, ...]:
+    """Method names from a comma-separated list."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+

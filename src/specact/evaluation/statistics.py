@@ -1,0 +1,67 @@
+"""Intervals and paired tests; every rate in a table comes with one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """Wilson's 95 % interval of a proportion."""
+    bounds = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    return Interval(successes / trials, float(bounds.low), float(bounds.high))
+
+
+def mean_interval(values: NDArray[np.float64]) -> Interval:
+    """Student's 95 % interval of a mean over episodes."""
+    mean, error = float(np.mean(values)), float(stats.sem(values)) if len(values) > 1 else float("nan")
+    if not error > 0.0:
+        return Interval(mean, mean, mean)
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error)
+    return Interval(mean, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One method against another on the same episodes.
+
+    Attributes:
+        difference: mean of first minus second, with a 95 % interval from 2,000 paired bootstrap samples.
+        p: two-sided; exact McNemar for successes, sign-flip permutations (10,000) for scores.
+        test: which of the two.
+    """
+
+    difference: Interval
+    p: float
+    test: str
+
+
+def contrast(first: NDArray[np.float64], second: NDArray[np.float64], seed: int = 0) -> Contrast:
+    """Paired contrast of two methods' results, ``[episodes]`` each, in the same order.
+
+    Successes are given as 0 and 1 and compared with McNemar's exact test.
+    """
+    away = first - second
+    rng = np.random.default_rng(seed)
+    means = away[rng.integers(len(away), size=(2000, len(away)))].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    difference = Interval(float(away.mean()), float(low), float(high))
+    if np.isin(away, (-1.0, 0.0, 1.0)).all():
+        gained, lost = int((away > 0).sum()), int((away < 0).sum())
+        p = stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+        return Contrast(difference, float(p), "exact McNemar")
+    signs = rng.choice([-1.0, 1.0], size=(10_000, len(away)))
+    extreme = np.abs((signs * away).mean(axis=1)) >= abs(away.mean()) - 1e-12
+    return Contrast(difference, float((extreme.sum() + 1) / (len(extreme) + 1)), "sign-flip permutation")
