@@ -1,1 +1,15 @@
+"""Speculative action inference for robots.
+
+A small *draft* policy acts on the robot; a large *target* policy is asked only when a gate finds the step worth it,
+and its answer corrects the draft's action codes by exact speculative sampling (ADAHI).
+"""
+
+from specact import gates, sampling
+from specact.agent import SpeculativePolicy
+from specact.calibration import calibrated_gate
+from specact.errors import SpecactError
+from specact.policies.bundle import Bundle, load_bundle
+
 __version__ = "0.1.0"
+
+__all__ = ["Bundle", "SpecactError", "SpeculativePolicy", "calibrated_gate", "gates", "load_bundle", "sampling"]

@@ -56,10 +56,10 @@ class SpeculativePolicy:
             raise unknown_name("offset", offset, get_args(Offset))
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
-        self.gate, self.clock = gate, clock or RealClock()
+        self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.record: StepRecord | None = None
-        self._draft = draft or bundle.draft
-        self._verifier = verifier or SpeculativeVerifier(bundle.target, self.clock)
+        self._draft = bundle.draft if draft is None else draft
+        self._verifier = SpeculativeVerifier(bundle.target, self.clock) if verifier is None else verifier
         self._tokenizer, self._offset = bundle.tokenizer, offset
         self._seed, self._robot = seed, robot
         self._window = ObservationWindow(bundle.spec)

@@ -21,9 +21,7 @@ from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
 
 
-def threshold_for_rate(
-    scores: NDArray[np.float64], rate: float, forced: int = 0
-) -> tuple[float, float]:
+def threshold_for_rate(scores: NDArray[np.float64], rate: float, forced: int = 0) -> tuple[float, float]:
     """Threshold and tie probability that transmit a share ``rate`` of the steps.
 
     Args:

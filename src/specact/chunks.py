@@ -48,9 +48,7 @@ class ChunkPlayer:
         drafted = newest[0][self._played]
         if self._average:
             # The chunk ``age`` inferences old predicts this step at its position ``played + age * execute``.
-            reach = [
-                (pair[1], self._played + age * self._execute) for age, pair in enumerate(reversed(self._chunks))
-            ]
+            reach = [(pair[1], self._played + age * self._execute) for age, pair in enumerate(reversed(self._chunks))]
             votes = [chunk[at] for chunk, at in reach if at < len(chunk)]
             while len(self._chunks) > len(votes):
                 self._chunks.popleft()

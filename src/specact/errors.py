@@ -28,13 +28,14 @@ class MissingExtraError(SpecactError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package {package!r}, which is not installed; run: pip install 'specact[{extra}]'")
+        super().__init__(
+            f"this needs the package {package!r}, which is not installed; run: pip install 'specact[{extra}]'"
+        )
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """A :class:`ConfigError` for a name that is not one of ``known``, suggesting the nearest one."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}." if hint else
-                       f"unknown {kind} {name!r}. Known: {', '.join(names)}.")
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")

@@ -84,9 +84,7 @@ def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Co
     return codes
 
 
-def verify_codes(
-    target_probs: Floats, draft_probs: Floats, codes: Codes, rng: np.random.Generator
-) -> Verdict:
+def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: np.random.Generator) -> Verdict:
     """Accepts or replaces each drafted code so that the result is distributed as the target (ADAHI, equation 7).
 
     Codebooks are independent given the observation: each is verified alone and the joint law is the product.
@@ -117,8 +115,9 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
     secondary is verified between the two conditionals at that primary. Both cases give the target's joint law.
 
     Raises:
-        ValueError: if the two distributions do not have the same form.
+        ValueError: if the two distributions do not have the same form, or a code is outside ``[0, K)``.
     """
+    _check_shapes(target.probs, draft.probs, codes)
     if target.conditional is None and draft.conditional is None:
         return verify_codes(target.probs, draft.probs, codes, rng)
     if target.conditional is None or draft.conditional is None:

@@ -46,7 +46,7 @@ class SpeculativeVerifier:
     """
 
     def __init__(self, target: CodePolicy, clock: Clock | None = None) -> None:
-        self._target, self._clock = target, clock or RealClock()
+        self._target, self._clock = target, RealClock() if clock is None else clock
 
     def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
         """See :class:`Verifier`."""
@@ -65,7 +65,7 @@ class TargetSampler:
     """
 
     def __init__(self, target: CodePolicy, clock: Clock | None = None) -> None:
-        self._target, self._clock = target, clock or RealClock()
+        self._target, self._clock = target, RealClock() if clock is None else clock
 
     def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
         """See :class:`Verifier`; a code counts as accepted where the target happened to draw the drafted one."""

@@ -35,7 +35,13 @@ def warnings(episodes: Episodes) -> list[str]:
 def test_numbers() -> None:
     episodes = demos([10, 12, 14, 11])
     found = describe(episodes, "somewhere")
-    assert (found.source, found.format, found.episodes, found.steps, found.rate_hz) == ("somewhere", "memory", 4, 47, 10)
+    assert (found.source, found.format, found.episodes, found.steps, found.rate_hz) == (
+        "somewhere",
+        "memory",
+        4,
+        47,
+        10,
+    )
     assert (found.length_min, found.length_median, found.length_max) == (10, 11.5, 14)
     assert found.shapes == {"state": [47, 3], "action": [47, 2]}
     assert found.action_min == episodes.action.min(axis=0).tolist()

@@ -71,19 +71,36 @@ def lists(values: np.ndarray, fixed: bool) -> pa.Array:
 
 def frame_table(rows: np.ndarray, fixed: bool = True, **other: np.ndarray) -> pa.Table:
     episode, frame = episode_of_steps()
-    return pa.table({
-        "observation.state": lists(STATE[rows], fixed), "action": lists(ACTION[rows], fixed),
-        "timestamp": (frame[rows] / 10).astype(np.float32), "frame_index": frame[rows], "episode_index": episode[rows],
-        "index": rows, "task_index": np.zeros(len(rows), np.int64), **other,
-    })
+    return pa.table(
+        {
+            "observation.state": lists(STATE[rows], fixed),
+            "action": lists(ACTION[rows], fixed),
+            "timestamp": (frame[rows] / 10).astype(np.float32),
+            "frame_index": frame[rows],
+            "episode_index": episode[rows],
+            "index": rows,
+            "task_index": np.zeros(len(rows), np.int64),
+            **other,
+        }
+    )
 
 
 def write_info(path: Path, version: str, data_path: str) -> None:
     (path / "meta").mkdir(parents=True)
-    (path / "meta/info.json").write_text(json.dumps({
-        "codebase_version": version, "robot_type": "test", "total_episodes": len(LENGTHS), "total_frames": STEPS,
-        "chunks_size": 2 if version == "v2.1" else 1000, "fps": 10, "data_path": data_path, "features": {},
-    }))
+    (path / "meta/info.json").write_text(
+        json.dumps(
+            {
+                "codebase_version": version,
+                "robot_type": "test",
+                "total_episodes": len(LENGTHS),
+                "total_frames": STEPS,
+                "chunks_size": 2 if version == "v2.1" else 1000,
+                "fps": 10,
+                "data_path": data_path,
+                "features": {},
+            }
+        )
+    )
 
 
 def write_zarr_v3(path: Path) -> Path:
@@ -115,12 +132,22 @@ def write_lerobot_v3(path: Path) -> Path:
     write_info(path, "v3.0", "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet")
     zeros = np.zeros(3, np.int64)
     (path / "meta/episodes/chunk-000").mkdir(parents=True)
-    pq.write_table(pa.table({
-        "episode_index": np.arange(3), "tasks": [["t"]] * 3, "length": np.array(LENGTHS),
-        "data/chunk_index": zeros, "data/file_index": np.array([0, 0, 1]),
-        "dataset_from_index": ENDS - LENGTHS, "dataset_to_index": ENDS,
-        "meta/episodes/chunk_index": zeros, "meta/episodes/file_index": zeros,
-    }), path / "meta/episodes/chunk-000/file-000.parquet")
+    pq.write_table(
+        pa.table(
+            {
+                "episode_index": np.arange(3),
+                "tasks": [["t"]] * 3,
+                "length": np.array(LENGTHS),
+                "data/chunk_index": zeros,
+                "data/file_index": np.array([0, 0, 1]),
+                "dataset_from_index": ENDS - LENGTHS,
+                "dataset_to_index": ENDS,
+                "meta/episodes/chunk_index": zeros,
+                "meta/episodes/file_index": zeros,
+            }
+        ),
+        path / "meta/episodes/chunk-000/file-000.parquet",
+    )
     (path / "data/chunk-000").mkdir(parents=True)
     pq.write_table(frame_table(np.arange(7), fixed=False), path / "data/chunk-000/file-000.parquet")
     pq.write_table(frame_table(np.arange(7, STEPS), fixed=False), path / "data/chunk-000/file-001.parquet")
@@ -141,8 +168,15 @@ def write_robomimic(path: Path) -> Path:
     return path
 
 
-WRITERS = [write_npz, write_zarr, write_zarr_v3, write_zarr_v3_blosc, write_lerobot_v2, write_lerobot_v3,
-           write_robomimic]
+WRITERS = [
+    write_npz,
+    write_zarr,
+    write_zarr_v3,
+    write_zarr_v3_blosc,
+    write_lerobot_v2,
+    write_lerobot_v3,
+    write_robomimic,
+]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -230,20 +264,23 @@ def test_npz_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image, IMAGE)
 
 
-@pytest.mark.parametrize(("arrays", "message"), [
-    ({"episode_ends": np.array([4, 7, 11])}, "number of steps 12"),
-    ({"episode_ends": np.array([4, 4, 12])}, "1 do not increase"),
-    ({"episode_ends": np.array([4.0, 12.0])}, "integers"),
-    ({"episode_ends": np.array([], np.int64)}, "no step"),
-    ({"actions": ACTION[:-1]}, r"\(11, 2\)"),
-    ({"obs": STATE[:, :, None]}, r"\(12, 6, 1\)"),
-    ({"obs": np.float32(3)}, "flat row per step"),
-    ({"obs": STATE.astype(str)}, "real numbers"),
-    ({"obs": np.array([{}] * STEPS, object)}, "pickled objects"),
-    ({"rate_hz": 0.0}, "positive"),
-    ({"image": IMAGE.transpose(0, 3, 1, 2)}, "height, width, 3"),
-    ({"goal": STATE[:5]}, "5 rows"),
-])
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"episode_ends": np.array([4, 7, 11])}, "number of steps 12"),
+        ({"episode_ends": np.array([4, 4, 12])}, "1 do not increase"),
+        ({"episode_ends": np.array([4.0, 12.0])}, "integers"),
+        ({"episode_ends": np.array([], np.int64)}, "no step"),
+        ({"actions": ACTION[:-1]}, r"\(11, 2\)"),
+        ({"obs": STATE[:, :, None]}, r"\(12, 6, 1\)"),
+        ({"obs": np.float32(3)}, "flat row per step"),
+        ({"obs": STATE.astype(str)}, "real numbers"),
+        ({"obs": np.array([{}] * STEPS, object)}, "pickled objects"),
+        ({"rate_hz": 0.0}, "positive"),
+        ({"image": IMAGE.transpose(0, 3, 1, 2)}, "height, width, 3"),
+        ({"goal": STATE[:5]}, "5 rows"),
+    ],
+)
 def test_npz_refusals(arrays: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read(save(tmp_path, **arrays))
@@ -290,11 +327,14 @@ def test_zarr_selects_and_cannot_hide_lost_chunks(tmp_path: Path) -> None:
 def test_lerobot_versions(tmp_path: Path) -> None:
     path = write_lerobot_v2(tmp_path)
     info = json.loads((path / "meta/info.json").read_text())
-    for change, message in (({"codebase_version": "v1.6"}, r"'v1\.6'; supported: v2\.0, v2\.1, v3\.0"),
-                            ({"data_path": "../{episode_index}.parquet"}, "out of the dataset"),
-                            ({"data_path": "{nothing}.parquet"}, "cannot be filled in"),
-                            ({"chunks_size": 0}, "chunks_size"), ({"fps": "fast"}, "rate"),
-                            ({"total_episodes": 9}, "announces 9 episodes, but 3")):
+    for change, message in (
+        ({"codebase_version": "v1.6"}, r"'v1\.6'; supported: v2\.0, v2\.1, v3\.0"),
+        ({"data_path": "../{episode_index}.parquet"}, "out of the dataset"),
+        ({"data_path": "{nothing}.parquet"}, "cannot be filled in"),
+        ({"chunks_size": 0}, "chunks_size"),
+        ({"fps": "fast"}, "rate"),
+        ({"total_episodes": 9}, "announces 9 episodes, but 3"),
+    ):
         (path / "meta/info.json").write_text(json.dumps({**info, **change}))
         with pytest.raises(DataError, match=message):
             read(path)
@@ -367,10 +407,12 @@ def test_unknown_places(tmp_path: Path) -> None:
         read(tmp_path / "x.zarr")
 
 
-@pytest.mark.parametrize(("write", "package"), [(write_zarr, "zarr"), (write_lerobot_v2, "pyarrow"),
-                                                (write_robomimic, "h5py")])
-def test_missing_package(write: Callable[[Path], Path], package: str, tmp_path: Path,
-                         monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("write", "package"), [(write_zarr, "zarr"), (write_lerobot_v2, "pyarrow"), (write_robomimic, "h5py")]
+)
+def test_missing_package(
+    write: Callable[[Path], Path], package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=rf"{package}.*specact\[train\]"):
@@ -387,13 +429,16 @@ def test_real_pusht_npz_and_zarr_agree() -> None:
     assert buffer.image[100:102].dtype == np.uint8 and buffer.image[100:102].max() == 255
 
 
-@pytest.mark.parametrize(("name", "episodes", "steps", "widths"), [
-    ("kitchen/kitchen_4chain.npz", 153, 69_644, (59, 9)),
-    ("adroit/door_expert.npz", 100, 20_000, (39, 28)),
-    ("adroit/relocate_expert.npz", 100, 20_000, (39, 30)),
-    ("adroit/door_human.npz", 25, 6_729, (39, 28)),
-    ("unitree_g1", 100, 35_965, (26, 26)),
-])
+@pytest.mark.parametrize(
+    ("name", "episodes", "steps", "widths"),
+    [
+        ("kitchen/kitchen_4chain.npz", 153, 69_644, (59, 9)),
+        ("adroit/door_expert.npz", 100, 20_000, (39, 28)),
+        ("adroit/relocate_expert.npz", 100, 20_000, (39, 30)),
+        ("adroit/door_human.npz", 25, 6_729, (39, 28)),
+        ("unitree_g1", 100, 35_965, (26, 26)),
+    ],
+)
 def test_real_counts(name: str, episodes: int, steps: int, widths: tuple[int, int]) -> None:
     found = read(real(name))
     assert (len(found), found.steps, (found.state.shape[1], found.action.shape[1])) == (episodes, steps, widths)

@@ -92,8 +92,10 @@ def _not_finite(episodes: Episodes) -> list[str]:
         if len(places):
             row, dimension = places[0].tolist()
             episode = int(np.searchsorted(episodes.ends, row, side="right"))
-            found.append(f"{len(places)} values of {name} are NaN or infinite; the first is in episode {episode}, "
-                         f"step {row - int(episodes.starts[episode])}, dimension {dimension}")
+            found.append(
+                f"{len(places)} values of {name} are NaN or infinite; the first is in episode {episode}, "
+                f"step {row - int(episodes.starts[episode])}, dimension {dimension}"
+            )
     return found
 
 
@@ -102,8 +104,10 @@ def _outside(action: NDArray[np.float32]) -> list[str]:
     share = float(np.mean(np.abs(action[np.isfinite(action)]) > 1)) if np.isfinite(action).any() else 0.0
     if not 0 < share < 0.5:
         return []
-    text = (f"{100 * share:.2g} % of the action values lie outside [-1, 1]: if the robot or environment clips actions, "
-            f"it will not do what was recorded; if these are physical units, ignore this")
+    text = (
+        f"{100 * share:.2g} % of the action values lie outside [-1, 1]: if the robot or environment clips actions, "
+        f"it will not do what was recorded; if these are physical units, ignore this"
+    )
     return [text]
 
 
@@ -122,8 +126,10 @@ def _lengths(lengths: NDArray[np.int64]) -> list[str]:
     odd = np.flatnonzero((lengths < low - margin) | (lengths > high + margin))
     found = [f"{len(short)} episodes are shorter than 2 steps: {_some(short)}"] if len(short) else []
     if len(odd):
-        found.append(f"{len(odd)} episodes are far shorter or longer than the others (half have {low:g} to {high:g} "
-                     f"steps): {', '.join(f'{e} ({lengths[e]} steps)' for e in odd[:5])}{' ...' if len(odd) > 5 else ''}")
+        found.append(
+            f"{len(odd)} episodes are far shorter or longer than the others (half have {low:g} to {high:g} "
+            f"steps): {', '.join(f'{e} ({lengths[e]} steps)' for e in odd[:5])}{' ...' if len(odd) > 5 else ''}"
+        )
     return found
 
 

@@ -27,13 +27,17 @@ def read_lerobot(path: Path) -> Episodes:
     info = _json("meta/info.json", (path / "meta/info.json"))
     version = info.get("codebase_version")
     if version not in SUPPORTED:
-        raise DataError(f"this is a LeRobot dataset of version {version!r}; supported: {', '.join(SUPPORTED)}. "
-                        f"Convert it with LeRobot's own scripts")
+        raise DataError(
+            f"this is a LeRobot dataset of version {version!r}; supported: {', '.join(SUPPORTED)}. "
+            f"Convert it with LeRobot's own scripts"
+        )
     lengths, files = _packed(path, info) if version == "v3.0" else _file_per_episode(path, info)
     announced = info.get("total_episodes", len(lengths))
     if len(lengths) == 0 or announced != len(lengths):
-        raise DataError(f"meta/info.json announces {announced} episodes, but {len(lengths)} are listed under meta/; "
-                        f"copy the dataset again")
+        raise DataError(
+            f"meta/info.json announces {announced} episodes, but {len(lengths)} are listed under meta/; "
+            f"copy the dataset again"
+        )
     wanted = (EPISODE, FRAME, STATE, ACTION)
     tables = [_columns(path, name, wanted) for name in files]
     column = {name: _join(name, [table[name] for table in tables]) for name in wanted}
@@ -75,8 +79,10 @@ def _packed(path: Path, info: dict[str, Any]) -> tuple[dict[int, int], list[str]
 def _lengths(name: str, index: list[Any], length: list[Any]) -> dict[int, int]:
     bad = [value for value in [*index, *length] if not isinstance(value, int) or value < 0]
     if bad or len(set(index)) != len(index):
-        raise DataError(f"{name}: episode_index and length must be non-negative integers, each episode listed once; "
-                        f"found {bad[0] if bad else 'an episode twice'!r}")
+        raise DataError(
+            f"{name}: episode_index and length must be non-negative integers, each episode listed once; "
+            f"found {bad[0] if bad else 'an episode twice'!r}"
+        )
     return dict(zip(index, length, strict=True))
 
 
@@ -86,15 +92,19 @@ def _order(episode: NDArray[Any], frame: NDArray[Any], lengths: dict[int, int]) 
     found = dict(zip(present.tolist(), counts.tolist(), strict=True))
     for number in sorted(set(lengths) | set(found)):
         if lengths.get(number, 0) != found.get(number, 0):
-            raise DataError(f"episode {number} has {found.get(number, 0)} frames in the data and "
-                            f"{lengths.get(number, 0)} in the metadata; copy the dataset again")
+            raise DataError(
+                f"episode {number} has {found.get(number, 0)} frames in the data and "
+                f"{lengths.get(number, 0)} in the metadata; copy the dataset again"
+            )
     order = np.lexsort((frame, episode))
     expected = np.concatenate([np.arange(lengths[number]) for number in sorted(lengths)])
     wrong = np.flatnonzero(frame[order] != expected)
     if wrong.size:
         at = order[wrong[0]]
-        raise DataError(f"episode {episode[at]} has frame_index {frame[at]} where {expected[wrong[0]]} is expected: "
-                        f"frames must count 0, 1, 2 ... without gaps")
+        raise DataError(
+            f"episode {episode[at]} has frame_index {frame[at]} where {expected[wrong[0]]} is expected: "
+            f"frames must count 0, 1, 2 ... without gaps"
+        )
     return order
 
 

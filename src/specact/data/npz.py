@@ -22,8 +22,23 @@ GOAL = ("goal", "current_subtask")
 IMAGE = ("image", "img")
 
 # What numpy, zipfile and zlib raise on damaged files. MemoryError: a damaged header can ask for any size.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, tokenize.TokenError, struct.error, ValueError, EOFError, OSError, KeyError,
-           TypeError, SyntaxError, NotImplementedError, RuntimeError, IndexError, OverflowError, MemoryError)
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+    struct.error,
+    ValueError,
+    EOFError,
+    OSError,
+    KeyError,
+    TypeError,
+    SyntaxError,
+    NotImplementedError,
+    RuntimeError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+)
 
 
 def read_npz(path: Path) -> Episodes:
@@ -42,8 +57,10 @@ def read_npz(path: Path) -> Episodes:
         raise DataError("this is not an npz archive; write it with numpy.savez_compressed") from error
     except _DAMAGE as error:
         if "allow_pickle" in str(error):
-            raise DataError("this file holds pickled objects, which are refused because unpickling can run any code; "
-                            "save plain numeric arrays, concatenated over episodes, with 'episode_ends'") from error
+            raise DataError(
+                "this file holds pickled objects, which are refused because unpickling can run any code; "
+                "save plain numeric arrays, concatenated over episodes, with 'episode_ends'"
+            ) from error
         raise DataError(f"this file is damaged or not an npz archive ({error}); copy or record it again") from error
 
 
@@ -69,8 +86,10 @@ def first_of(columns: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 def _needed(columns: Mapping[str, Any], names: tuple[str, ...]) -> str:
     found = first_of(columns, names)
     if found is None:
-        raise DataError(f"there is no {' or '.join(map(repr, names))}; found: {', '.join(sorted(columns)) or 'nothing'}. "
-                        f"Rename the array, or convert the data")
+        raise DataError(
+            f"there is no {' or '.join(map(repr, names))}; found: {', '.join(sorted(columns)) or 'nothing'}. "
+            f"Rename the array, or convert the data"
+        )
     return found
 
 

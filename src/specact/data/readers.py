@@ -18,8 +18,10 @@ READERS: dict[str, Callable[[Path], Episodes]] = {
     "lerobot": read_lerobot,
     "robomimic": read_robomimic,
 }
-SUPPORTED = ("a .npz file, a zarr replay buffer (folder with .zgroup or zarr.json), a LeRobot dataset (folder with "
-             "meta/info.json), a robomimic .hdf5 or .h5 file")
+SUPPORTED = (
+    "a .npz file, a zarr replay buffer (folder with .zgroup or zarr.json), a LeRobot dataset (folder with "
+    "meta/info.json), a robomimic .hdf5 or .h5 file"
+)
 
 
 def read(path: Path | str) -> Episodes:
@@ -63,5 +65,7 @@ def _format_of_folder(path: Path) -> str:
         return "lerobot"
     names = sorted(entry.name for entry in path.iterdir())
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    raise DataError(f"{path} is a folder with {shown or 'nothing in it'}; supported: {SUPPORTED}. "
-                    f"Give the path of the dataset itself")
+    raise DataError(
+        f"{path} is a folder with {shown or 'nothing in it'}; supported: {SUPPORTED}. "
+        f"Give the path of the dataset itself"
+    )

@@ -43,8 +43,10 @@ def _read(file: Any, dataset: type) -> Episodes:
     matches = [re.fullmatch(r"demo_(\d+)", name) for name in demos]
     names = sorted((match.group() for match in matches if match), key=lambda name: int(name[5:]))
     if not names:
-        raise DataError(f"there is no 'data/demo_0'; found: {', '.join([*file, *demos]) or 'nothing'}. "
-                        f"Only robomimic's layout is supported")
+        raise DataError(
+            f"there is no 'data/demo_0'; found: {', '.join([*file, *demos]) or 'nothing'}. "
+            f"Only robomimic's layout is supported"
+        )
     keys = _keys(names[0], demos[names[0]], dataset)
     states, actions = [], []
     for name in names:
@@ -52,20 +54,26 @@ def _read(file: Any, dataset: type) -> Episodes:
         if not isinstance(demo.get("actions"), dataset):
             raise DataError(f"{name} has no 'actions'; found: {', '.join(demo)}")
         if _keys(name, demo, dataset) != keys:
-            raise DataError(f"{name} has the observations {', '.join(_keys(name, demo, dataset))}, but {names[0]} has "
-                            f"{', '.join(keys)}; all demonstrations must have the same")
+            raise DataError(
+                f"{name} has the observations {', '.join(_keys(name, demo, dataset))}, but {names[0]} has "
+                f"{', '.join(keys)}; all demonstrations must have the same"
+            )
         actions.append(npz.matrix(f"actions of {name}", demo["actions"][()]))
         parts = [_rows(f"{key} of {name}", demo["obs"][key][()]) for key in keys]
         for key, part in zip(keys, parts, strict=True):
             if len(part) != len(actions[-1]):
-                raise DataError(f"{name} has {len(part)} steps of {key!r} and {len(actions[-1])} actions; "
-                                f"one of each per step is needed")
+                raise DataError(
+                    f"{name} has {len(part)} steps of {key!r} and {len(actions[-1])} actions; "
+                    f"one of each per step is needed"
+                )
         states.append(np.concatenate(parts, axis=1))
     for what, rows in (("observations", states), ("actions", actions)):
         odd = next((i for i, part in enumerate(rows) if part.shape[1] != rows[0].shape[1]), None)
         if odd is not None:
-            raise DataError(f"{what} of {names[odd]} are {rows[odd].shape[1]} wide, those of {names[0]} "
-                            f"{rows[0].shape[1]}; all must be equal")
+            raise DataError(
+                f"{what} of {names[odd]} are {rows[odd].shape[1]} wide, those of {names[0]} "
+                f"{rows[0].shape[1]}; all must be equal"
+            )
     return Episodes(
         state=np.concatenate(states),
         action=np.concatenate(actions),
@@ -79,8 +87,10 @@ def _keys(name: str, demo: Any, dataset: type) -> list[str]:
     obs = demo.get("obs", {})
     keys = sorted(k for k in obs if isinstance(obs[k], dataset) and obs[k].dtype.kind == "f" and obs[k].ndim in (1, 2))
     if not keys:
-        raise DataError(f"{name} has no low-dimensional observations under 'obs'; found: {', '.join(obs) or 'nothing'}. "
-                        f"Raw recordings need robomimic's dataset_states_to_obs.py first")
+        raise DataError(
+            f"{name} has no low-dimensional observations under 'obs'; found: {', '.join(obs) or 'nothing'}. "
+            f"Raw recordings need robomimic's dataset_states_to_obs.py first"
+        )
     return keys
 
 

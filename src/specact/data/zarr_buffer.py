@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     import zarr
 
 # What zarr (v2 and v3 files) and its codecs raise on damaged stores; its own errors derive from ValueError or KeyError.
-_DAMAGE = (ValueError, KeyError, TypeError, IndexError, OSError, EOFError, RuntimeError, AttributeError, zlib.error,
-           MemoryError, NotImplementedError, OverflowError)
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    OSError,
+    EOFError,
+    RuntimeError,
+    AttributeError,
+    zlib.error,
+    MemoryError,
+    NotImplementedError,
+    OverflowError,
+)
 
 
 class LazyFrames:
@@ -89,8 +101,10 @@ def read_zarr(path: Path) -> Episodes:
         _check_chunks(path, stored[image])
         lazy = LazyFrames(stored[image], path)
     except _DAMAGE as error:
-        raise DataError(f"this zarr store is damaged or not a replay buffer ({type(error).__name__}: {error}); "
-                        f"'data/state', 'data/action' and 'meta/episode_ends' are needed; copy it again") from error
+        raise DataError(
+            f"this zarr store is damaged or not a replay buffer ({type(error).__name__}: {error}); "
+            f"'data/state', 'data/action' and 'meta/episode_ends' are needed; copy it again"
+        ) from error
     return replace(episodes, image=cast("NDArray[np.uint8]", lazy))
 
 
@@ -114,9 +128,11 @@ def _check_chunks(path: Path, array: zarr.Array[Any]) -> None:
     """
     missing = array.nchunks - array.nchunks_initialized
     if missing > 0:
-        raise DataError(f"{missing} of {array.nchunks} chunks of {array.path!r} are missing and would be read as "
-                        f"{array.fill_value}; copy the store again, or, if that is meant, write it with "
-                        f"write_empty_chunks=True")
+        raise DataError(
+            f"{missing} of {array.nchunks} chunks of {array.path!r} are missing and would be read as "
+            f"{array.fill_value}; copy the store again, or, if that is meant, write it with "
+            f"write_empty_chunks=True"
+        )
     codec = type(array.compressors[-1]).__name__ if array.compressors else ""
     if codec not in ("Blosc", "BloscCodec") or array.shards is not None:
         return

@@ -54,16 +54,20 @@ class Audit:
             "draft_entropy": _entropy(q),
             "target_entropy": _entropy(p),
             "action_change": np.array(
-                [self._change(*step) if skip else 0.0
-                 for skip, step in zip(skipped, zip(records, drafts, targets, strict=True), strict=True)]
+                [
+                    self._change(*step) if skip else 0.0
+                    for skip, step in zip(skipped, zip(records, drafts, targets, strict=True), strict=True)
+                ]
             ),
             "draft_s": np.array([record.times.draft for record in records]),
             "network_s": np.array([record.times.network for record in records]),
             "target_s": np.array([record.times.target for record in records]),
         }
         accepted = np.stack(
-            [np.ones_like(codes, dtype=bool) if record.verdict is None else record.verdict.accepted
-             for record, codes in zip(records, drafted, strict=True)]
+            [
+                np.ones_like(codes, dtype=bool) if record.verdict is None else record.verdict.accepted
+                for record, codes in zip(records, drafted, strict=True)
+            ]
         )
         for k in range(drafted.shape[1]):
             columns |= {

@@ -73,7 +73,9 @@ def calibrate(
         nonlocal finished
         numbers = range(first, first + run.episodes)
         shards = [
-            Shard(str(bundle.path), env, method, settings, tuple(numbers[i : i + run.shard]), run.seed, "loopback", 0, 0)
+            Shard(
+                str(bundle.path), env, method, settings, tuple(numbers[i : i + run.shard]), run.seed, "loopback", 0, 0
+            )
             for i in range(0, run.episodes, run.shard)
         ]
         tables = {}

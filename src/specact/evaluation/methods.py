@@ -8,7 +8,6 @@ from typing import Literal
 from specact.errors import unknown_name
 
 
-
 @dataclass(frozen=True)
 class Method:
     """A gate and a verifier under a name.
@@ -37,6 +36,7 @@ METHODS = {
     "oracle": Method("oracle", "speculative", "verified where rejection is likeliest; not deployable"),
     "oracle_action": Method("oracle_action", "speculative", "verified where the action changes most; not deployable"),
 }
+
 
 def load_method(name: str) -> Method:
     """The method of this name.

@@ -14,7 +14,8 @@ from specact.agent import Offset, SpeculativePolicy
 from specact.clock import VirtualClock
 from specact.envs import load_task
 from specact.evaluation.audit import Audit
-from specact.evaluation.methods import GateSettings, load_method
+from specact.evaluation.methods import load_method
+from specact.gates.settings import GateSettings
 from specact.links.link import Link, load_link
 from specact.policies.bundle import Bundle, load_bundle
 from specact.rng import Role, stream
@@ -186,5 +187,3 @@ def _bundle(name_or_path: str) -> Bundle:
 def _environments(name: str) -> list[gym.Env[Any, Any]]:
     """Environments of this process, kept between shards: some take a second to build."""
     return []
-
-

@@ -24,15 +24,14 @@ from specact.calibration import file_name as calibration_file
 from specact.envs import load_task
 from specact.errors import ConfigError
 from specact.evaluation.calibrate import CalibrationRun, calibrate
-from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.methods import load_method
+from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard
 from specact.gates.settings import GATES, GateSettings
 from specact.links.link import load_link
 from specact.policies.bundle import Bundle, load_bundle
-from specact.policies.policy import CodePolicy
-from specact.types import Window
+from specact.policies.timing import measure_inference
 
 Progress = Callable[[str, int, int], None]
 
@@ -148,22 +147,6 @@ def evaluate(
     return summary
 
 
-def measure_inference(policy: CodePolicy, bundle: Bundle, repeats: int = 200) -> float:
-    """Median seconds of one inference at batch 1 on this machine."""
-    spec = bundle.spec
-    window = Window(
-        np.zeros((spec.window, spec.state), np.float32),
-        np.zeros(spec.goal, np.float32) if spec.goal else None,
-        np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None,
-    )
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        policy.infer(window)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
-
-
 def read_table(folder: Path) -> Table:
     """The Parquet files of a folder, in order, as one array per column."""
     table = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
@@ -190,8 +173,16 @@ def _run_method(
         numbers = tuple(range(first, min(first + what.shard, what.episodes)))
         shards.append(
             Shard(
-                str(bundle.path), env, name, settings, numbers, what.seed, what.link,
-                timing["draft_ms"] / 1e3, timing["target_ms"] / 1e3, what.offset,
+                str(bundle.path),
+                env,
+                name,
+                settings,
+                numbers,
+                what.seed,
+                what.link,
+                timing["draft_ms"] / 1e3,
+                timing["target_ms"] / 1e3,
+                what.offset,
             )
         )
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
@@ -235,8 +226,8 @@ def _claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) 
         if manifest["evaluation"] != request:
             raise ConfigError(f"{out} holds another run ({manifest['command']}); choose another --out")
         return dict(manifest)
-    draft_ms = what.draft_ms if what.draft_ms is not None else 1e3 * measure_inference(bundle.draft, bundle)
-    target_ms = what.target_ms if what.target_ms is not None else 1e3 * measure_inference(bundle.target, bundle)
+    draft_ms = what.draft_ms if what.draft_ms is not None else 1e3 * measure_inference(bundle.draft, bundle.spec)
+    target_ms = what.target_ms if what.target_ms is not None else 1e3 * measure_inference(bundle.target, bundle.spec)
     manifest = {
         "command": command,
         "specact": __version__,
@@ -296,5 +287,3 @@ def _brief(calibration: Calibration) -> dict[str, Any]:
 def parse_methods(text: str) -> tuple[str, ...]:
     """Method names from a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-

@@ -44,7 +44,7 @@ class Random(Gate):
     def __init__(self, rate: float, *, max_skips: int | None = None) -> None:
         if not 0.0 <= rate <= 1.0:
             raise ConfigError(f"a transmission rate lies in [0, 1], got {rate}")
-        super().__init__(1.0 - rate, tie_probability=1.0, max_skips=max_skips, force_first=False)
+        super().__init__(1.0 - rate, max_skips=max_skips, force_first=False)
         self.rate = rate
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:

@@ -74,7 +74,8 @@ class Gate(ABC):
         elif score == self.threshold:
             transmit, reason = tie < self.tie_probability, "tie"
         else:
-            transmit, reason = score > self.threshold, "score"
+            # Written so that a score that is not a number asks the target.
+            transmit, reason = not score < self.threshold, "score"
         self._first = False
         self._skips = 0 if transmit else self._skips + 1
         return Decision(transmit, score, self.threshold, reason)

@@ -58,19 +58,32 @@ class Oracle(Gate):
             return float(1.0 - np.prod(1.0 - rejection))
         law = residual(rows[0], rows[1]) * rejection[:, None]
         law[np.arange(len(law)), proposal.codes] += 1.0 - rejection
-        return self._expected_change(law, target, proposal.chunk)
+        return self._expected_change(_joint(law, target, proposal), target, proposal.chunk)
 
     def _expected_change(
-        self, law: NDArray[np.float64], target: CodeDistribution, chunk: NDArray[np.float32]
+        self, joint: NDArray[np.float64], target: CodeDistribution, chunk: NDArray[np.float32]
     ) -> float:
-        joint, offsets = law[0], target.offsets[0]
-        for row, added in zip(law[1:], target.offsets[1:], strict=True):
-            joint = np.multiply.outer(joint, row)
+        offsets = target.offsets[0]
+        for added in target.offsets[1:]:
             offsets = offsets[..., None, :, :] + added
         likely = np.flatnonzero(joint > 1e-6)
         actions = self._tokenizer.table[likely] + offsets.reshape(-1, *chunk.shape)[likely]
         distances = np.linalg.norm(actions - chunk, axis=-1).mean(axis=-1)
         return float(joint.ravel()[likely] @ distances)
+
+
+def _joint(law: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
+    """The joint law ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
+    if target.conditional is None:
+        joint = law[0]
+        for row in law[1:]:
+            joint = np.multiply.outer(joint, row)
+        return joint
+    # A replaced primary voids the drafted secondary, which then comes from the target's conditional.
+    primary = proposal.codes[0]
+    joint = law[0][:, None] * target.conditional
+    joint[primary] = law[0][primary] * law[1]
+    return joint
 
 
 def _rows(distribution: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -43,7 +44,7 @@ class Uncertainty(Gate):
         super().__init__(threshold, **limits)
         if kind not in get_args(Kind):
             raise unknown_name("kind of uncertainty", kind, get_args(Kind))
-        if perturbations < 1 or max_temperature <= 0.0:
+        if perturbations < 1 or not 0.0 < max_temperature < math.inf:
             raise ConfigError(
                 f"perturbations must be at least 1 and max_temperature above 0, got {perturbations}, {max_temperature}"
             )

@@ -58,9 +58,7 @@ class Bundle:
         return hashlib.sha256("".join(self.manifest["fingerprints"].values()).encode()).hexdigest()[:16]
 
 
-def load_bundle(
-    name_or_path: str | Path, *, provider: str = "CPUExecutionProvider", threads: int = 1
-) -> Bundle:
+def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> Bundle:
     """Loads a bundle and refuses parts that do not fit together.
 
     Args:
@@ -82,7 +80,7 @@ def load_bundle(
                 f"{path / file} has fingerprint {found}, but the manifest was written for {wanted}: "
                 f"the {part} is damaged or belongs to another bundle; copy the whole folder again"
             )
-    spec = PolicySpec(**manifest["spec"] | {"image": tuple(manifest["spec"]["image"] or ()) or None})
+    spec = _read_spec(path, manifest)
     return Bundle(
         path=path,
         manifest=manifest,
@@ -141,6 +139,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "export it again with this version"
         )
     return dict(manifest)
+
+
+def _read_spec(path: Path, manifest: dict[str, Any]) -> PolicySpec:
+    try:
+        return PolicySpec(**manifest["spec"] | {"image": tuple(manifest["spec"]["image"] or ()) or None})
+    except (TypeError, KeyError) as error:
+        raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
 
 
 def _read_tokenizer(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> ActionTokenizer:

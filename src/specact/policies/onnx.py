@@ -77,7 +77,9 @@ class OnnxPolicy:
             wanted["image"] = [spec.window, *spec.image, 3]
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
-            raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not belong together")
+            raise BundleError(
+                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not belong together"
+            )
         offsets = self._session.get_outputs()[1].shape[1:]
         if offsets != [spec.codebooks, spec.codes, spec.chunk, spec.actions]:
             raise BundleError(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from specact.errors import BundleError
 from specact.types import CodeDistribution, Window
 
 
@@ -37,6 +38,14 @@ class PolicySpec:
     overlap: Literal["drop", "average"]
     temperature: float
     rate_hz: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.execute <= self.chunk:
+            raise BundleError(
+                f"a bundle executes between 1 and chunk = {self.chunk} actions, its manifest says {self.execute}"
+            )
+        if not self.temperature > 0.0:
+            raise BundleError(f"a bundle's temperature must be positive, its manifest says {self.temperature}")
 
 
 class CodePolicy(Protocol):

@@ -55,7 +55,9 @@ class ObservationWindow:
         if name not in fields:
             raise ObservationError(f"the observation has no {name!r}; this policy needs {name} [{width}]")
         try:
-            value = np.asarray(fields[name], dtype=np.float32)
+            # A copy: environments may reuse their buffers. Too large for float32 becomes infinite and is refused below.
+            with np.errstate(over="ignore"):
+                value = np.array(fields[name], dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise ObservationError(f"the observation's {name} is not an array of numbers: {error}") from None
         if value.shape != (width,):
@@ -69,7 +71,10 @@ class ObservationWindow:
         return value
 
     def _frame(self, fields: Mapping[str, Any], size: tuple[int, int]) -> NDArray[np.uint8]:
-        image = np.asarray(fields.get("image"))
+        try:
+            image = np.array(fields.get("image"))
+        except ValueError as error:
+            raise ObservationError(f"the observation's image is not an array: {error}") from None
         if image.dtype != np.uint8 or image.shape != (*size, 3):
             raise ObservationError(
                 f"the observation's image must be uint8 {(*size, 3)}, got {image.dtype} {image.shape}"

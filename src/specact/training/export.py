@@ -89,7 +89,13 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
         batch = torch.export.Dim("batch", min=1, max=4096)
         shapes = {name: {0: batch} if name in given else None for name in ("state", "goal", "image")}
         program = torch.onnx.export(
-            deployed, (), kwargs=given, input_names=names, output_names=outputs, dynamo=True, verbose=False,
+            deployed,
+            (),
+            kwargs=given,
+            input_names=names,
+            output_names=outputs,
+            dynamo=True,
+            verbose=False,
             dynamic_shapes={name: shapes[name] for name in given},
         )
     proto = program.model_proto

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from specact.data.episodes import Episodes
 from specact.rng import Role, stream
 from specact.training import tokenizer as rvq
-from specact.training.losses import Targets, policy_loss
 from specact.training.loop import Metrics, Stage, cosine
+from specact.training.losses import Targets, policy_loss
 from specact.training.recipe import PolicyRecipe, Recipe
 from specact.training.tokenizer import ResidualVQ
 from specact.training.vqbet import Shapes, Statistics, VQBeT
@@ -121,9 +121,7 @@ def shapes_of(dataset: Dataset, recipe: Recipe) -> Shapes:
     )
 
 
-def policy_stage(
-    name: str, settings: PolicyRecipe, dataset: Dataset, recipe: Recipe, tokenizer: ResidualVQ
-) -> Stage:
+def policy_stage(name: str, settings: PolicyRecipe, dataset: Dataset, recipe: Recipe, tokenizer: ResidualVQ) -> Stage:
     """One VQ-BeT policy on the frozen tokenizer."""
     torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
     model = VQBeT(shapes_of(dataset, recipe), settings, dataset.statistics)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-
 from specact import __version__
 from specact.data.episodes import Episodes, concatenate
 from specact.data.generate import generate
@@ -76,20 +75,30 @@ def demonstrations(recipe: Recipe, task: Task, data: Path, out: Path, progress: 
     if recipe.data:
         return concatenate([task.features(read(data / name)) for name in recipe.data])
     made = generate(
-        task, recipe.generate_episodes, recipe.seed, recipe.generate_noise,
+        task,
+        recipe.generate_episodes,
+        recipe.seed,
+        recipe.generate_noise,
         lambda done: progress("demonstrations", done, recipe.generate_episodes),
     )
     return task.features(made.episodes)
 
 
-def _export(
-    recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: ResidualVQ, out: Path
-) -> list[Path]:
+def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: ResidualVQ, out: Path) -> list[Path]:
     shapes = stages.shapes_of(dataset, recipe)
     spec = PolicySpec(
-        window=shapes.window, state=shapes.state, goal=shapes.goal, image=shapes.image, codebooks=shapes.codebooks,
-        codes=shapes.codes, chunk=shapes.chunk, actions=shapes.actions, execute=recipe.execute,
-        overlap=recipe.overlap, temperature=1.0, rate_hz=task.rate_hz,
+        window=shapes.window,
+        state=shapes.state,
+        goal=shapes.goal,
+        image=shapes.image,
+        codebooks=shapes.codebooks,
+        codes=shapes.codes,
+        chunk=shapes.chunk,
+        actions=shapes.actions,
+        execute=recipe.execute,
+        overlap=recipe.overlap,
+        temperature=1.0,
+        rate_hz=task.rate_hz,
     )
     folders = []
     for name, (target, draft) in recipe.bundles.items():
@@ -101,26 +110,41 @@ def _export(
             model.load_state_dict(weights)
             policies[role] = model
         manifest = {
-            "name": name, "env": recipe.env, "specact": __version__, "recipe": as_dict(recipe),
-            "policies": {"target": target, "draft": draft}, "training": _last_lines(out / "log.jsonl"),
+            "name": name,
+            "env": recipe.env,
+            "specact": __version__,
+            "recipe": as_dict(recipe),
+            "policies": {"target": target, "draft": draft},
+            "training": _last_lines(out / "log.jsonl"),
         }
         write_bundle(
-            out / "bundles" / name, manifest=manifest, spec=spec, table=stages.decoder_table(tokenizer),
-            centre=dataset.centre, scale=dataset.scale, policies=policies, half=recipe.precision == "float16",
+            out / "bundles" / name,
+            manifest=manifest,
+            spec=spec,
+            table=stages.decoder_table(tokenizer),
+            centre=dataset.centre,
+            scale=dataset.scale,
+            policies=policies,
+            half=recipe.precision == "float16",
         )
         folders.append(out / "bundles" / name)
     return folders
 
 
 def _claim(out: Path, recipe: Recipe) -> None:
-    """Makes the run's folder, or checks that it belongs to the same recipe."""
-    text = json.dumps(as_dict(recipe), indent=2) + "\n"
-    file = out / "recipe.json"
-    if file.exists() and file.read_text() != text:
-        raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
+    """Makes the run's folder, or checks that it belongs to the same recipe; policies and bundles may be added."""
+    wanted, file = json.loads(json.dumps(as_dict(recipe))), out / "recipe.json"
+    if file.exists():
+        found = json.loads(file.read_text())
+        shared = {name: policy for name, policy in found["policies"].items() if name in wanted["policies"]}
+        same = {**wanted, "bundles": found["bundles"], "policies": found["policies"] | wanted["policies"]}
+        if same != {**found, "policies": same["policies"]} or any(
+            wanted["policies"][n] != p for n, p in shared.items()
+        ):
+            raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(json.dumps(wanted, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
 

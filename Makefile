@@ -1,0 +1,42 @@
+# make demo    set up what the demo needs (no PyTorch) and run it
+# make test    set up everything and run the tests
+# make check   formatting, lint, types, import contracts and tests
+# A second run skips the set-up until pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Pinned like everything else: without build isolation the build tools come from constraints.txt too.
+INSTALL := $(PIP) --no-build-isolation -e
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.demo
+	$(VENV)/bin/specact demo
+
+test: $(VENV)/.test
+	bash scripts/check tests
+
+check: $(VENV)/.test
+	bash scripts/check
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -exec rm -rf {} +
+
+$(VENV)/.venv:
+	@command -v $(PYTHON) >/dev/null || { echo "error: '$(PYTHON)' was not found; install Python 3.11 or newer, or say which: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: specact needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1); say which to use: make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The stamps stand for "installed since these two files last changed"; the environment for tests serves the demo as well.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.venv
+	$(PIP) hatchling editables
+	$(INSTALL) '.[sim,report]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
+	$(PIP) hatchling editables
+	$(INSTALL) '.[server,sim,train,report,dev]'
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,76 @@
+"""``specact calibrate``"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.errors import MissingExtraError, unknown_name
+
+
+def calibrate(
+    bundle: str,
+    gate: str = "deviation",
+    rate: float = 0.6,
+    episodes: int = 40,
+    rounds: int = 4,
+    seed: int = 0,
+    max_skips: int | None = None,
+    out: Path | None = None,
+    workers: int | None = None,
+    json: bool = False,
+) -> None:
+    """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
+
+    Args:
+        bundle: path or name of a bundle.
+        gate: deviation, uncertainty, oracle or oracle_action.
+        rate: wanted share of inferences to transmit.
+        episodes: per round, and for the held-out check.
+        rounds: on states of the gated policy.
+        seed: of everything random.
+        max_skips: longest run of skipped inferences.
+        out: folder for the calibration; the bundle's own if not given.
+        workers: processes; one per core if not given.
+        json: print the calibration as JSON.
+    """
+    try:
+        from specact.evaluation.calibrate import TOLERANCE, CalibrationRun
+        from specact.evaluation.calibrate import calibrate as run
+        from specact.evaluation.pool import Pool
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "scipy", "sim") from error
+    from specact.gates.settings import GATES
+    from specact.policies.bundle import load_bundle
+
+    if gate not in GATES:
+        raise unknown_name("gate that can be calibrated", gate, GATES)
+    loaded = load_bundle(bundle)
+    settings = CalibrationRun(rate, episodes, rounds, seed, max_skips)
+    total = episodes * (rounds + 2)
+    with progress_bars() as update, Pool(workers) as pool:
+        made = run(loaded, loaded.env, gate, settings, pool, lambda done: update(f"calibrating {gate}", done, total))
+    path = made.save(out or loaded.path / "calibration")
+    if json:
+        print_json(asdict(made))
+        return
+    model = made.model
+    results.print(f"{gate} at rate {rate:g}: threshold {made.settings.threshold:.4g}", highlight=False)
+    results.print(
+        f"held out: rate {made.held_out['rate']:.3f} over {made.held_out['inferences']} inferences of "
+        f"{made.held_out['episodes']} episodes",
+        highlight=False,
+    )
+    for form in ("linear", "logarithmic"):
+        fit = model[form]
+        results.print(f"{form} rejection model: slope {fit['slope']:+.3g}, R² {fit['r2']:.2f}", highlight=False)
+    results.print(f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps", highlight=False)
+    if model["linear"]["slope"] < 0:
+        remarks.print("the slope is negative: this gate asks where the target would have agreed", style="yellow")
+    if abs(made.held_out["rate"] - rate) > TOLERANCE:
+        remarks.print(
+            f"the held-out rate is more than {TOLERANCE} away from the one asked for; use more --episodes or --rounds",
+            style="yellow",
+        )
+    results.print(f"written: {path}", highlight=False)

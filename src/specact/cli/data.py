@@ -1,0 +1,79 @@
+"""``specact data info`` and ``specact data generate``"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from specact.cli.output import print_json, progress_bars, remarks, results
+
+
+@dataclass(frozen=True)
+class Info:
+    """Print what demonstrations hold, and warn of what would spoil training."""
+
+    path: tyro.conf.Positional[Path]
+    """npz file, zarr replay buffer, LeRobot dataset folder (v2.1, v3.0), or robomimic HDF5 file."""
+    json: bool = False
+    """Print the description as JSON."""
+
+    def run(self) -> None:
+        from specact.data.info import describe
+        from specact.data.readers import read
+
+        description = describe(read(self.path), self.path)
+        if self.json:
+            print_json(description.as_dict())
+            return
+        for name, value in description.as_dict().items():
+            if name != "warnings":
+                results.print(f"{name:18} {value}", highlight=False, soft_wrap=True)
+        for warning in description.warnings:
+            remarks.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Let a scripted expert make demonstrations."""
+
+    env: tyro.conf.Positional[str]
+    """ball or swarm."""
+    out: Path
+    """The .npz file to write."""
+    episodes: int = 200
+    """Successful episodes to keep."""
+    seed: int = 0
+    """Of everything random."""
+    noise: float = 0.0
+    """Strength of the bursts of noise on executed actions; recorded actions stay the expert's own."""
+    json: bool = False
+    """Print the counts as JSON."""
+
+    def run(self) -> None:
+        from specact.data.generate import generate, save
+        from specact.envs import load_task
+
+        task = load_task(self.env)
+        with progress_bars() as update:
+            bar: Callable[[int], None] = lambda done: update("demonstrations", done, self.episodes)  # noqa: E731
+            made = generate(task, self.episodes, self.seed, self.noise, bar)
+        save(self.out, made.episodes)
+        counts = {"path": str(self.out), "kept": len(made.episodes), "tried": made.tried, "steps": made.episodes.steps}
+        if self.json:
+            print_json(counts)
+        else:
+            results.print(
+                f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {self.out}",
+                highlight=False,
+            )
+
+
+def data(
+    action: Annotated[Info, tyro.conf.subcommand("info")] | Annotated[Generate, tyro.conf.subcommand("generate")], /
+) -> None:
+    """Look at demonstrations, or make some."""
+    action.run()

@@ -1,0 +1,63 @@
+"""``specact eval``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
+from specact.errors import MissingExtraError
+
+
+def eval_(
+    bundle: str,
+    out: Path,
+    env: str | None = None,
+    methods: str = "draft,target,hybrid,random,adahi",
+    episodes: int = 100,
+    seed: int = 0,
+    rate: float = 0.6,
+    link: str = "wifi-paper",
+    offset: str = "target",
+    max_skips: int | None = None,
+    draft_ms: float | None = None,
+    target_ms: float | None = None,
+    kappa: float = 1.0,
+    workers: int | None = None,
+    json: bool = False,
+) -> None:
+    """Run methods side by side on the same episodes, in virtual time; writes a run folder that resumes.
+
+    Args:
+        bundle: path or name of a bundle.
+        out: run folder: manifest.json, summary.json, episodes/ and steps/ as Parquet.
+        env: environment; the bundle's own if not given.
+        methods: comma-separated: draft, target, hybrid, random, adahi, gated_target, uncertainty, oracle, oracle_action.
+        episodes: per method.
+        seed: of everything random.
+        rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved.
+        link: wifi-paper or loopback.
+        offset: offset of verified steps: target, or the ablations draft and stale.
+        max_skips: longest run of skipped inferences.
+        draft_ms: accounted time of a draft inference; measured if not given.
+        target_ms: accounted time of a target inference; measured if not given.
+        kappa: factor on the draft's time, to stand in for a slower device.
+        workers: processes; one per core if not given.
+        json: print the summary as JSON.
+    """
+    try:
+        from specact.evaluation.run import Evaluation, evaluate, parse_methods
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "pyarrow", "sim") from error
+    what = Evaluation(
+        bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
+        offset=offset, max_skips=max_skips, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
+    )  # fmt: skip
+    with progress_bars() as update:
+        summary = evaluate(what, out, update, workers=workers, command=command_line())
+    if json:
+        print_json(summary)
+        return
+    results.print(summary_table(summary))
+    for line in contrast_lines(summary):
+        results.print(line, highlight=False)
+    results.print(f"run folder: {out}", highlight=False)

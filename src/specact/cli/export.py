@@ -1,0 +1,41 @@
+"""``specact export``"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import tyro
+
+from specact.cli.output import print_json, results
+from specact.errors import ConfigError
+
+
+def export(run: tyro.conf.Positional[Path], /, out: Path, bundle: str | None = None, json: bool = False) -> None:
+    """Copy a finished run's bundle to where it will be deployed, and check that it loads there.
+
+    Args:
+        run: folder of a training run.
+        out: folder to make.
+        bundle: which of the run's bundles, if it made several.
+        json: print path, fingerprints and parity as JSON.
+    """
+    from specact.policies.bundle import load_bundle
+
+    made = {path.parent.name: path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))}
+    if not made:
+        raise ConfigError(f"{run} holds no finished bundle; run specact train --out {run} to its end first")
+    if bundle is None and len(made) > 1:
+        raise ConfigError(f"{run} made several bundles ({', '.join(made)}); name one with --bundle")
+    name = bundle or next(iter(made))
+    if name not in made:
+        raise ConfigError(f"{run} made no bundle {name!r}; it made {', '.join(made)}")
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another --out")
+    shutil.copytree(made[name], out)
+    loaded = load_bundle(out)
+    facts = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
+    if json:
+        print_json(facts)
+    else:
+        results.print(f"{out}: fingerprint {loaded.fingerprint}, parity {facts['parity']}", highlight=False)

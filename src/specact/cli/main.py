@@ -1,0 +1,37 @@
+"""The command ``specact``: one verb per file; what each needs is imported only when it runs."""
+
+from __future__ import annotations
+
+import sys
+
+import tyro
+
+from specact.cli import calibrate, data, demo, doctor, eval_, export, train
+from specact.cli.output import say_error
+from specact.errors import SpecactError
+
+VERBS = {
+    "demo": demo.demo,
+    "data": data.data,
+    "train": train.train,
+    "calibrate": calibrate.calibrate,
+    "eval": eval_.eval_,
+    "export": export.export,
+    "doctor": doctor.doctor,
+}
+
+
+def main() -> None:
+    """Entry point: parses, runs one verb, turns our own errors into one sentence and exit status 2."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            VERBS,  # type: ignore[arg-type]
+            prog="specact",
+            description="Speculative action inference: a small policy acts, a large one is asked when it matters.",
+        )
+    except SpecactError as error:
+        say_error(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        say_error("stopped; run the same command again to go on from here")
+        sys.exit(130)

@@ -1,0 +1,115 @@
+"""What commands print: tables and bars on a terminal, JSON where asked."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+# Progress and remarks go to stderr, so that stdout holds the result and nothing else.
+remarks = Console(stderr=True)
+results = Console()
+
+
+def say_error(message: str) -> None:
+    """One sentence on stderr."""
+    remarks.print(f"[bold red]specact:[/] {message}", highlight=False, soft_wrap=True, markup=True)
+
+
+def print_json(value: Any) -> None:
+    """A result as JSON on stdout; NaN becomes null, which every reader understands."""
+    print(json.dumps(_finite(value), indent=2))
+
+
+def command_line() -> str:
+    """The command as it was typed, for a manifest."""
+    return shlex.join(["specact", *sys.argv[1:]])
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress bars by name; yields ``update(name, done, total)``."""
+    columns = (TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=remarks) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def update(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done)
+
+        yield update
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """The methods of an evaluation side by side."""
+    table = Table(title=f"{summary['env']}: {summary['episodes']} paired episodes, link {summary['link']}")
+    table.add_column("method")
+    for title in (
+        "success",
+        "95 %",
+        "score",
+        "sent",
+        "true skip",
+        "accepted",
+        "gated loss",
+        "change",
+        "ms/action",
+        "p95",
+    ):
+        table.add_column(title, justify="right")
+    for name, m in summary["methods"].items():
+        success, latency = m["success"], m["latency"]
+        table.add_row(
+            name,
+            f"{success['rate']:.3f}",
+            f"{success['low']:.2f}-{success['high']:.2f}",
+            f"{m['score']['mean']:.3f}",
+            f"{m['transmission_rate']:.2f}",
+            _optional(m["true_skip_ratio"]),
+            f"{m['acceptance']['all']:.2f}",
+            f"{m['gated_loss']:.3f}",
+            _optional(m["action_change_loss"]),
+            f"{latency['per_action_ms']:.2f}",
+            f"{latency['inference_p95_ms']:.1f}",
+        )
+    table.caption = (
+        "sent: transmission rate · true skip: skipped steps the target would have accepted · "
+        "change: action-change loss of skipped steps · ms/action: accounted in virtual time, p95 per inference"
+    )
+    return table
+
+
+def contrast_lines(summary: dict[str, Any]) -> list[str]:
+    """The paired contrasts in words."""
+    lines = []
+    for row in summary["contrasts"]:
+        parts = []
+        for end_point in ("success", "score"):
+            c = row[end_point]
+            parts.append(
+                f"{end_point} {c['difference']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}], p = {c['p']:.2g} ({c['test']})"
+            )
+            if row["score"] == row["success"]:
+                break
+        lines.append(f"{row['first']} - {row['second']}: " + "; ".join(parts))
+    return lines
+
+
+def _optional(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value

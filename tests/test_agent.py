@@ -1,0 +1,519 @@
+"""The algorithm, with tiny policies whose every number is known."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import specact.agent
+from specact.agent import SpeculativePolicy
+from specact.clock import Clock, VirtualClock
+from specact.errors import ConfigError, ObservationError
+from specact.gates import ActionDeviation, Always, Gate, Never, Random
+from specact.policies.bundle import Bundle
+from specact.policies.policy import CodePolicy, PolicySpec
+from specact.policies.tokenizer import ActionTokenizer
+from specact.rng import Role, StepStreams, stream
+from specact.sampling import rejection_probability, sample_codes
+from specact.types import CodeDistribution, Decision, Proposal, StepRecord, Verdict, Window
+from specact.verifiers import SpeculativeVerifier, TargetSampler, Verification
+
+SPEC = PolicySpec(
+    window=2, state=1, goal=0, image=None, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop",
+    temperature=1.0, rate_hz=10.0,
+)  # fmt: skip
+ERROR_RATE = 1e-6
+LARGEST = 1.0 - 2.0**-53
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A policy whose answer is drawn anew for every value of the newest observation."""
+
+    seed: int
+    spec: PolicySpec = SPEC
+    sequential: bool = False
+    clock: Clock | None = None
+    delay: float = 0.0
+
+    def infer(self, window: Window) -> CodeDistribution:
+        if self.clock is not None:
+            self.clock.sleep(self.delay)
+        s = self.spec
+        rng = np.random.default_rng([self.seed, int(window.state[-1, 0])])
+        probs = rng.dirichlet(np.ones(s.codes), size=s.codebooks)
+        offsets = rng.normal(size=(s.codebooks, s.codes, s.chunk, s.actions)).astype(np.float32) / 10
+        if not self.sequential:
+            return CodeDistribution(probs, offsets)
+        conditional = rng.dirichlet(np.ones(s.codes), size=s.codes)
+        probs[1] = probs[0] @ conditional
+        return CodeDistribution(probs, offsets, conditional)
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self.infer(window) for window in windows]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What the agent reads of a bundle."""
+
+    spec: PolicySpec
+    tokenizer: ActionTokenizer
+    draft: CodePolicy
+    target: CodePolicy
+
+
+def pair(spec: PolicySpec = SPEC, *, sequential: bool = False, clock: Clock | None = None) -> Bundle:
+    table = np.random.default_rng(9).uniform(-0.6, 0.6, size=(spec.codes**spec.codebooks, spec.chunk, spec.actions))
+    scale = np.linspace(2.0, 3.0, spec.actions).astype(np.float32)
+    tokenizer = ActionTokenizer(table.astype(np.float32), scale - 1.0, scale, "none", spec.codes)
+    draft = Keyed(1, spec, sequential, clock, 0.002)
+    target = Keyed(2, spec, sequential, clock, 0.010)
+    return cast(Bundle, Pair(spec, tokenizer, draft, target))
+
+
+def at(i: int) -> np.ndarray:
+    return np.array([float(i)])
+
+
+def play(policy: SpeculativePolicy, episode: int, steps: int = 12) -> tuple[np.ndarray, list[StepRecord]]:
+    """Actions and records of one episode over the observations 0, 1, 2, ..."""
+    policy.reset(episode)
+    actions, records = [], []
+    for i in range(steps):
+        actions.append(policy.act(at(i)))
+        assert policy.record is not None
+        records.append(policy.record)
+    return np.stack(actions), records
+
+
+def window(i: int) -> Window:
+    return Window(np.array([[max(i - 1, 0)], [i]], np.float32))
+
+
+# ---- which codes are executed ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_draft_only_executes_what_the_draft_draws(sequential: bool) -> None:
+    bundle = pair(sequential=sequential)
+    actions, records = play(SpeculativePolicy(bundle, Never(), seed=4, robot=2), episode=6)
+    for i, (action, record) in enumerate(zip(actions, records, strict=True)):
+        draft = bundle.draft.infer(window(i))
+        codes = sample_codes(draft, stream(4, Role.DRAFT, robot=2, episode=6, step=i))
+        assert record.codes.tolist() == codes.tolist()
+        chunk = bundle.tokenizer.decode(codes, draft.offsets)
+        np.testing.assert_array_equal(action, bundle.tokenizer.to_environment(chunk[0]))
+
+
+def test_remote_target_executes_what_the_target_draws() -> None:
+    bundle = pair()
+    verifier = TargetSampler(bundle.target, VirtualClock())
+    _, records = play(SpeculativePolicy(bundle, Always(), verifier=verifier, seed=4, robot=2), episode=6)
+    for i, record in enumerate(records):
+        codes = sample_codes(bundle.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
+        assert record.codes.tolist() == codes.tolist() and record.verdict is not None
+        kept = codes == record.proposal.codes
+        assert record.verdict.accepted.tolist() == kept.tolist()
+        assert record.verdict.rejection.tolist() == (1.0 - kept).tolist()
+
+
+def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
+    # The streams of different methods stay aligned: a comparison pairs step with step.
+    methods = [
+        SpeculativePolicy(pair(), Never(), seed=1),
+        SpeculativePolicy(pair(), Always(), seed=1),
+        SpeculativePolicy(pair(), Random(0.5), seed=1),
+        SpeculativePolicy(pair(), Always(), verifier=TargetSampler(pair().target), seed=1),
+    ]
+    drafted = [[record.proposal.codes.tolist() for record in play(method, 0)[1]] for method in methods]
+    assert all(codes == drafted[0] for codes in drafted)
+
+
+class Told:
+    """The streams of one step, given as numbers by role."""
+
+    def __init__(self, numbers: dict[Role, list[float]]) -> None:
+        self._numbers = numbers
+
+    def __call__(self, role: Role) -> np.random.Generator:
+        return cast(np.random.Generator, Hand(self._numbers.get(role, [0.5] * 4)))
+
+
+class Hand:
+    def __init__(self, numbers: list[float]) -> None:
+        self._left = list(numbers)
+
+    def random(self, size: int | tuple[int, ...] | None = None) -> Any:
+        if size is None:
+            return self._left.pop(0)
+        wanted = int(np.prod(size))
+        drawn, self._left = self._left[:wanted], self._left[wanted:]
+        return np.array(drawn).reshape(size)
+
+
+def executed_law(
+    policy: SpeculativePolicy, grid: dict[Role, list[list[float]]], monkeypatch: pytest.MonkeyPatch, i: int
+) -> np.ndarray:
+    """Joint law of the codes the policy executes on observation i: every cell of its uniforms, by volume."""
+    edge = 1e-14
+    law = np.zeros((SPEC.codes,) * SPEC.codebooks)
+    dimensions = [(role, points) for role, dims in grid.items() for points in dims]
+    cut = [
+        list(itertools.pairwise([0.0, *sorted({x for x in points if 4 * edge < x < 1 - 4 * edge}), 1.0]))
+        for _, points in dimensions
+    ]
+    for cell in itertools.product(*cut):
+        volume = math.prod(hi - lo for lo, hi in cell)
+        if volume < 1e-15:
+            continue
+        numbers: dict[Role, list[float]] = {role: [] for role in grid}
+        for (role, _), (lo, hi) in zip(dimensions, cell, strict=True):
+            numbers[role].append((lo + hi) / 2)
+        monkeypatch.setattr(specact.agent, "StepStreams", lambda *address, numbers=numbers: Told(numbers))
+        policy.reset(0)
+        action = policy.act(at(i))
+        assert policy.record is not None
+        law[tuple(policy.record.codes)] += volume
+        np.testing.assert_array_equal(action, policy._tokenizer.to_environment(policy.record.chunk[0]))
+    return law
+
+
+def residual_steps(p: np.ndarray, q: np.ndarray) -> list[float]:
+    excess = np.clip(p - q, 0.0, None)
+    return list(np.cumsum(excess) / excess.sum())
+
+
+def ratios(p: np.ndarray, q: np.ndarray) -> list[float]:
+    return list(1.0 - np.minimum(1.0, p / q))
+
+
+SMALL = replace(SPEC, codebooks=1, chunk=1)
+
+
+@pytest.mark.parametrize("i", [0, 3])
+@pytest.mark.parametrize("gate", [Always(), Never()])
+def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
+    gate: Gate, i: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = pair(SMALL)
+    draft, target = bundle.draft.infer(window(i)).probs[0], bundle.target.infer(window(i)).probs[0]
+    grid = {Role.DRAFT: [list(np.cumsum(draft))], Role.VERIFY: [ratios(target, draft), residual_steps(target, draft)]}
+    monkeypatch.setattr(f"{__name__}.SPEC", SMALL)
+    law = executed_law(SpeculativePolicy(bundle, gate, clock=VirtualClock()), grid, monkeypatch, i)
+    wanted, other = (target, draft) if isinstance(gate, Always) else (draft, target)
+    assert 0.5 * np.abs(law - wanted).sum() <= 1e-12
+    assert 0.5 * np.abs(law - other).sum() > 0.05
+
+
+def test_hybrid_with_a_sequential_secondary_has_exactly_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(SPEC, codes=2, chunk=1)
+    monkeypatch.setattr(f"{__name__}.SPEC", two)
+    bundle = pair(two, sequential=True)
+    draft, target = bundle.draft.infer(window(0)), bundle.target.infer(window(0))
+    q, p = draft.conditional, target.conditional
+    assert q is not None and p is not None
+    grid = {
+        Role.DRAFT: [list(np.cumsum(draft.probs[0])), [x for row in q for x in np.cumsum(row)]],
+        Role.VERIFY: [
+            ratios(target.probs[0], draft.probs[0]),
+            [x for z in range(2) for x in ratios(p[z], q[z])],
+            residual_steps(target.probs[0], draft.probs[0]),
+            [x for z in range(2) for x in (*np.cumsum(p[z]), *residual_steps(p[z], q[z]))],
+        ],
+    }
+    law = executed_law(SpeculativePolicy(bundle, Always(), clock=VirtualClock()), grid, monkeypatch, 0)
+    assert 0.5 * np.abs(law - target.probs[0][:, None] * p).sum() <= 1e-12
+
+
+def test_hybrid_draws_from_the_target_over_seeds() -> None:
+    # The real streams this time. Chi-square over the 9 joint codes; error rate 1e-6, and the seeds are fixed.
+    bundle, n = pair(), 1500
+    target, draft = bundle.target.infer(window(0)).probs, bundle.draft.infer(window(0)).probs
+    counts = np.zeros((3, 3))
+    for seed in range(n):
+        policy = SpeculativePolicy(bundle, Always(), seed=seed)
+        policy.act(at(0))
+        assert policy.record is not None
+        counts[tuple(policy.record.codes)] += 1
+    assert stats.chisquare(counts.ravel(), n * np.outer(*target).ravel()).pvalue > ERROR_RATE
+    assert stats.chisquare(counts.ravel(), n * np.outer(*draft).ravel()).pvalue < ERROR_RATE  # the test can tell
+
+
+# ---- which offset goes with them ------------------------------------------------------------------------------------
+
+
+def test_a_verified_step_gets_the_targets_offset_and_a_skipped_one_the_drafts() -> None:
+    bundle = pair()
+    _, records = play(SpeculativePolicy(bundle, Random(0.5), seed=0), 0, steps=60)
+    assert {record.decision.transmit for record in records} == {True, False}
+    for i, record in enumerate(records):
+        policy = bundle.target if record.decision.transmit else bundle.draft
+        wanted = bundle.tokenizer.decode(record.codes, policy.infer(window(i)).offsets)
+        np.testing.assert_array_equal(record.chunk, wanted)
+
+
+@pytest.mark.parametrize("offset", ["draft", "stale"])
+def test_offset_ablations(offset: Any) -> None:
+    bundle = pair()
+    _, records = play(SpeculativePolicy(bundle, Always(), seed=0, offset=offset), 0, steps=60)
+    _, usual = play(SpeculativePolicy(bundle, Always(), seed=0), 0, steps=60)
+    for i, (record, other) in enumerate(zip(records, usual, strict=True)):
+        assert record.codes.tolist() == other.codes.tolist()  # an ablation of the offset alone
+        offsets = bundle.draft.infer(window(i)).offsets
+        chosen = record.codes if offset == "draft" else record.proposal.codes
+        wanted = bundle.tokenizer.base(record.codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
+        np.testing.assert_allclose(record.chunk, wanted, atol=1e-6)
+    # Some codes were replaced, or the ablations could not be told apart.
+    assert any(not record.verdict.accepted.all() for record in records if record.verdict)
+
+
+# ---- addresses, interleaving, episodes ------------------------------------------------------------------------------
+
+
+def gates() -> list[Gate]:
+    return [Random(0.5), ActionDeviation(0.8, max_skips=3)]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_robots_do_not_disturb_each_other(kind: int) -> None:
+    bundle = pair()
+    alone = [play(SpeculativePolicy(bundle, gates()[kind], robot=robot), 2)[0] for robot in range(3)]
+    team = [SpeculativePolicy(bundle, gates()[kind], robot=robot) for robot in range(3)]
+    for policy in team:
+        policy.reset(2)
+    together = np.zeros((3, 12, SPEC.actions), np.float32)
+    clock = [0, 0, 0]
+    for robot in np.random.default_rng(0).permutation(np.repeat(np.arange(3), 12)):
+        together[robot, clock[robot]] = team[robot].act(at(clock[robot]))
+        clock[robot] += 1
+    np.testing.assert_array_equal(together, np.stack(alone))
+    assert not np.array_equal(alone[0], alone[1])
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("execute", [1, 2])
+def test_an_episode_is_reproduced_by_its_number(kind: int, execute: int) -> None:
+    bundle = pair(replace(SPEC, execute=execute, overlap="average"))
+    policy = SpeculativePolicy(bundle, gates()[kind], seed=3)
+    first, other, again = (play(policy, episode, steps=9)[0] for episode in (5, 6, 5))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    fresh = SpeculativePolicy(bundle, gates()[kind], seed=3)
+    np.testing.assert_array_equal(first, play(fresh, 5, steps=9)[0])
+    assert not np.array_equal(first, play(SpeculativePolicy(bundle, gates()[kind], seed=4), 5, steps=9)[0])
+
+
+def test_reset_forgets_the_last_record_and_starts_counting_anew() -> None:
+    policy = SpeculativePolicy(pair(), Always())
+    play(policy, 1, steps=3)
+    policy.reset(2)
+    assert policy.record is None and policy.wants_inference
+    policy.act(at(0))
+    record = cast(StepRecord | None, policy.record)
+    assert record is not None and (record.episode, record.step) == (2, 0)
+
+
+@pytest.mark.parametrize("bad", [np.array([np.nan]), np.zeros(2), {"goal": np.zeros(1)}, np.array([np.inf])])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_refused_observation_leaves_the_policy_where_it_was(bad: Any, kind: int) -> None:
+    bundle = pair(replace(SPEC, execute=2))
+    wanted = play(SpeculativePolicy(bundle, gates()[kind]), 1, steps=8)[0]
+    policy = SpeculativePolicy(bundle, gates()[kind])
+    policy.reset(1)
+    found = []
+    for i in range(8):
+        before = policy.record
+        with pytest.raises(ObservationError):
+            policy.act(bad)
+        assert policy.record is before
+        found.append(policy.act(at(i)))
+    np.testing.assert_array_equal(np.stack(found), wanted)
+
+
+# ---- chunks and what the gate is told -------------------------------------------------------------------------------
+
+
+class Listening(Random):
+    """A gate that keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.told: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def update(self, drafted: np.ndarray, executed: np.ndarray) -> None:
+        self.told.append((drafted.copy(), executed.copy()))
+
+
+@pytest.mark.parametrize("execute", [1, 2, 3])
+def test_the_gate_hears_of_every_action_drafted_and_executed(execute: int) -> None:
+    gate, bundle = Listening(), pair(replace(SPEC, execute=execute))
+    actions, records = play(SpeculativePolicy(bundle, gate), 0, steps=12)
+    assert [record.step for record in records] == [i // execute for i in range(12)]  # one inference per chunk
+    assert {record.decision.transmit for record in records} == {True, False}
+    assert len(gate.told) == 12
+    for i, (drafted, executed) in enumerate(gate.told):
+        np.testing.assert_array_equal(drafted, records[i].proposal.chunk[i % execute])
+        np.testing.assert_array_equal(executed, records[i].chunk[i % execute])
+        np.testing.assert_array_equal(actions[i], bundle.tokenizer.to_environment(executed))
+
+
+def test_inference_is_wanted_once_per_chunk_and_sees_every_observation() -> None:
+    policy = SpeculativePolicy(pair(replace(SPEC, execute=3)), Never())
+    wanted = []
+    for i in range(7):
+        wanted.append(policy.wants_inference)
+        policy.act_on(policy.observe(at(i)))
+    assert wanted == [True, False, False, True, False, False, True]
+    assert policy.record is not None
+    assert policy.record.proposal.window.state[:, 0].tolist() == [5.0, 6.0]  # also those between inferences
+
+
+# ---- the record -----------------------------------------------------------------------------------------------------
+
+
+def test_records_are_consistent() -> None:
+    bundle = pair()
+    _, records = play(SpeculativePolicy(bundle, Random(0.5), seed=1), episode=4, steps=60)
+    for i, record in enumerate(records):
+        assert (record.episode, record.step) == (4, i)
+        draft = bundle.draft.infer(window(i))
+        np.testing.assert_array_equal(record.proposal.window.state, window(i).state)
+        np.testing.assert_array_equal(record.proposal.draft.probs, draft.probs)
+        np.testing.assert_array_equal(
+            record.proposal.chunk, bundle.tokenizer.decode(record.proposal.codes, draft.offsets)
+        )
+        assert record.decision.threshold == 0.5
+        if not record.decision.transmit:
+            assert record.verdict is None and record.target is None
+            assert record.codes.tolist() == record.proposal.codes.tolist()
+            np.testing.assert_array_equal(record.chunk, record.proposal.chunk)
+            continue
+        assert record.verdict is not None and record.target is not None
+        target = bundle.target.infer(window(i))
+        np.testing.assert_array_equal(record.target.probs, target.probs)
+        np.testing.assert_array_equal(record.target.offsets, target.offsets)
+        assert record.codes.tolist() == record.verdict.codes.tolist()
+        np.testing.assert_array_equal(
+            record.verdict.rejection, rejection_probability(target.probs, draft.probs, record.proposal.codes)
+        )
+        kept = record.codes == record.proposal.codes  # a residual never gives the rejected code back
+        assert record.verdict.accepted.tolist() == kept.tolist()
+
+
+class Slow(Gate):
+    """Transmits every other step after thinking about it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(0.5, force_first=False)
+        self._clock, self._turn = clock, False
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        self._clock.sleep(0.0005)
+        self._turn = not self._turn
+        return float(self._turn)
+
+
+@dataclass(frozen=True)
+class OverALink:
+    """Exact verification at the far end of a link, that draws and decodes for 1 ms there."""
+
+    inner: SpeculativeVerifier
+    clock: Clock
+
+    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
+        self.clock.sleep(0.012)
+        found = self.inner.verify(proposal, rng)
+        self.clock.sleep(0.001)
+        return replace(found, network=0.012)
+
+
+def test_times_add_up() -> None:
+    clock = VirtualClock(100.0)
+    bundle = pair(clock=clock)
+    verifier = OverALink(SpeculativeVerifier(bundle.target, clock), clock)
+    policy = SpeculativePolicy(bundle, Slow(clock), verifier=verifier, clock=clock)
+    for i in range(6):
+        before = clock.now()
+        policy.act(at(i))
+        assert policy.record is not None
+        times = policy.record.times
+        assert policy.record.decision.transmit == (i % 2 == 0)
+        asked = 1.0 if policy.record.decision.transmit else 0.0
+        assert times.draft == pytest.approx(0.002)
+        assert times.gate == pytest.approx(0.0005)
+        assert times.network == pytest.approx(0.012 * asked)
+        assert times.target == pytest.approx(0.010 * asked)
+        assert times.finish == pytest.approx(0.001 * asked, abs=1e-9)
+        assert times.total == pytest.approx(clock.now() - before)
+
+
+def test_the_agents_clock_times_its_own_verifier() -> None:
+    clock = VirtualClock()
+    policy = SpeculativePolicy(pair(clock=clock), Always(), clock=clock)
+    policy.act(at(0))
+    assert policy.record is not None
+    assert policy.record.times.target == pytest.approx(0.010)
+    assert policy.record.times.finish == pytest.approx(0.0, abs=1e-9)
+
+
+# ---- other parts, and errors ----------------------------------------------------------------------------------------
+
+
+def test_another_draft_replaces_the_bundles() -> None:
+    other = Keyed(77)
+    _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=3)
+    for i, record in enumerate(records):
+        np.testing.assert_array_equal(record.proposal.draft.probs, other.infer(window(i)).probs)
+
+
+class Counting(Keyed):
+    """A policy that, like a container, is falsy while it is empty."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_another_draft_replaces_the_bundles_even_if_it_is_falsy() -> None:
+    other = Counting(77)
+    _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=1)
+    np.testing.assert_array_equal(records[0].proposal.draft.probs, other.infer(window(0)).probs)
+
+
+def test_settings_of_the_agent_are_checked() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'target'"):
+        SpeculativePolicy(pair(), Never(), offset=cast(Any, "targets"))
+    for wrong in ({"seed": -1}, {"robot": -1}):
+        with pytest.raises(ConfigError, match="must not be negative, got"):
+            SpeculativePolicy(pair(), Never(), **cast(Any, wrong))
+
+
+def test_a_decision_belongs_to_the_gate_alone() -> None:
+    # Whatever the score, the agent obeys `transmit`.
+    class Contrary(Gate):
+        def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+            return 0.0
+
+        def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
+            return Decision(True, -5.0, 5.0, "score")
+
+    _, records = play(SpeculativePolicy(pair(), Contrary(0.0)), 0, steps=3)
+    assert all(isinstance(record.verdict, Verdict) for record in records)
+
+
+def test_the_gates_stream_is_the_steps_own() -> None:
+    draws: list[float] = []
+
+    class Drawing(Never):
+        def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+            draws.append(float(rng.random()))
+            return 0.0
+
+    play(SpeculativePolicy(pair(), Drawing(), seed=3, robot=1), 2, steps=4)
+    wanted: Callable[[int], float] = lambda i: StepStreams(3, 1, 2, i)(Role.GATE).random(2)[1]  # noqa: E731
+    assert draws == [wanted(i) for i in range(4)]  # after the one that breaks ties

@@ -1,0 +1,575 @@
+"""Speculative sampling over codes: its output law is enumerated, not estimated.
+
+``verify_codes`` is a deterministic, piecewise constant map from uniforms to codes. The checks here hand it scripted
+uniforms, visit every cell of that map, weight each by its volume and by the draft's probability of the drafted codes,
+and compare the law so found with the target's.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specact.sampling import (
+    rejection_probability,
+    residual,
+    sample,
+    sample_codes,
+    softmax,
+    total_variation,
+    verify,
+    verify_codes,
+)
+from specact.types import CodeDistribution, Codes, Floats, Verdict
+
+EXACT = 1e-12
+CLEARLY_WRONG = 1e-3
+EDGE = 1e-14  # how close to a cell's border the map is probed
+LARGEST = 1.0 - 2.0**-53  # largest number a generator returns
+NO_OFFSETS = np.zeros((2, 1, 1, 1), np.float32)
+
+Step = Callable[[Codes, np.random.Generator], Verdict]
+Grid = Callable[[Codes], list[list[float]]]
+
+
+class Scripted:
+    """Stands in for a random generator: hands out the given numbers in order, and no more."""
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        self.left = list(numbers)
+
+    def random(self, size: int | tuple[int, ...] | None = None) -> Floats:
+        wanted = int(np.prod(size or 1))
+        drawn, self.left = self.left[:wanted], self.left[wanted:]
+        return np.array(drawn, dtype=np.float64).reshape(size or ())
+
+
+def scripted(numbers: Sequence[float]) -> np.random.Generator:
+    return cast(np.random.Generator, Scripted(numbers))
+
+
+def cells(points: Sequence[float]) -> list[tuple[float, float]]:
+    """The intervals into which the points cut [0, 1]."""
+    borders = [0.0]
+    for point in sorted(points):
+        if borders[-1] + 4 * EDGE < point < 1.0 - 4 * EDGE:
+            borders.append(point)
+    return list(itertools.pairwise([*borders, 1.0]))
+
+
+def enumerate_cells(step: Step, draft_law: Floats, grid: Grid) -> Iterator[tuple[tuple[int, ...], Verdict, float]]:
+    """Every drafted tuple and every cell of the map: (drafted codes, outcome, probability).
+
+    Both corners of a cell are probed; that they agree shows that the grid holds all the map's breakpoints.
+    """
+    for drafted in np.ndindex(draft_law.shape):
+        if draft_law[drafted] == 0.0:
+            continue
+        codes = np.array(drafted)
+        for cell in itertools.product(*map(cells, grid(codes))):
+            low = step(codes, scripted([lo + EDGE if lo > 0.0 else 0.0 for lo, _ in cell]))
+            high = step(codes, scripted([hi - EDGE if hi < 1.0 else LARGEST for _, hi in cell]))
+            assert low.codes.tolist() == high.codes.tolist(), f"a breakpoint inside the cell {cell}, codes {drafted}"
+            assert low.accepted.tolist() == high.accepted.tolist()
+            yield drafted, low, float(draft_law[drafted]) * math.prod(hi - lo for lo, hi in cell)
+
+
+def output_law(step: Step, draft_law: Floats, grid: Grid) -> Floats:
+    """Joint law of the final codes, ``[K] * G``."""
+    law = np.zeros(draft_law.shape)
+    for _, verdict, probability in enumerate_cells(step, draft_law, grid):
+        law[tuple(verdict.codes)] += probability
+    return law
+
+
+def distance(law: Floats, other: Floats) -> float:
+    return float(total_variation(law.ravel(), other.ravel()))
+
+
+def product(rows: Floats) -> Floats:
+    law = rows[0]
+    for row in rows[1:]:
+        law = np.multiply.outer(law, row)
+    return law
+
+
+def ratio(p: Floats, q: Floats, code: int) -> float:
+    """The acceptance breakpoint ``1 - p / q``; below it the code is rejected."""
+    return float(1.0 - p[code] / q[code]) if q[code] > 0.0 else 0.0
+
+
+def excess_steps(p: Floats, q: Floats) -> list[float]:
+    """Breakpoints of the residual's cumulative distribution."""
+    heights = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+    return list(np.cumsum(heights) / sum(heights)) if sum(heights) > 0.0 else list(np.cumsum(p))
+
+
+def independent_grid(p: Floats, q: Floats) -> Grid:
+    """Breakpoints of ``verify_codes``: one test per codebook, then one redraw per codebook."""
+    redraws = [excess_steps(*rows) for rows in zip(p, q, strict=True)]
+    return lambda codes: [[ratio(p[k], q[k], int(z))] for k, z in enumerate(codes)] + redraws
+
+
+def verifying(p: Floats, q: Floats) -> Step:
+    return lambda codes, rng: verify_codes(p, q, codes, rng)
+
+
+def sparse(rng: np.random.Generator, codes: int) -> Floats:
+    row = rng.dirichlet(np.full(codes, 0.3))
+    row[row < 0.02] = 0.0
+    return row / row.sum()
+
+
+def one_hot(code: int, codes: int) -> Floats:
+    return np.eye(codes)[code % codes]
+
+
+def rows(kind: str, codes: int, seed: int) -> tuple[Floats, Floats]:
+    """Target and draft row of one codebook."""
+    rng = np.random.default_rng([codes, seed])
+    p, q = rng.dirichlet(np.ones(codes)), rng.dirichlet(np.ones(codes))
+    return {
+        "random": (p, q),
+        "sparse": (sparse(rng, codes), sparse(rng, codes)),
+        "equal": (p, p.copy()),
+        "target one-hot": (one_hot(seed, codes), q),
+        "draft one-hot": (p, one_hot(seed, codes)),
+        "one-hot, disjoint": (one_hot(seed, codes), one_hot(seed + 1, codes)),
+        "one-hot, equal": (one_hot(seed, codes), one_hot(seed, codes)),
+    }[kind]
+
+
+KINDS = ("random", "sparse", "equal", "target one-hot", "draft one-hot", "one-hot, disjoint", "one-hot, equal")
+
+
+def pairs(kinds: Sequence[str], codes: int, seed: int) -> tuple[Floats, Floats]:
+    """Target and draft ``[G, K]`` with one kind per codebook."""
+    books = [rows(kind, codes, seed + book) for book, kind in enumerate(kinds)]
+    return np.stack([p for p, _ in books]), np.stack([q for _, q in books])
+
+
+# ---- the output law -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_final_code_follows_the_target_exactly(kind: str) -> None:
+    for codes in range(2, 17):
+        p, q = pairs([kind], codes, seed=codes)
+        law = output_law(verifying(p, q), q[0], independent_grid(p, q))
+        assert distance(law, p[0]) <= EXACT, codes
+
+
+@pytest.mark.parametrize("kinds", [*itertools.combinations(KINDS[:6], 2), ("random", "random"), ("sparse", "sparse")])
+def test_joint_law_of_two_codebooks_is_the_targets_product(kinds: tuple[str, str]) -> None:
+    for codes in (2, 3):
+        p, q = pairs(kinds, codes, seed=3)
+        law = output_law(verifying(p, q), product(q), independent_grid(p, q))
+        assert distance(law, product(p)) <= EXACT
+
+
+@pytest.mark.parametrize("codes", [5, 16])
+@pytest.mark.parametrize("book", [0, 1])
+def test_each_codebook_follows_the_target_whatever_happens_in_the_other(codes: int, book: int) -> None:
+    # The law of one codebook, given the other's draft and uniforms, is always p_k: then the joint law is the product.
+    p, q = pairs(("random", "sparse"), codes, seed=1)
+    rng = np.random.default_rng(codes)
+    other = 1 - book
+    for _ in range(3):
+        z, test, redraw = int(rng.integers(codes)), *rng.random(2)
+
+        def step(
+            drafted: Codes, own: np.random.Generator, z: int = z, test: float = test, redraw: float = redraw
+        ) -> Verdict:
+            own_test, own_redraw = own.random(2)
+            both = np.empty(2, dtype=np.int64)
+            both[book], both[other] = drafted[0], z
+            numbers = np.empty((2, 2))
+            numbers[:, book], numbers[:, other] = (own_test, own_redraw), (test, redraw)
+            verdict = verify_codes(p, q, both, scripted(numbers.ravel().tolist()))
+            return Verdict(verdict.codes[[book]], verdict.accepted[[book]], verdict.rejection[[book]])
+
+        law = output_law(step, q[book], independent_grid(p[[book]], q[[book]]))
+        assert distance(law, p[book]) <= EXACT
+
+
+# ---- a sequential secondary head ------------------------------------------------------------------------------------
+
+
+def sequential(codes: int, seed: int, kind: str) -> CodeDistribution:
+    rng = np.random.default_rng([codes, seed])
+    draw = {"random": lambda: rng.dirichlet(np.ones(codes)), "sparse": lambda: sparse(rng, codes)}[kind]
+    primary, conditional = draw(), np.stack([draw() for _ in range(codes)])
+    return CodeDistribution(np.stack([primary, primary @ conditional]), NO_OFFSETS, conditional)
+
+
+def joint(distribution: CodeDistribution) -> Floats:
+    assert distribution.conditional is not None
+    return distribution.probs[0][:, None] * distribution.conditional
+
+
+def sequential_grid(target: CodeDistribution, draft: CodeDistribution) -> Grid:
+    p, q = target.conditional, draft.conditional
+    assert p is not None and q is not None
+    # After a replaced primary the secondary may be drawn from any row of the target's conditional.
+    anywhere = [point for row in p for point in np.cumsum(row)]
+
+    def grid(codes: Codes) -> list[list[float]]:
+        first, second = int(codes[0]), int(codes[1])
+        tests = [[ratio(target.probs[0], draft.probs[0], first)], [ratio(p[first], q[first], second)]]
+        elsewhere = [point for z in range(len(p)) for point in excess_steps(p[z], q[z])]
+        return [*tests, excess_steps(target.probs[0], draft.probs[0]), anywhere + elsewhere]
+
+    return grid
+
+
+@pytest.mark.parametrize("kind", ["random", "sparse"])
+@pytest.mark.parametrize("codes", [2, 3])
+def test_sequential_secondary_gives_the_targets_joint_law(codes: int, kind: str) -> None:
+    target, draft = sequential(codes, 1, kind), sequential(codes, 2, kind)
+    law = output_law(lambda z, rng: verify(target, draft, z, rng), joint(draft), sequential_grid(target, draft))
+    assert distance(law, joint(target)) <= EXACT
+
+
+def test_secondary_of_a_replaced_primary_counts_as_replaced() -> None:
+    target, draft = sequential(3, 1, "random"), sequential(3, 2, "random")
+    grid = sequential_grid(target, draft)
+    outcomes = list(enumerate_cells(lambda z, rng: verify(target, draft, z, rng), joint(draft), grid))
+    assert not any(verdict.accepted[1] for _, verdict, _ in outcomes if not verdict.accepted[0])
+    # The share of steps with nothing replaced is what R(z) promises.
+    kept = sum(probability for _, verdict, probability in outcomes if verdict.accepted.all())
+    promised = sum(probability * (1.0 - verdict.rejected_any) for _, verdict, probability in outcomes)
+    assert kept == pytest.approx(promised, abs=EXACT)
+
+
+def test_verify_without_a_conditional_is_verify_codes() -> None:
+    p, q = pairs(("random", "random"), 6, seed=0)
+    target, draft = CodeDistribution(p, NO_OFFSETS), CodeDistribution(q, NO_OFFSETS)
+    for seed in range(20):
+        codes = np.random.default_rng(seed).integers(6, size=2)
+        whole = verify(target, draft, codes, np.random.default_rng(seed))
+        alone = verify_codes(p, q, codes, np.random.default_rng(seed))
+        assert whole.codes.tolist() == alone.codes.tolist()
+        assert whole.accepted.tolist() == alone.accepted.tolist()
+        assert whole.rejection.tolist() == alone.rejection.tolist()
+
+
+def test_a_pair_of_different_forms_is_refused() -> None:
+    with_head = sequential(3, 0, "random")
+    without = CodeDistribution(with_head.probs, NO_OFFSETS)
+    for target, draft in ((with_head, without), (without, with_head)):
+        with pytest.raises(ValueError, match="sequential secondary"):
+            verify(target, draft, np.array([0, 0]), np.random.default_rng(0))
+
+
+# ---- the classic mistakes fail the same check -----------------------------------------------------------------------
+
+
+def resampling_from_the_target(p: Floats, q: Floats) -> Step:
+    def step(codes: Codes, rng: np.random.Generator) -> Verdict:
+        test, redraw = rng.random((2, len(codes)))
+        rejection = rejection_probability(p, q, codes)
+        accepted = test >= rejection
+        return Verdict(np.where(accepted, codes, sample(p, redraw)), accepted, rejection)
+
+    return step
+
+
+def test_mistake_resampling_from_the_target_is_caught() -> None:
+    p, q = pairs(["random"], 6, seed=0)
+
+    def grid(codes: Codes) -> list[list[float]]:
+        return [[ratio(p[0], q[0], int(codes[0]))], list(np.cumsum(p[0]))]
+
+    assert distance(output_law(resampling_from_the_target(p, q), q[0], grid), p[0]) > CLEARLY_WRONG
+
+
+def test_mistake_argmax_draft_with_softmax_probabilities_is_caught() -> None:
+    p, q = pairs(["random"], 6, seed=0)
+    greedy = one_hot(int(q[0].argmax()), 6)
+    assert distance(output_law(verifying(p, q), greedy, independent_grid(p, q)), p[0]) > CLEARLY_WRONG
+
+
+@pytest.mark.parametrize("side", ["draft", "target"])
+def test_mistake_different_temperatures_are_caught(side: str) -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 1, 6))
+    p, q = softmax(logits[0]), softmax(logits[1])
+    seen_p = softmax(logits[0], 0.7) if side == "target" else p
+    seen_q = softmax(logits[1], 0.7) if side == "draft" else q  # drawn at temperature 1, verified as if at 0.7
+    law = output_law(verifying(seen_p, seen_q), q[0], independent_grid(seen_p, seen_q))
+    assert distance(law, p[0]) > CLEARLY_WRONG
+
+
+def test_mistake_secondary_read_at_the_drafts_primary_is_caught() -> None:
+    target, draft = sequential(3, 1, "random"), sequential(3, 2, "random")
+    assert target.conditional is not None and draft.conditional is not None
+    p, q = target.conditional, draft.conditional
+
+    def step(codes: Codes, rng: np.random.Generator) -> Verdict:
+        at = int(codes[0])
+        return verify_codes(np.stack([target.probs[0], p[at]]), np.stack([draft.probs[0], q[at]]), codes, rng)
+
+    law = output_law(step, joint(draft), sequential_grid(target, draft))
+    assert distance(law, joint(target)) > CLEARLY_WRONG
+
+
+# ---- identities -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acceptance_is_one_minus_total_variation(kind: str) -> None:
+    p, q = pairs([kind], 7, seed=2)
+    outcomes = list(enumerate_cells(verifying(p, q), q[0], independent_grid(p, q)))
+    accepted = sum(probability for _, verdict, probability in outcomes if verdict.accepted[0])
+    assert accepted == pytest.approx(1.0 - total_variation(p[0], q[0]), abs=EXACT)
+    overlap = np.minimum(p[0], q[0]).sum()
+    assert accepted == pytest.approx(overlap, abs=EXACT)
+    rejection = rejection_probability(p[0][None].repeat(7, 0), q[0][None].repeat(7, 0), np.arange(7))
+    assert q[0] @ rejection == pytest.approx(1.0 - overlap, abs=EXACT)
+
+
+def test_rejection_by_hand() -> None:
+    p, q = np.array([[0.1, 0.6, 0.3, 0.0, 0.0]]), np.array([[0.4, 0.3, 0.3, 0.0, 0.0]])
+    found = [float(rejection_probability(p, q, np.array([z]))[0]) for z in range(5)]
+    # A code that neither can draw counts as rejected; one that only the target can draw, as accepted.
+    assert found == pytest.approx([0.75, 0.0, 0.0, 1.0, 1.0])
+    assert rejection_probability(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.array([0]))[0] == 0.0
+    assert rejection_probability(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.array([1]))[0] == 1.0
+
+
+def test_any_rejection_is_one_minus_the_product() -> None:
+    verdict = Verdict(np.array([0, 0]), np.array([True, True]), np.array([0.25, 0.5]))
+    assert verdict.rejected_any == pytest.approx(1.0 - 0.75 * 0.5)
+
+
+def gated(p: Floats, q: Floats, skipped: set[tuple[int, ...]]) -> Step:
+    """Executes the drafted codes where the gate skips, verifies them elsewhere."""
+
+    def step(codes: Codes, rng: np.random.Generator) -> Verdict:
+        if tuple(codes.tolist()) in skipped:
+            kept = np.ones(len(codes), dtype=np.bool_)
+            return Verdict(codes, kept, rejection_probability(p, q, codes))
+        return verify_codes(p, q, codes, rng)
+
+    return step
+
+
+def gated_loss(p: Floats, q: Floats, skipped: set[tuple[int, ...]]) -> tuple[float, float]:
+    """Total variation between executed and target law; probability of skipping what would have been rejected."""
+    law = output_law(gated(p, q, skipped), product(q), independent_grid(p, q))
+    missed = 0.0
+    for codes in skipped:
+        r = rejection_probability(p, q, np.array(codes))
+        missed += float(product(q)[codes]) * float(1.0 - np.prod(1.0 - r))
+    return distance(law, product(p)), missed
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(2, 8), st.integers(0, 10**6), st.sampled_from(KINDS), st.integers(0, 255))
+def test_gated_loss_of_one_codebook_is_exactly_the_missed_rejections(
+    codes: int, seed: int, kind: str, mask: int
+) -> None:
+    p, q = pairs([kind], codes, seed)
+    lost, missed = gated_loss(p, q, {(z,) for z in range(codes) if mask >> z & 1})
+    assert lost == pytest.approx(missed, abs=EXACT)
+
+
+def test_gated_loss_of_one_codebook_is_exact_for_a_gate_that_flips_coins_too() -> None:
+    p, q = pairs(["random"], 5, seed=4)
+    skip = np.random.default_rng(0).random(5)  # probability of skipping, by drafted code
+    verified, executed = np.zeros(5), np.zeros(5)
+    for drafted, verdict, probability in enumerate_cells(verifying(p, q), q[0], independent_grid(p, q)):
+        verified[verdict.codes[0]] += probability
+        executed[verdict.codes[0]] += (1.0 - skip[drafted[0]]) * probability
+        executed[drafted[0]] += skip[drafted[0]] * probability
+    rejection = np.array([rejection_probability(p, q, np.array([z]))[0] for z in range(5)])
+    assert distance(executed, verified) == pytest.approx(float((q[0] * skip) @ rejection), abs=EXACT)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(0, 511))
+def test_gated_loss_of_two_codebooks_is_at_most_the_missed_rejections(
+    seed: int, first: str, second: str, mask: int
+) -> None:
+    p, q = pairs((first, second), 3, seed)
+    skipped = {codes for place, codes in enumerate(np.ndindex(3, 3)) if mask >> place & 1}
+    lost, missed = gated_loss(p, q, skipped)
+    assert lost <= missed + EXACT
+
+
+def test_gated_loss_of_two_codebooks_can_be_strictly_less() -> None:
+    # Always skipping: two half-wrong codebooks miss 3/4 but the laws are only 1/2 apart.
+    p, q = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.5, 0.5], [1.0, 0.0]])
+    lost, missed = gated_loss(p, q, set(np.ndindex(2, 2)))
+    assert (lost, missed) == pytest.approx((0.5, 0.75), abs=EXACT)
+
+
+@pytest.mark.parametrize("mask", [0b111111111, 0b101010101, 0b000110110, 0b110001011])
+def test_gated_loss_of_two_codebooks_is_exact_where_only_one_differs(mask: int) -> None:
+    p, q = pairs(("random", "equal"), 3, seed=8)
+    skipped = {codes for place, codes in enumerate(np.ndindex(3, 3)) if mask >> place & 1}
+    lost, missed = gated_loss(p, q, skipped)
+    assert lost == pytest.approx(missed, abs=EXACT) and missed > 0.01
+
+
+def test_gated_loss_is_exact_only_given_the_state() -> None:
+    # Two equally likely states with p and q exchanged: averaged over them nothing seems lost by never transmitting.
+    p, q = pairs(["random"], 4, seed=5)
+    everything = {(z,) for z in range(4)}
+    for a, b in ((p, q), (q, p)):
+        lost, missed = gated_loss(a, b, everything)
+        assert lost == pytest.approx(missed, abs=EXACT) and missed > 0.1
+    executed = [output_law(gated(a, b, everything), b[0], independent_grid(a, b)) for a, b in ((p, q), (q, p))]
+    assert distance(executed[0] + executed[1], p[0] + q[0]) <= EXACT
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from([0.0, 0.0, 1e-25, 1e-9, 0.1, 1.0 / 3.0, 1.0]), min_size=1, max_size=16).filter(any),
+    st.sampled_from([1e-30, 0.3, 1.0, 7.0, 1e30]),
+    st.one_of(st.sampled_from([0.0, 5e-324, 0.5, 1.0 - 2.0**-52, LARGEST]), st.floats(0.0, 1.0, exclude_max=True)),
+)
+def test_never_draws_an_impossible_code(weights: list[float], scale: float, uniform: float) -> None:
+    for dtype in (np.float64, np.float32):
+        row = (np.array(weights) * scale).astype(dtype)
+        if not row.any():
+            continue
+        code = int(sample(row, np.array(uniform)))
+        assert 0 <= code < len(row) and row[code] > 0.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 42.0])
+@pytest.mark.parametrize("codes", [2, 7, 16])
+def test_draws_have_exactly_the_rows_probabilities(codes: int, scale: float) -> None:
+    row = sparse(np.random.default_rng(codes), codes)
+    law = np.zeros(codes)
+    for lo, hi in cells(np.cumsum(row).tolist()):
+        drawn = sample(row * scale, np.array([lo + EDGE if lo else 0.0, hi - EDGE if hi < 1 else LARGEST]))
+        assert drawn[0] == drawn[1]
+        law[drawn[0]] += hi - lo
+    assert distance(law, row) <= EXACT
+
+
+def test_draws_of_a_batch_are_those_of_its_rows() -> None:
+    rng = np.random.default_rng(0)
+    probs, uniforms = rng.dirichlet(np.ones(5), size=(4, 3)), rng.random((4, 3))
+    drawn = sample(probs, uniforms)
+    assert drawn.shape == (4, 3)
+    for at in np.ndindex(4, 3):
+        assert drawn[at] == sample(probs[at], uniforms[at])
+
+
+def test_codes_of_a_distribution_follow_its_joint_law() -> None:
+    independent = CodeDistribution(pairs(("random", "sparse"), 3, 0)[0], NO_OFFSETS)
+    for distribution in (sequential(3, 5, "random"), independent):
+        secondary = [distribution.probs[1]] if distribution.conditional is None else list(distribution.conditional)
+        grids = [np.cumsum(distribution.probs[0]).tolist(), [x for row in secondary for x in np.cumsum(row)]]
+        law = np.zeros((3, 3))
+        for cell in itertools.product(*map(cells, grids)):
+            codes = sample_codes(distribution, scripted([(lo + hi) / 2 for lo, hi in cell]))
+            law[tuple(codes)] += math.prod(hi - lo for lo, hi in cell)
+        wanted = product(distribution.probs) if distribution.conditional is None else joint(distribution)
+        assert distance(law, wanted) <= EXACT
+
+
+@pytest.mark.parametrize("books", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["equal", "one-hot, disjoint", "random"])
+def test_verification_always_draws_two_numbers_per_codebook(books: int, kind: str) -> None:
+    p, q = pairs([kind] * books, 5, seed=0)
+    codes = q.argmax(axis=-1)
+    used, counted = np.random.default_rng(3), np.random.default_rng(3)
+    verify_codes(p, q, codes, used)
+    counted.random(2 * books)
+    assert used.bit_generator.state == counted.bit_generator.state
+
+
+def test_sequential_verification_always_draws_four_numbers() -> None:
+    target, draft = sequential(3, 1, "random"), sequential(3, 2, "random")
+    seen = set()
+    for seed in range(30):
+        used, counted = np.random.default_rng(seed), np.random.default_rng(seed)
+        seen.add(tuple(verify(target, draft, np.array([seed % 3, seed // 3 % 3]), used).accepted.tolist()))
+        counted.random(4)
+        assert used.bit_generator.state == counted.bit_generator.state
+    assert {(True, True), (False, False), (True, False)} == seen
+
+
+# ---- the parts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_residual_is_a_distribution_on_what_the_draft_lacks(kind: str) -> None:
+    p, q = pairs([kind, kind], 9, seed=6)
+    left = residual(p, q)
+    np.testing.assert_allclose(left.sum(axis=-1), 1.0, atol=EXACT)
+    assert (left >= 0.0).all()
+    if "equal" in kind:
+        np.testing.assert_array_equal(left, p)
+    else:
+        assert (left[p <= q] == 0.0).all()
+        mass = np.maximum(p - q, 0.0).sum(axis=-1, keepdims=True)
+        np.testing.assert_allclose(left * mass, np.maximum(p - q, 0.0), atol=EXACT)
+
+
+def test_total_variation_by_hand() -> None:
+    assert total_variation(np.array([0.5, 0.5, 0.0]), np.array([0.2, 0.5, 0.3])) == pytest.approx(0.3)
+    assert total_variation(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 1.0
+
+
+def test_softmax_divides_by_the_temperature() -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 5))
+    for temperature in (0.25, 1.0, 3.0):
+        probs = softmax(logits, temperature)
+        np.testing.assert_allclose(probs.sum(axis=-1), 1.0, atol=EXACT)
+        np.testing.assert_allclose(
+            np.log(probs[:, 1:] / probs[:, :1]), (logits[:, 1:] - logits[:, :1]) / temperature, atol=1e-10
+        )
+
+
+def test_softmax_of_large_logits_and_in_double_precision() -> None:
+    np.testing.assert_allclose(softmax(np.array([1e5, 0.0, -1e5])), [1.0, 0.0, 0.0], atol=0)
+    np.testing.assert_allclose(softmax(np.array([1e5, 1e5 + 1.0])), softmax(np.array([0.0, 1.0])), atol=1e-10)
+    small = softmax(np.zeros((2, 3), dtype=np.float32))
+    assert small.dtype == np.float64
+    assert np.abs(small.sum(axis=-1) - 1.0).max() <= 1e-15
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "codes"),
+    [
+        ((2, 4), (2, 5), (2,)),
+        ((2, 4), (2, 4), (3,)),
+        ((4,), (4,), (1,)),
+        ((2, 4), (1, 4), (2,)),
+        ((2, 4), (2, 4), (2, 1)),
+    ],
+)
+def test_wrong_shapes_are_refused_by_name(
+    target: tuple[int, ...], draft: tuple[int, ...], codes: tuple[int, ...]
+) -> None:
+    allowed = r"expected target_probs and draft_probs \[G, K\] and codes \[G\]; got"
+    with pytest.raises(ValueError, match=allowed) as caught:
+        verify_codes(np.ones(target), np.ones(draft), np.zeros(codes, dtype=np.int64), np.random.default_rng(0))
+    assert all(str(shape) in str(caught.value) for shape in (target, draft, codes))
+
+
+@pytest.mark.parametrize("codes", [[-1, 0], [0, 4]])
+def test_codes_out_of_range_are_refused_with_the_range(codes: list[int]) -> None:
+    p, q = pairs(("random", "random"), 4, seed=0)
+    with pytest.raises(ValueError, match=r"codes must lie in \[0, 4\), got \[") as caught:
+        verify_codes(p, q, np.array(codes), np.random.default_rng(0))
+    assert str(codes) in str(caught.value)
+
+
+@pytest.mark.parametrize("codes", [[-1, 0], [0, -1], [3, 0], [0, 3], [0], [0, 0, 0]])
+def test_sequential_verification_refuses_wrong_codes_too(codes: list[int]) -> None:
+    target, draft = sequential(3, 1, "random"), sequential(3, 2, "random")
+    with pytest.raises(ValueError, match="codes"):
+        verify(target, draft, np.array(codes), np.random.default_rng(0))
