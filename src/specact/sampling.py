@@ -7,6 +7,7 @@ A code ``z ~ q`` is accepted with probability ``min(1, p(z) / q(z))``; otherwise
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.types import CodeDistribution, Codes, Floats, Verdict
 
@@ -53,10 +54,16 @@ def rejection_probability(target_probs: Floats, draft_probs: Floats, codes: Code
     Returns:
         ``[..., G]`` in [0, 1]. A code with ``q = 0`` (never drawn from q) counts as accepted if ``p > 0``.
     """
-    index = np.asarray(codes)[..., None]
-    p = np.take_along_axis(target_probs, index, axis=-1)[..., 0]
-    q = np.take_along_axis(draft_probs, index, axis=-1)[..., 0]
-    return np.where(p >= q, np.where(p > 0.0, 0.0, 1.0), 1.0 - p / np.where(q > 0.0, q, 1.0))
+    codes = np.asarray(codes)
+    p, q = _picked(target_probs, codes), _picked(draft_probs, codes)
+    kept = np.divide(p, q, out=(p > 0.0).astype(np.float64), where=q > 0.0)
+    return np.asarray(1.0 - np.minimum(kept, 1.0))
+
+
+def _picked(probs: Floats, codes: Codes) -> Floats:
+    """The probability of each code, ``[..., G]`` (several times faster than ``take_along_axis`` on one step)."""
+    rows = np.asarray(probs).reshape(-1, np.shape(probs)[-1])
+    return np.asarray(rows[np.arange(len(rows)), codes.ravel()].reshape(codes.shape))
 
 
 def sample(probs: Floats, uniforms: Floats) -> Codes:
@@ -103,8 +110,7 @@ def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: n
     test, redraw = rng.random((2, len(codes)))
     rejection = rejection_probability(target_probs, draft_probs, codes)
     accepted = test >= rejection
-    replacements = sample(residual(target_probs, draft_probs), redraw)
-    return Verdict(np.where(accepted, codes, replacements), accepted, rejection)
+    return Verdict(_replaced(target_probs, draft_probs, codes, accepted, redraw), accepted, rejection)
 
 
 def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
@@ -128,12 +134,20 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
     test, redraw = rng.random((2, 2))
     rejection = rejection_probability(target_rows, draft_rows, codes)
     accepted = test >= rejection
-    replacements = sample(residual(target_rows, draft_rows), redraw)
-    final = np.where(accepted, codes, replacements)
+    final = _replaced(target_rows, draft_rows, codes, accepted, redraw)
     if not accepted[0]:
         accepted[1] = False
         final[1] = sample(target.conditional[final[0]], redraw[1])
     return Verdict(final, accepted, rejection)
+
+
+def _replaced(
+    target_probs: Floats, draft_probs: Floats, codes: Codes, accepted: NDArray[np.bool_], redraw: Floats
+) -> Codes:
+    """The codes, with those not accepted drawn again from the residual."""
+    if accepted.all():
+        return np.array(codes)
+    return np.where(accepted, codes, sample(residual(target_probs, draft_probs), redraw))
 
 
 def _check_shapes(target_probs: Floats, draft_probs: Floats, codes: Codes) -> None:
@@ -143,5 +157,5 @@ def _check_shapes(target_probs: Floats, draft_probs: Floats, codes: Codes) -> No
             f"expected target_probs and draft_probs [G, K] and codes [G]; "
             f"got {shape}, {np.shape(draft_probs)} and {np.shape(codes)}"
         )
-    if np.any(np.less(codes, 0)) or np.any(np.greater_equal(codes, shape[1])):
+    if not all(0 <= code < shape[1] for code in np.asarray(codes).tolist()):
         raise ValueError(f"codes must lie in [0, {shape[1]}), got {np.asarray(codes).tolist()}")

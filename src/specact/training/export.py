@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
     names = ["state"] + ["goal"] * (inputs[1] is not None) + ["image"] * (inputs[2] is not None)
     outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
     given = {name: value for name, value in zip(("state", "goal", "image"), inputs, strict=True) if value is not None}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         batch = torch.export.Dim("batch", min=1, max=4096)

@@ -1,0 +1,87 @@
+"""ONNX Runtime against PyTorch's inference mode: same weights, batch 1, one thread, interleaved in one process.
+
+Run: python benchmarks/engines.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from specact.policies.onnx import OnnxPolicy
+from specact.policies.policy import PolicySpec
+from specact.training.export import LastPosition, example_inputs, export_policy
+from specact.training.recipe import Recipe, load_recipe
+from specact.training.vqbet import Shapes, Statistics, VQBeT
+from specact.types import Window
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+# State, goal and action widths of the environments; the weights are random, which changes no time.
+WIDTHS = {"ball": (8, 2, 2), "swarm": (20, 10, 10), "pusht": (26, 0, 2), "kitchen": (30, 7, 9)}
+ROUNDS, CALLS = 30, 20
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"median of {ROUNDS * CALLS} calls, batch 1, one thread, ms")
+    print(f"{'policy':16} {'parameters':>10} {'PyTorch':>8} {'ONNX Runtime':>13} {'ratio':>6}")
+    for env, widths in WIDTHS.items():
+        recipe = load_recipe(RECIPES / f"{env}.toml")
+        for role in ("draft", "target"):
+            model = build(recipe, role, *widths)
+            torch_ms, onnx_ms = compare(model, recipe, *widths)
+            count = sum(p.numel() for p in model.parameters())
+            print(f"{env + ' ' + role:16} {count:10,} {torch_ms:8.3f} {onnx_ms:13.3f} {torch_ms / onnx_ms:6.2f}")
+
+
+def build(recipe: Recipe, role: str, state: int, goal: int, actions: int) -> VQBeT:
+    torch.manual_seed(0)
+    tokenizer = recipe.tokenizer
+    shapes = Shapes(
+        recipe.window, state, goal, None, tokenizer.codebooks, tokenizer.codes, recipe.chunk, actions, recipe.goal
+    )
+    plain = Statistics(torch.zeros(state), torch.ones(state), torch.zeros(goal), torch.ones(goal))
+    return VQBeT(shapes, recipe.policies[role], plain).eval()
+
+
+def compare(model: VQBeT, recipe: Recipe, state: int, goal: int, actions: int) -> tuple[float, float]:
+    """Median milliseconds of the whole call a device makes, window in and distribution out, in both engines."""
+    spec = PolicySpec(
+        recipe.window, state, goal, None, model.shapes.codebooks, model.shapes.codes, recipe.chunk, actions,
+        recipe.execute, recipe.overlap, 1.0, 10.0,
+    )  # fmt: skip
+    inputs = example_inputs(model, 1)
+    window = Window(inputs[0][0].numpy(), None if inputs[1] is None else inputs[1][0].numpy())
+    deployed = LastPosition(model)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "policy.onnx"
+        export_policy(model, path, half=True)
+        runtime = OnnxPolicy(path, spec)
+
+    def in_torch() -> None:
+        # What a device would have to do with PyTorch: wrap, infer, softmax, and bring the result back to NumPy.
+        state_in = torch.from_numpy(window.state)[None]
+        goal_in = None if window.goal is None else torch.from_numpy(window.goal)[None]
+        with torch.inference_mode():
+            logits, offsets = deployed(state_in, goal_in)[:2]
+            logits.double().softmax(-1)[0].numpy(), offsets[0].numpy()
+
+    def in_onnx() -> None:
+        runtime.infer(window)
+
+    times: dict[str, list[float]] = {"torch": [], "onnx": []}
+    for _ in range(ROUNDS):
+        for name, call in (("torch", in_torch), ("onnx", in_onnx)):
+            for _ in range(CALLS):
+                start = time.perf_counter()
+                call()
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times["torch"]), statistics.median(times["onnx"])
+
+
+if __name__ == "__main__":
+    main()
