@@ -47,7 +47,7 @@ class Keyed:
         s = self.spec
         rng = np.random.default_rng([self.seed, int(window.state[-1, 0])])
         probs = rng.dirichlet(np.ones(s.codes), size=s.codebooks)
-        offsets = rng.normal(size=(s.codebooks, s.codes, s.chunk, s.actions)).astype(np.float32) / 10
+        offsets = rng.normal(size=(s.codebooks, s.codes, s.chunk, s.actions)).astype(np.float32) / np.float32(10)
         if not self.sequential:
             return CodeDistribution(probs, offsets)
         conditional = rng.dirichlet(np.ones(s.codes), size=s.codes)

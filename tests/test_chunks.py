@@ -19,7 +19,7 @@ def chunks(n: int, count: int, seed: int) -> list[tuple[Chunk, Chunk]]:
 
 def play(player: ChunkPlayer, source: list[tuple[Chunk, Chunk]], execute: int) -> list[tuple[Chunk, Chunk]]:
     """Feeds chunks as the agent does, and checks that they are asked for when due."""
-    played = []
+    played: list[tuple[Chunk, Chunk]] = []
     for pair in source:
         assert player.empty
         player.put(*pair)

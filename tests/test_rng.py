@@ -43,7 +43,8 @@ def test_step_streams_are_the_same_streams() -> None:
 def test_addresses_share_no_number() -> None:
     # All addresses in a small box, each field varied alone and together; exchanging two fields must matter as well.
     # 486 streams of 64 words: two equal words among independent ones have probability below 1e-9.
-    fields = {"seed": [0, 1, 2], "role": list(Role), "robot": [0, 1, 2], "episode": [0, 1, 2], "step": [0, 1, 2]}
+    few = [0, 1, 2]
+    fields: dict[str, list[int]] = {"seed": few, "role": list(Role), "robot": few, "episode": few, "step": few}
     words = np.concatenate(
         [raw(dict(zip(fields, address, strict=True)), 64) for address in itertools.product(*fields.values())]
     )

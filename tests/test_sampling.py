@@ -8,12 +8,13 @@ and compare the law so found with the target's.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from specact.sampling import (
     rejection_probability,
@@ -92,7 +93,7 @@ def distance(law: Floats, other: Floats) -> float:
 
 
 def product(rows: Floats) -> Floats:
-    law = rows[0]
+    law: Floats = rows[0]
     for row in rows[1:]:
         law = np.multiply.outer(law, row)
     return law
@@ -122,11 +123,11 @@ def verifying(p: Floats, q: Floats) -> Step:
 def sparse(rng: np.random.Generator, codes: int) -> Floats:
     row = rng.dirichlet(np.full(codes, 0.3))
     row[row < 0.02] = 0.0
-    return row / row.sum()
+    return np.asarray(row / row.sum())
 
 
 def one_hot(code: int, codes: int) -> Floats:
-    return np.eye(codes)[code % codes]
+    return np.asarray(np.eye(codes)[code % codes])
 
 
 def rows(kind: str, codes: int, seed: int) -> tuple[Floats, Floats]:
@@ -202,14 +203,17 @@ def test_each_codebook_follows_the_target_whatever_happens_in_the_other(codes: i
 
 def sequential(codes: int, seed: int, kind: str) -> CodeDistribution:
     rng = np.random.default_rng([codes, seed])
-    draw = {"random": lambda: rng.dirichlet(np.ones(codes)), "sparse": lambda: sparse(rng, codes)}[kind]
+    draw: Callable[[], Floats] = {
+        "random": lambda: rng.dirichlet(np.ones(codes)),
+        "sparse": lambda: sparse(rng, codes),
+    }[kind]
     primary, conditional = draw(), np.stack([draw() for _ in range(codes)])
     return CodeDistribution(np.stack([primary, primary @ conditional]), NO_OFFSETS, conditional)
 
 
 def joint(distribution: CodeDistribution) -> Floats:
     assert distribution.conditional is not None
-    return distribution.probs[0][:, None] * distribution.conditional
+    return np.asarray(distribution.probs[0][:, None] * distribution.conditional)
 
 
 def sequential_grid(target: CodeDistribution, draft: CodeDistribution) -> Grid:
@@ -419,7 +423,7 @@ def test_gated_loss_of_two_codebooks_is_exact_where_only_one_differs(mask: int) 
 def test_gated_loss_is_exact_only_given_the_state() -> None:
     # Two equally likely states with p and q exchanged: averaged over them nothing seems lost by never transmitting.
     p, q = pairs(["random"], 4, seed=5)
-    everything = {(z,) for z in range(4)}
+    everything: set[tuple[int, ...]] = {(z,) for z in range(4)}
     for a, b in ((p, q), (q, p)):
         lost, missed = gated_loss(a, b, everything)
         assert lost == pytest.approx(missed, abs=EXACT) and missed > 0.1
@@ -438,7 +442,7 @@ def test_gated_loss_is_exact_only_given_the_state() -> None:
 )
 def test_never_draws_an_impossible_code(weights: list[float], scale: float, uniform: float) -> None:
     for dtype in (np.float64, np.float32):
-        row = (np.array(weights) * scale).astype(dtype)
+        row: NDArray[Any] = (np.array(weights) * scale).astype(dtype)
         if not row.any():
             continue
         code = int(sample(row, np.array(uniform)))

@@ -85,7 +85,7 @@ def read_calibration(path: Path, bundle: Bundle) -> Calibration:
         raw = json.loads(path.read_text())
         options = tuple((name, value) for name, value in raw["settings"].pop("options"))
         calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate") from None
     if calibration.fingerprint != bundle.fingerprint:
         raise BundleError(

@@ -52,7 +52,7 @@ class ChunkPlayer:
             votes = [chunk[at] for chunk, at in reach if at < len(chunk)]
             while len(self._chunks) > len(votes):
                 self._chunks.popleft()
-            executed = np.mean(votes, axis=0, dtype=np.float32)
+            executed = np.asarray(np.mean(votes, axis=0, dtype=np.float32))
         else:
             executed = newest[1][self._played]
         self._played += 1

@@ -189,6 +189,12 @@ def test_round_trip(write: Callable[[Path], Path], tmp_path: Path) -> None:
     assert [str(a.dtype) for a in (found.state, found.action, found.ends)] == ["float32", "float32", "int64"]
 
 
+def read_frames(path: Path, cut: Path) -> None:
+    image = read(path).image
+    assert image is not None, f"{cut} can be cut without notice"
+    image[:]  # frames are read only here
+
+
 @pytest.mark.parametrize("write", WRITERS)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.95])
 def test_truncation_is_told(write: Callable[[Path], Path], share: float, tmp_path: Path) -> None:
@@ -198,9 +204,7 @@ def test_truncation_is_told(write: Callable[[Path], Path], share: float, tmp_pat
         content = file.read_bytes()
         file.write_bytes(content[: int(len(content) * share)])
         with pytest.raises(DataError, match=path.name):
-            image = read(path).image
-            assert image is not None, f"{file} can be cut without notice"
-            image[:]  # frames are read only here
+            read_frames(path, file)
         file.write_bytes(content)
     assert read(path).steps == STEPS
 
@@ -320,7 +324,7 @@ def test_zarr_selects_and_cannot_hide_lost_chunks(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 of 3 chunks of 'data/action' are missing"):
         read(path)
     shutil.rmtree(path / "data/action")
-    with pytest.raises(DataError, match="'action' or 'actions'; found: .*state"):
+    with pytest.raises(DataError, match=r"'action' or 'actions'; found: .*state"):
         read(path)
 
 
@@ -395,7 +399,7 @@ def test_robomimic_refusals(tmp_path: Path) -> None:
 
 
 def test_unknown_places(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is nothing at .*Supported"):
+    with pytest.raises(DataError, match=r"there is nothing at .*Supported"):
         read(tmp_path / "none.npz")
     (tmp_path / "a.csv").write_text("1")
     with pytest.raises(DataError, match=r"'\.csv'; supported"):

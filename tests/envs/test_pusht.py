@@ -99,6 +99,7 @@ def test_renders() -> None:
     env = TASK.make(render_mode="rgb_array")
     env.reset(seed=0)
     image = env.render()
+    assert isinstance(image, np.ndarray)
     assert image.dtype == np.uint8 and image.shape == (680, 680, 3) and image.std() > 0
     assert PushT().render() is None
 

@@ -341,7 +341,7 @@ def test_oracles_against_enumerated_verification(books: int) -> None:
     for seed in range(6):
         target, draft = distribution(seed, books=books), distribution(seed + 50, books=books)
         step = proposal(seed, draft=draft)
-        rows = [outcomes(*books_, int(z)) for *books_, z in zip(target.probs, draft.probs, step.codes, strict=True)]
+        rows = [outcomes(p, q, int(z)) for p, q, z in zip(target.probs, draft.probs, step.codes, strict=True)]
         law = rows[0]
         for row in rows[1:]:
             law = np.multiply.outer(law, row)

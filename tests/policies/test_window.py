@@ -1,7 +1,6 @@
 """The device's observation window."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,7 @@ def test_what_the_caller_does_with_its_arrays_later_changes_no_window(field: str
     np.testing.assert_array_equal(getattr(found, field), before)
 
 
-BAD: list[tuple[Mapping[str, Any], str]] = [
+BAD: list[tuple[dict[str, Any], str]] = [
     ({"state": np.array([np.nan, 1.0])}, r"state is NaN or infinite at \[0\]"),
     ({"state": np.array([0.0, np.inf])}, r"state is NaN or infinite at \[1\]"),
     ({"goal": np.array([0.0, 0.0, -np.inf])}, r"goal is NaN or infinite at \[2\]"),
@@ -134,7 +133,7 @@ def refuses_and_stays(bad: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)
-def test_a_bad_field_is_refused_and_leaves_the_window_unchanged(change: Mapping[str, Any], message: str) -> None:
+def test_a_bad_field_is_refused_and_leaves_the_window_unchanged(change: dict[str, Any], message: str) -> None:
     refuses_and_stays(observation(9) | change, message)
 
 

@@ -1,4 +1,4 @@
-"""``specact calibrate``"""
+"""``specact calibrate`` finds a gate's threshold for a wanted transmission rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``specact data info`` and ``specact data generate``"""
+"""``specact data info`` describes demonstrations; ``specact data generate`` makes some with a scripted expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``specact demo``"""
+"""``specact demo`` shows a policy pair at work: five methods on the same simulated episodes."""
 
 from __future__ import annotations
 

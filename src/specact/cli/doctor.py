@@ -1,4 +1,4 @@
-"""``specact doctor``"""
+"""``specact doctor`` says what this installation can do and how fast it is."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""``specact eval``"""
+"""``specact eval`` runs methods side by side on the same episodes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from specact.agent import Offset
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
 from specact.errors import MissingExtraError
 
@@ -17,7 +18,7 @@ def eval_(
     seed: int = 0,
     rate: float = 0.6,
     link: str = "wifi-paper",
-    offset: str = "target",
+    offset: Offset = "target",
     max_skips: int | None = None,
     draft_ms: float | None = None,
     target_ms: float | None = None,
@@ -31,7 +32,8 @@ def eval_(
         bundle: path or name of a bundle.
         out: run folder: manifest.json, summary.json, episodes/ and steps/ as Parquet.
         env: environment; the bundle's own if not given.
-        methods: comma-separated: draft, target, hybrid, random, adahi, gated_target, uncertainty, oracle, oracle_action.
+        methods: comma-separated: draft, target, hybrid, random, adahi, gated_target, uncertainty, oracle,
+            oracle_action.
         episodes: per method.
         seed: of everything random.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved.

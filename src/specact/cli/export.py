@@ -1,4 +1,4 @@
-"""``specact export``"""
+"""``specact export`` copies a finished run's bundle to where it will be deployed."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -20,7 +21,7 @@ results = Console()
 
 def say_error(message: str) -> None:
     """One sentence on stderr."""
-    remarks.print(f"[bold red]specact:[/] {message}", highlight=False, soft_wrap=True, markup=True)
+    remarks.print(f"[bold red]specact:[/] {escape(message)}", highlight=False, soft_wrap=True, markup=True)
 
 
 def print_json(value: Any) -> None:
@@ -95,7 +96,8 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
         for end_point in ("success", "score"):
             c = row[end_point]
             parts.append(
-                f"{end_point} {c['difference']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}], p = {c['p']:.2g} ({c['test']})"
+                f"{end_point} {c['difference']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}], "
+                f"p = {c['p']:.2g} ({c['test']})"
             )
             if row["score"] == row["success"]:
                 break

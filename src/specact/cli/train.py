@@ -1,4 +1,4 @@
-"""``specact train``"""
+"""``specact train`` makes the tokenizer, the policies and the bundles of a recipe."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ def train(
         json: print the result as JSON.
     """
     try:
-        import torch
-
         from specact.training.recipe import load_recipe
         from specact.training.train import train as run
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
-    torch.set_num_threads(threads)
     with progress_bars() as update:
-        made = run(load_recipe(recipe), data, out, update)
+        made = run(load_recipe(recipe), data, out, update, threads=threads)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return

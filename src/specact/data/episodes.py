@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,7 @@ def concatenate(parts: list[Episodes]) -> Episodes:
     first = parts[0]
     offsets = np.cumsum([0] + [part.steps for part in parts[:-1]])
 
-    def join(name: str) -> NDArray[np.float32] | None:
+    def join(name: str) -> NDArray[Any] | None:
         values = [getattr(part, name) for part in parts]
         if all(value is None for value in values):
             return None

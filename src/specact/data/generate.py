@@ -102,7 +102,7 @@ def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
         try:
             with temporary.open("wb") as file:
                 np.savez_compressed(file, **{name: value for name, value in fields.items() if value is not None})
-            os.replace(temporary, path)
+            temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:

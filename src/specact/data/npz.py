@@ -42,7 +42,9 @@ _DAMAGE = (
 
 
 def read_npz(path: Path) -> Episodes:
-    """Read ``state|obs|observation``, ``action|actions``, ``episode_ends``; ``goal|current_subtask``, ``image|img`` and
+    """Read the demonstrations of an .npz archive.
+
+    ``state|obs|observation``, ``action|actions``, ``episode_ends``; ``goal|current_subtask``, ``image|img`` and
     ``rate_hz`` where present. The earlier name is preferred, other arrays are ignored.
 
     Raises:

@@ -77,7 +77,8 @@ class LazyFrames:
 def read_zarr(path: Path) -> Episodes:
     """Read ``data/{state|obs, action, img|image}`` and ``meta/episode_ends`` of a zarr store, version 2 or 3.
 
-    Images are not loaded, see :class:`LazyFrames`. ``goal``, ``current_subtask`` and ``rate_hz`` are read where present.
+    Images are not loaded, see :class:`LazyFrames`. ``goal``, ``current_subtask`` and ``rate_hz`` are read where
+    present.
 
     Raises:
         DataError: for damaged stores, missing arrays or chunks, and lengths that contradict each other.

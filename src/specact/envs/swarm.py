@@ -1,8 +1,8 @@
 """Swarm: drones in a walled plane, each on its way to its own target, that have to pass each other.
 
 Each drone is a double integrator with drag, ``v' = ACCELERATION * action - DRAG * v``. Drones are discs that catch on
-each other: two that meet go on with their mean velocity, so bumping costs time and head-on drones stand still. Who
-passes whom on which side is free, so demonstrations have many modes.
+each other: two that meet do not bounce and keep half of the velocity at which they slide past each other, so bumping
+costs time and head-on drones stand still. Who passes whom on which side is free, so demonstrations have many modes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ HALF_SIZE = 1.2  # arena, centre to wall [m]
 RADIUS = 0.1  # of a drone [m]
 ACCELERATION = 1.5  # at full command, per axis [m/s^2]
 DRAG = 0.5  # [1/s]
+SLIP = 0.5  # share of the sliding velocity that two drones in contact keep
 TARGET_RADIUS = 0.05  # drone centre to target [m]
 SLOW = 0.1  # speed below which a drone counts as hovering [m/s]
 HOLD_STEPS = 5  # control steps with all drones on target that make a success: 0.5 s
@@ -127,8 +128,12 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
             i, j = first[pair], second[pair]
             apart = self.position[j] - self.position[i]  # again: an earlier pair may have moved them
             distance = max(float(np.hypot(*apart)), 1e-9)
-            if apart @ (self.velocity[i] - self.velocity[j]) > 0:
-                self.velocity[i] = self.velocity[j] = 0.5 * (self.velocity[i] + self.velocity[j])
+            closing = self.velocity[i] - self.velocity[j]
+            if apart @ closing > 0:
+                along = apart / distance
+                kept = SLIP * (closing - (closing @ along) * along)
+                mean = 0.5 * (self.velocity[i] + self.velocity[j])
+                self.velocity[i], self.velocity[j] = mean + 0.5 * kept, mean - 0.5 * kept
             shift = max(RADIUS - 0.5 * distance, 0.0) * apart / distance
             self.position[i] -= shift
             self.position[j] += shift

@@ -101,8 +101,8 @@ def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
             continue
         row: dict[str, Any] = {"first": first, "second": second}
         for end_point in ("success", "score"):
-            pair = [outcomes[name][end_point].astype(np.float64) for name in (first, second)]
-            found = contrast(*pair)
+            one, other = (outcomes[name][end_point].astype(np.float64) for name in (first, second))
+            found = contrast(one, other)
             row[end_point] = {
                 "difference": found.difference.mean,
                 "low": found.difference.low,

@@ -1,4 +1,4 @@
-"""Episodes in lock step and virtual time: policies run batched, each robot's algorithm runs as it would on the robot."""
+"""Episodes in lock step and virtual time: policies run batched, each robot's algorithm as it would on the robot."""
 
 from __future__ import annotations
 

@@ -222,9 +222,13 @@ def _claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) 
     request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env, "fingerprint": bundle.fingerprint}))
     path = out / "manifest.json"
     if path.exists():
-        manifest = json.loads(path.read_text())
-        if manifest["evaluation"] != request:
-            raise ConfigError(f"{out} holds another run ({manifest['command']}); choose another --out")
+        try:
+            manifest = json.loads(path.read_text())
+            found, made_by = manifest["evaluation"], manifest["command"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is damaged ({error}); choose another --out, or remove that folder") from None
+        if found != request:
+            raise ConfigError(f"{out} holds another run ({made_by}); choose another --out")
         return dict(manifest)
     draft_ms = what.draft_ms if what.draft_ms is not None else 1e3 * measure_inference(bundle.draft, bundle.spec)
     target_ms = what.target_ms if what.target_ms is not None else 1e3 * measure_inference(bundle.target, bundle.spec)

@@ -75,7 +75,7 @@ class Oracle(Gate):
 def _joint(law: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
     """The joint law ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
     if target.conditional is None:
-        joint = law[0]
+        joint: NDArray[np.float64] = law[0]
         for row in law[1:]:
             joint = np.multiply.outer(joint, row)
         return joint

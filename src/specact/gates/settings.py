@@ -52,7 +52,7 @@ class GateSettings:
         if self.name not in GATES:
             raise unknown_name("gate", self.name, ["never", "always", "random", *GATES])
         options = GATES[self.name] | dict(self.options)
-        limits = {"tie_probability": self.tie_probability, "max_skips": self.max_skips}
+        limits: dict[str, Any] = {"tie_probability": self.tie_probability, "max_skips": self.max_skips}
         if self.name == "deviation":
             return ActionDeviation(self.threshold, **options, **limits)
         if self.name == "uncertainty":

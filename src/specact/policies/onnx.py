@@ -8,11 +8,25 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
 from specact.errors import BundleError, ConfigError
 from specact.policies.policy import PolicySpec
 from specact.sampling import softmax
 from specact.types import CodeDistribution, Window
+
+# What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
+_UNREADABLE = (
+    raised.EPFail,
+    raised.Fail,  # sizes or versions that do not fit
+    raised.InvalidArgument,  # empty files, dangling inputs
+    raised.InvalidGraph,
+    raised.InvalidProtobuf,  # cut files, anything else than ONNX
+    raised.NoSuchFile,
+    raised.NotImplemented,  # operators the provider lacks
+    raised.RuntimeException,
+    UnicodeDecodeError,  # its own messages, where they quote a damaged name
+)
 
 
 class OnnxPolicy:
@@ -42,7 +56,7 @@ class OnnxPolicy:
         options.log_severity_level = 3
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
-        except Exception as error:  # ONNX Runtime's own exceptions share no base class but this one
+        except _UNREADABLE as error:
             raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
         self._spec = spec
         self._check(path)

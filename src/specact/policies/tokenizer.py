@@ -44,7 +44,8 @@ class ActionTokenizer:
         index = 0
         for code in codes:
             index = index * self.codes + int(code)
-        return self.table[index].copy()
+        chunk: NDArray[np.float32] = self.table[index].copy()
+        return chunk
 
     def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def trace(policy: SpeculativePolicy, env_name: str, episode: int, seed: int) -> 
     return TracedEpisode(np.array(points), np.array(transmitted), bool(info["success"]), env)
 
 
-def draw_paths(rows: dict[str, Sequence[TracedEpisode]], env_name: str, path: Path) -> None:
+def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, path: Path) -> None:
     """Writes a picture with one row per method and one column per episode (the same start in every row)."""
     mpl.use("Agg")
     count = max(len(episodes) for episodes in rows.values())

@@ -44,7 +44,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     try:
         with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})
+            names = file.keys()  # safe_open has keys but cannot be iterated over
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except SafetensorError as error:
         raise ConfigError(f"{path} is damaged ({error}); delete it to train this stage anew") from error
 

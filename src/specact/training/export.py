@@ -100,6 +100,7 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
             verbose=False,
             dynamic_shapes={name: shapes[name] for name in given},
         )
+    assert program is not None  # None is only for exports without dynamo
     proto = program.model_proto
     if half:
         _store_as_half(proto)

@@ -42,7 +42,8 @@ class ResidualVQ(nn.Module):
     def decode(self, codes: Tensor) -> Tensor:
         """Chunks ``[B, n, A]`` of codes ``[B, G]``."""
         latent = sum(book[codes[:, g]] for g, book in enumerate(self.codebooks))
-        return self.decoder(latent).view(-1, self.chunk, self.actions)
+        chunks: Tensor = self.decoder(latent)
+        return chunks.view(-1, self.chunk, self.actions)
 
     @torch.no_grad()
     def encode(self, chunks: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specact import __version__
 from specact.data.episodes import Episodes, concatenate
 from specact.data.generate import generate
@@ -39,7 +41,7 @@ class Trained:
     metrics: dict[str, Any]
 
 
-def train(recipe: Recipe, data: Path, out: Path, progress: Progress) -> Trained:
+def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads: int = 1) -> Trained:
     """Makes tokenizer, policies and bundles of a recipe; run again after a stop, it goes on where it was.
 
     Args:
@@ -47,11 +49,13 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress) -> Trained:
         data: folder the recipe's data paths are relative to.
         out: folder of the run: checkpoints, ``log.jsonl`` and ``bundles/NAME``.
         progress: told (stage, steps done, steps in all).
+        threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:
         ConfigError: if ``out`` holds a run of another recipe, or a file cannot be written.
         DataError: if the demonstrations cannot be used.
     """
+    torch.set_num_threads(threads)
     _claim(out, recipe)
     task = load_task(recipe.env)
     dataset = stages.prepare(demonstrations(recipe, task, data, out, progress), recipe)
@@ -135,7 +139,10 @@ def _claim(out: Path, recipe: Recipe) -> None:
     """Makes the run's folder, or checks that it belongs to the same recipe; policies and bundles may be added."""
     wanted, file = json.loads(json.dumps(as_dict(recipe))), out / "recipe.json"
     if file.exists():
-        found = json.loads(file.read_text())
+        try:
+            found = json.loads(file.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged ({error}); choose another --out, or remove that folder") from None
         shared = {name: policy for name, policy in found["policies"].items() if name in wanted["policies"]}
         same = {**wanted, "bundles": found["bundles"], "policies": found["policies"] | wanted["policies"]}
         if same != {**found, "policies": same["policies"]} or any(

@@ -84,7 +84,8 @@ class Block(nn.Module):
         weights = (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + self.mask).softmax(-1)
         mixed = (weights @ v).transpose(1, 2).reshape(batch, tokens, width)
         x = x + self.dropout(self.project(mixed))
-        return x + self.dropout(self.mlp(self.norm_mlp(x)))
+        added: Tensor = self.dropout(self.mlp(self.norm_mlp(x)))
+        return x + added
 
 
 class ImageEncoder(nn.Module):
@@ -102,7 +103,8 @@ class ImageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         frames = image.flatten(0, -4).permute(0, 3, 1, 2).float() / 255.0 - 0.5
-        return self.project(self.layers(frames).mean((-2, -1))).unflatten(0, image.shape[:-3])
+        embedded: Tensor = self.project(self.layers(frames).mean((-2, -1))).unflatten(0, image.shape[:-3])
+        return embedded
 
 
 class VQBeT(nn.Module):
@@ -157,7 +159,8 @@ class VQBeT(nn.Module):
         x = self.dropout(tokens + self.positions)
         for block in self.blocks:
             x = block(x)
-        return self.norm(x[:, -self.shapes.window :])
+        features: Tensor = self.norm(x[:, -self.shapes.window :])
+        return features
 
     def standardise(self, state: Tensor) -> Tensor:
         """Observations in standard deviations, limited to 6 so that one wild sensor cannot saturate the network."""
@@ -184,11 +187,13 @@ class _SecondaryHead(nn.Module):
         self.write = nn.Linear(head_width or width, codes)
 
     def forward(self, features: Tensor, primary: Tensor) -> Tensor:
-        return self.write(torch.relu(self.read(features) + self.primary(primary)))
+        logits: Tensor = self.write(torch.relu(self.read(features) + self.primary(primary)))
+        return logits
 
     def conditional(self, features: Tensor) -> Tensor:
         """Logits ``[..., K, K]``, row i given primary code i."""
-        return self.write(torch.relu(self.read(features)[..., None, :] + self.primary.weight))
+        logits: Tensor = self.write(torch.relu(self.read(features)[..., None, :] + self.primary.weight))
+        return logits
 
 
 def _head(width: int, head_width: int, outputs: int) -> nn.Module:

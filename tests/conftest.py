@@ -1,0 +1,122 @@
+"""What several tests share: one tiny bundle, trained once, and the command line as a real process."""
+
+import fcntl
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; subprocesses inherit it
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import specact
+
+# Policies this small learn next to nothing; what is tested is that every part fits and every number is the right one.
+TINY = """
+env = "ball"
+generate_episodes = 40
+generate_noise = 0.5
+window = 2
+chunk = 2
+execute = 1
+seed = 3
+
+[tokenizer]
+codes = 8
+latent = 16
+hidden = 32
+steps = 400
+batch = 128
+
+[policies.target]
+layers = 2
+heads = 2
+width = 16
+head_width = 32
+dropout = 0.1
+steps = 300
+batch = 32
+warmup = 5
+average = 0.9
+bfloat16 = false
+
+[policies.draft]
+like = "target"
+layers = 1
+width = 8
+head_width = 0
+steps = 60
+
+[bundles]
+tiny = ["target", "draft"]
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A finished training run of :data:`TINY`, with ``recipe.toml`` beside it. Read only: copy before damaging it."""
+    shared = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        shared = shared.parent  # the folder that all processes of one test run share
+    folder = shared / "tiny"
+    with (shared / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            from specact.training.recipe import load_recipe
+            from specact.training.train import train
+
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            (folder / "recipe.toml").write_text(TINY)
+            train(load_recipe(folder / "recipe.toml"), Path(), folder / "run", lambda stage, done, total: None)
+            (folder / "done").touch()
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(tiny_run: Path) -> Path:
+    """The recipe of :func:`tiny_run`."""
+    return tiny_run.parent / "recipe.toml"
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_run: Path) -> Path:
+    """The tiny bundle. Read only."""
+    return tiny_run / "bundles" / "tiny"
+
+
+@pytest.fixture
+def bundle_copy(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny bundle, to be damaged."""
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def command() -> list[str]:
+    """``specact`` of this checkout, as the first words of a command line."""
+    return [sys.executable, "-c", "from specact.cli.main import main; main()"]
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """In which :func:`command` finds this checkout; wide enough that no message is wrapped."""
+    source = str(Path(specact.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "1000", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+@pytest.fixture(scope="session")
+def specact_run(command: list[str], environment: dict[str, str]) -> Run:
+    """Runs ``specact ARGUMENTS`` in a process of its own."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = [*command, *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300, check=False)
+
+    return run
