@@ -56,7 +56,7 @@ def test_it_reconstructs_far_better_than_a_constant_and_uses_every_code(trained:
     # By hand: a constant can do no better than the median of every dimension.
     constant = np.abs(chunks.numpy() - np.median(chunks.numpy(), axis=0)).mean()
     assert found.baseline == pytest.approx(constant, abs=1e-3)
-    error = (trained.decode(trained.encode(chunks)) - chunks).abs().mean()
+    error = (trained.decode(trained.encode(chunks)) - chunks).abs().mean().detach()
     assert found.error == pytest.approx(float(error))
 
 

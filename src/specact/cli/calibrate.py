@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import tyro
+
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import MissingExtraError, unknown_name
+from specact.gates.settings import CALIBRATED, DEFAULT_CHOICES, GateChoices
 
 
 def calibrate(
@@ -16,7 +19,7 @@ def calibrate(
     episodes: int = 40,
     rounds: int = 4,
     seed: int = 0,
-    max_skips: int | None = None,
+    gates: tyro.conf.OmitArgPrefixes[GateChoices] = DEFAULT_CHOICES,
     out: Path | None = None,
     workers: int | None = None,
     json: bool = False,
@@ -30,7 +33,6 @@ def calibrate(
         episodes: per round, and for the held-out check.
         rounds: on states of the gated policy.
         seed: of everything random.
-        max_skips: longest run of skipped inferences.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
@@ -41,16 +43,22 @@ def calibrate(
         from specact.evaluation.pool import Pool
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "scipy", "sim") from error
-    from specact.gates.settings import GATES
     from specact.policies.bundle import load_bundle
 
-    if gate not in GATES:
-        raise unknown_name("gate that can be calibrated", gate, GATES)
+    if gate not in CALIBRATED:
+        raise unknown_name("gate that can be calibrated", gate, CALIBRATED)
     loaded = load_bundle(bundle)
-    settings = CalibrationRun(rate, episodes, rounds, seed, max_skips)
+    settings = CalibrationRun(rate, episodes, rounds, seed)
     total = episodes * (rounds + 2)
     with progress_bars() as update, Pool(workers) as pool:
-        made = run(loaded, loaded.env, gate, settings, pool, lambda done: update(f"calibrating {gate}", done, total))
+        made = run(
+            loaded,
+            loaded.env,
+            gates.settings(gate),
+            settings,
+            pool,
+            lambda done: update(f"calibrating {gate}", done, total),
+        )
     path = made.save(out or loaded.path / "calibration")
     if json:
         print_json(asdict(made))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import tyro
+
 from specact.agent import Offset
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
 from specact.errors import MissingExtraError
+from specact.gates.settings import DEFAULT_CHOICES, GateChoices
 
 
 def eval_(
@@ -19,7 +22,7 @@ def eval_(
     rate: float = 0.6,
     link: str = "wifi-paper",
     offset: Offset = "target",
-    max_skips: int | None = None,
+    gates: tyro.conf.OmitArgPrefixes[GateChoices] = DEFAULT_CHOICES,
     draft_ms: float | None = None,
     target_ms: float | None = None,
     kappa: float = 1.0,
@@ -39,7 +42,6 @@ def eval_(
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved.
         link: wifi-paper or loopback.
         offset: offset of verified steps: target, or the ablations draft and stale.
-        max_skips: longest run of skipped inferences.
         draft_ms: accounted time of a draft inference; measured if not given.
         target_ms: accounted time of a target inference; measured if not given.
         kappa: factor on the draft's time, to stand in for a slower device.
@@ -52,7 +54,7 @@ def eval_(
         raise MissingExtraError(error.name or "pyarrow", "sim") from error
     what = Evaluation(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
-        offset=offset, max_skips=max_skips, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
+        offset=offset, gates=gates, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
     )  # fmt: skip
     with progress_bars() as update:
         summary = evaluate(what, out, update, workers=workers, command=command_line())

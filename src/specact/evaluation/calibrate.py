@@ -32,7 +32,6 @@ class CalibrationRun:
         episodes: per round, and again for the held-out check.
         rounds: on states of the gated policy; at least 3, because the first ones chase their own feedback.
         seed: of everything random.
-        max_skips: longest run of skips the gate allows, or None.
         shard: episodes that run in one batch.
     """
 
@@ -40,7 +39,6 @@ class CalibrationRun:
     episodes: int = 40
     rounds: int = 4
     seed: int = 0
-    max_skips: int | None = None
     shard: int = 20
 
     def __post_init__(self) -> None:
@@ -51,7 +49,7 @@ class CalibrationRun:
 
 
 def calibrate(
-    bundle: Bundle, env: str, gate: str, run: CalibrationRun, pool: Pool, advance: Callable[[int], None]
+    bundle: Bundle, env: str, gate: GateSettings, run: CalibrationRun, pool: Pool, advance: Callable[[int], None]
 ) -> Calibration:
     """Finds a gate's threshold for a rate and checks it on held-out episodes.
 
@@ -61,12 +59,12 @@ def calibrate(
     Args:
         bundle: the policies.
         env: the environment's name.
-        gate: one of :data:`~specact.gates.settings.GATES`.
+        gate: without its threshold, see :class:`~specact.gates.settings.GateChoices`.
         run: how.
         pool: where.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
     """
-    method = next(name for name, method in METHODS.items() if method.gate == gate)
+    method = next(name for name, method in METHODS.items() if method.gate == gate.name)
     finished = 0
 
     def roll(settings: GateSettings, first: int) -> dict[str, np.ndarray]:
@@ -85,7 +83,7 @@ def calibrate(
             advance(finished)
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
-    settings = GateSettings(gate, threshold=-np.inf, max_skips=run.max_skips)
+    settings = dataclasses.replace(gate, threshold=-np.inf)
     table = roll(settings, _FIRST_EPISODE)
     rounds: list[dict[str, float]] = []
     for number in range(1, run.rounds + 1):

@@ -13,8 +13,7 @@ class Method:
     """A gate and a verifier under a name.
 
     Attributes:
-        gate: name of the gate's settings in :data:`~specact.gates.settings.GATES`; methods that share it share its
-            calibration.
+        gate: name of its gate; methods that share it share its calibration.
         verifier: ``speculative`` or ``target`` (the target's own codes).
         about: one line for a table.
         waits_for_draft: whether the draft's time is part of the method's; the ungated target needs no draft.

@@ -28,7 +28,7 @@ from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard
-from specact.gates.settings import GATES, GateSettings
+from specact.gates.settings import CALIBRATED, DEFAULT_CHOICES, GateChoices, GateSettings
 from specact.links.link import load_link
 from specact.policies.bundle import Bundle, load_bundle
 from specact.policies.timing import measure_inference
@@ -49,7 +49,7 @@ class Evaluation:
         rate: transmission rate the gates are calibrated for; ``random`` runs at the rate ADAHI achieved.
         link: name of a link preset.
         offset: see :class:`~specact.agent.SpeculativePolicy`.
-        max_skips: longest run of skips, or None.
+        gates: readings that the papers leave open.
         draft_ms, target_ms: accounted time of one inference; None measures it on this machine.
         kappa: factor on the draft's time, to stand in for a slower device.
         shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
@@ -64,7 +64,7 @@ class Evaluation:
     rate: float = 0.6
     link: str = "wifi-paper"
     offset: Offset = "target"
-    max_skips: int | None = None
+    gates: GateChoices = DEFAULT_CHOICES
     draft_ms: float | None = None
     target_ms: float | None = None
     kappa: float = 1.0
@@ -116,10 +116,10 @@ def evaluate(
         # random comes last: it runs at the rate that ADAHI achieved.
         for name in sorted(what.methods, key=lambda method: method == "random"):
             gate = load_method(name).gate
-            if gate in GATES and gate not in calibrations:
+            if gate in CALIBRATED and gate not in calibrations:
                 calibrations[gate] = _calibration(bundle, env, gate, what, out, pool, progress)
-            settings = GateSettings(gate, max_skips=what.max_skips)
-            if gate in GATES:
+            settings = what.gates.settings(gate)
+            if gate in CALIBRATED:
                 settings = calibrations[gate].settings
             elif gate == "random":
                 achieved = float(steps["adahi"]["transmitted"].mean()) if "adahi" in steps else what.rate
@@ -202,17 +202,15 @@ def _calibration(
     bundle: Bundle, env: str, gate: str, what: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
     """The bundle's calibration, or this run's, or a new one kept in the run folder."""
-    stored = find_calibration(bundle, gate, what.rate)
-    if stored is not None and env == bundle.env and stored.settings.max_skips == what.max_skips:
+    wanted, stored = what.gates.settings(gate), find_calibration(bundle, gate, what.rate)
+    if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
         return stored
     path = out / "calibration" / calibration_file(gate, what.rate)
     if path.exists():
         return read_calibration(path, bundle)
-    run = CalibrationRun(
-        what.rate, what.calibration_episodes, seed=what.seed, max_skips=what.max_skips, shard=what.shard
-    )
+    run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed, shard=what.shard)
     total = run.episodes * (run.rounds + 2)
-    made = calibrate(bundle, env, gate, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
+    made = calibrate(bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
     made.save(path.parent)
     return made
 

@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specact.errors import unknown_name
 from specact.gates.baseline import Always, Never, Random
-from specact.gates.deviation import ActionDeviation
+from specact.gates.deviation import ActionDeviation, Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.oracle import Oracle
-from specact.gates.uncertainty import Uncertainty
+from specact.gates.uncertainty import Kind, Uncertainty
 from specact.policies.policy import CodePolicy
 from specact.policies.tokenizer import ActionTokenizer
 
-# Settings of the gates that need a threshold; "deviation" is the reading chosen for ADAHI.
-GATES: dict[str, dict[str, Any]] = {
-    "deviation": {"reading": "euclidean", "alpha": 0.5, "source": "executed"},
-    "uncertainty": {"kind": "temperature"},
-    "oracle": {"on": "rejection"},
-    "oracle_action": {"on": "action_change"},
-}
+# The gates that need a threshold, and so a calibration.
+CALIBRATED = ("deviation", "uncertainty", "oracle", "oracle_action")
+
+
+@dataclass(frozen=True)
+class GateChoices:
+    """The readings that the papers leave open, by name.
+
+    Attributes:
+        reading, alpha, source: of the action deviation, see :class:`~specact.gates.deviation.ActionDeviation`.
+        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`.
+        max_skips: longest run of skipped inferences; None for no limit.
+    """
+
+    reading: Reading = "euclidean"
+    alpha: float = 0.5
+    source: Source = "executed"
+    uncertainty: Kind = "temperature"
+    max_skips: int | None = None
+
+    def settings(self, gate: str) -> GateSettings:
+        """Settings of a gate that still needs its threshold.
+
+        Raises:
+            ConfigError: for an unknown gate.
+        """
+        options: dict[str, dict[str, Any]] = {
+            "never": {},
+            "always": {},
+            "random": {},
+            "deviation": {"reading": self.reading, "alpha": self.alpha, "source": self.source},
+            "uncertainty": {"kind": self.uncertainty},
+            "oracle": {"on": "rejection"},
+            "oracle_action": {"on": "action_change"},
+        }
+        if gate not in options:
+            raise unknown_name("gate", gate, options)
+        return GateSettings(gate, max_skips=self.max_skips, options=tuple(options[gate].items()))
+
+
+DEFAULT_CHOICES = GateChoices()
 
 
 @dataclass(frozen=True)
@@ -28,11 +62,11 @@ class GateSettings:
     """A gate in plain values: what crosses process borders and goes into manifests.
 
     Attributes:
-        name: ``never``, ``always``, ``random`` or one of :data:`GATES`.
+        name: ``never``, ``always``, ``random`` or one of :data:`CALIBRATED`.
         threshold: for ``random`` the rate.
         tie_probability: see :class:`~specact.gates.gate.Gate`.
         max_skips: likewise.
-        options: of the gate's own, replacing those of :data:`GATES`.
+        options: the gate's own, by name.
     """
 
     name: str
@@ -40,6 +74,10 @@ class GateSettings:
     tie_probability: float = 0.0
     max_skips: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
+
+    def without_threshold(self) -> GateSettings:
+        """What was asked for, before calibration found the threshold."""
+        return replace(self, threshold=0.0, tie_probability=0.0)
 
     def build(self, target: CodePolicy, tokenizer: ActionTokenizer) -> Gate:
         """A fresh gate for one robot."""
@@ -49,9 +87,9 @@ class GateSettings:
             return Always()
         if self.name == "random":
             return Random(self.threshold, max_skips=self.max_skips)
-        if self.name not in GATES:
-            raise unknown_name("gate", self.name, ["never", "always", "random", *GATES])
-        options = GATES[self.name] | dict(self.options)
+        if self.name not in CALIBRATED:
+            raise unknown_name("gate", self.name, ["never", "always", "random", *CALIBRATED])
+        options = dict(self.options)
         limits: dict[str, Any] = {"tie_probability": self.tie_probability, "max_skips": self.max_skips}
         if self.name == "deviation":
             return ActionDeviation(self.threshold, **options, **limits)

@@ -96,6 +96,8 @@ class Recipe:
         overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
         goal: ``token`` prepends the goal to the window, ``concatenate`` adds it to every observation.
         image: whether the policy looks through the image encoder as well.
+        temperature: of both policies' softmax when they are deployed; below 1 it makes up for the focal loss, which
+            leaves them less sure than they could be.
         precision: of the exported weights, ``float16`` or ``float32``.
         seed: of everything random.
         held_out: share of episodes kept for validation.
@@ -114,6 +116,7 @@ class Recipe:
     overlap: Literal["drop", "average"] = "drop"
     goal: Literal["token", "concatenate"] = "token"
     image: bool = False
+    temperature: float = 1.0
     precision: Literal["float16", "float32"] = "float16"
     seed: int = 0
     held_out: float = 0.05
@@ -122,6 +125,8 @@ class Recipe:
     bundles: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.temperature > 0.0:
+            raise ConfigError(f"temperature must be positive, got {self.temperature}")
         if not 1 <= self.execute <= self.chunk:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
         if bool(self.data) == bool(self.generate_episodes):

@@ -101,7 +101,7 @@ def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: Resi
         actions=shapes.actions,
         execute=recipe.execute,
         overlap=recipe.overlap,
-        temperature=1.0,
+        temperature=recipe.temperature,
         rate_hz=task.rate_hz,
     )
     folders = []

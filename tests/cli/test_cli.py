@@ -1,0 +1,211 @@
+"""The command line as its users meet it: real processes, exit status, one sentence, pure JSON."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact import load_bundle
+from specact.calibration import find_calibration
+from specact.data.readers import read
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+INTERVAL = {"mean", "low", "high"}
+METHOD = {
+    "success", "score", "control_steps", "inferences", "transmission_rate", "true_skip_ratio", "acceptance",
+    "primary_rejection", "gated_loss", "action_change_loss", "gate_efficiency", "draft_entropy", "target_entropy",
+    "latency",
+}  # fmt: skip
+SUMMARY = {
+    "env", "episodes", "seed", "bundle", "rate", "link", "score", "methods", "contrasts", "calibration", "seconds",
+}  # fmt: skip
+
+
+def strictly(text: str) -> Any:
+    """Parses JSON as the standard has it: without NaN and Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in said if line.startswith("specact: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert said[-1] == errors[0]
+    for part in parts:
+        assert part in errors[0]
+
+
+def test_help_names_every_verb(specact_run: Run) -> None:
+    done = specact_run("--help")
+    assert done.returncode == 0
+    for verb in ("demo", "data", "train", "calibrate", "eval", "export", "doctor"):
+        assert verb in done.stdout
+
+
+def test_help_of_eval_names_every_setting(specact_run: Run) -> None:
+    done = specact_run("eval", "--help")
+    assert done.returncode == 0
+    for flag in ("--bundle", "--out", "--env", "--methods", "--episodes", "--seed", "--rate", "--link", "--offset",
+                 "--max-skips", "--draft-ms", "--target-ms", "--kappa", "--workers", "--json"):  # fmt: skip
+        assert flag in done.stdout
+
+
+def test_eval_writes_the_documented_summary(specact_run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
+    words = ["eval", "--bundle", tiny_bundle, "--out", tmp_path / "run", "--methods", "draft,hybrid,random",
+             "--episodes", "3", "--workers", "1", "--draft-ms", "1", "--target-ms", "5", "--seed", "4", "--json"]  # fmt: skip
+    done = specact_run(*words)
+    assert done.returncode == 0, done.stderr
+    summary = strictly((tmp_path / "run" / "summary.json").read_text())
+    assert strictly(done.stdout) == summary
+    assert set(summary) == SUMMARY
+    assert (summary["env"], summary["episodes"], summary["seed"]) == ("ball", 3, 4)
+    assert list(summary["methods"]) == ["draft", "hybrid", "random"]
+    for m in summary["methods"].values():
+        assert set(m) == METHOD
+        assert set(m["success"]) == {"n", "k", "rate", "low", "high"}
+        assert set(m["score"]) == INTERVAL
+        assert set(m["acceptance"]) == {"codebooks", "all"}
+        assert m["success"]["n"] == 3
+        assert m["success"]["rate"] == m["success"]["k"] / 3
+        assert 0 <= m["success"]["low"] <= m["success"]["rate"] <= m["success"]["high"] <= 1
+        assert m["inferences"] == m["control_steps"] > 0
+    assert summary["methods"]["hybrid"]["transmission_rate"] == 1.0
+    manifest = strictly((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["command"].startswith("specact eval --bundle")
+    assert manifest["evaluation"]["fingerprint"] == load_bundle(tiny_bundle).fingerprint
+
+    # The same command again has nothing left to do; other settings are refused.
+    again = specact_run(*words)
+    assert again.returncode == 0
+    assert strictly(again.stdout) | {"seconds": 0} == summary | {"seconds": 0}
+    assert_refused(specact_run(*words, "--rate", "0.5"), "holds another run", "choose another --out")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["eval", "--bundle", "BUNDLE", "--out", "OUT", "--env", "bal"], ["unknown environment 'bal'", "did you mean 'ball'?"]),
+        (["eval", "--bundle", "BUNDLE", "--out", "OUT", "--methods", "draft,adahii"], ["unknown method 'adahii'", "did you mean 'adahi'?"]),
+        (["eval", "--bundle", "bal", "--out", "OUT"], ["unknown bundle 'bal'", "did you mean 'ball'?"]),
+        (["eval", "--bundle", "BUNDLE", "--out", "OUT", "--link", "wifi-papr"], ["unknown link", "did you mean 'wifi-paper'?"]),
+        (["calibrate", "--bundle", "BUNDLE", "--gate", "deviatoin"], ["unknown gate", "did you mean 'deviation'?"]),
+        (["calibrate", "--bundle", "BUNDLE", "--rate", "1.5"], ["strictly between 0 and 1, got 1.5"]),
+        (["export", "OUT", "--out", "OUT2"], ["holds no finished bundle", "run specact train"]),
+        (["doctor", "--bundle", "OUT/none"], ["unknown bundle"]),
+        (["train", "OUT/none.toml", "--out", "OUT"], ["there is no recipe at", "recipes/"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_one_sentence(
+    specact_run: Run, tiny_bundle: Path, tmp_path: Path, words: list[str], parts: list[str]
+) -> None:
+    given = [w.replace("BUNDLE", str(tiny_bundle)).replace("OUT", str(tmp_path / "out")) for w in words]
+    assert_refused(specact_run(*given), *parts)
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_brackets_in_a_message_are_not_taken_for_markup(specact_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('env = "ball"\ngenerate_episodes = 2\n[tokenizer]\ncodse = 3\n')
+    done = specact_run("train", tmp_path / "r.toml", "--out", tmp_path / "run")
+    assert_refused(done, "unknown key in [tokenizer] 'codse'", "did you mean 'codes'?")
+
+
+def test_data_generate_and_info(specact_run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "made.npz"
+    done = specact_run("data", "generate", "ball", "--out", path, "--episodes", "2", "--seed", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    counts = strictly(done.stdout)
+    assert counts == {"path": str(path), "kept": 2, "tried": counts["tried"], "steps": read(path).steps}
+    assert counts["tried"] >= 2
+
+    done = specact_run("data", "info", path, "--json")
+    assert done.returncode == 0, done.stderr
+    found = strictly(done.stdout)
+    assert (found["episodes"], found["steps"], found["format"]) == (2, counts["steps"], "npz")
+    assert found["shapes"] == {"state": [counts["steps"], 8], "action": [counts["steps"], 2], "goal": [counts["steps"], 2]}
+    table = specact_run("data", "info", path)
+    assert table.returncode == 0
+    assert str(counts["steps"]) in table.stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"not an archive at all"])
+def test_data_info_of_a_bad_file(specact_run: Run, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.npz"
+    path.write_bytes(content)
+    assert_refused(specact_run("data", "info", path, "--json"), "bad.npz")
+
+
+def test_data_info_of_contradicting_data_and_of_nothing(specact_run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "odd.npz"
+    np.savez(path, state=np.zeros((5, 2), np.float32), action=np.zeros((4, 1), np.float32), episode_ends=np.array([5]))
+    assert_refused(specact_run("data", "info", path), "odd.npz")
+    assert_refused(specact_run("data", "info", tmp_path / "none.npz"), "none.npz")
+
+
+def test_train_a_tiny_recipe(specact_run: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        'env = "ball"\ngenerate_episodes = 3\nchunk = 2\n[tokenizer]\ncodes = 4\nsteps = 20\nlatent = 4\n'
+        "[policies.only]\nlayers = 1\nheads = 1\nwidth = 8\nhead_width = 0\nsteps = 5\nbatch = 8\n"
+    )
+    done = specact_run("train", recipe, "--out", tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    made = strictly(done.stdout)
+    assert made["bundles"] == []
+    assert {name: line["step"] for name, line in made["metrics"].items()} == {"tokenizer": 20, "only": 5}
+    assert (tmp_path / "run" / "only.safetensors").exists()
+    recipe.write_text(recipe.read_text().replace("steps = 5", "steps = 6"))
+    assert_refused(specact_run("train", recipe, "--out", tmp_path / "run"), "another recipe", "choose another --out")
+
+
+def test_export_a_bundle_and_calibrate_it_and_ask_the_doctor(specact_run: Run, tiny_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deployed"
+    done = specact_run("export", tiny_run, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = strictly(done.stdout)
+    bundle = load_bundle(out)
+    assert facts == {"path": str(out), "fingerprint": bundle.fingerprint, "parity": bundle.manifest["parity"]}
+    assert_refused(specact_run("export", tiny_run, "--out", out), "exists already")
+    assert_refused(specact_run("export", tiny_run, "--out", tmp_path / "x", "--bundle", "nope"), "'nope'", "tiny")
+
+    done = specact_run("calibrate", "--bundle", out, "--rate", "0.5", "--episodes", "2", "--rounds", "1",
+                       "--workers", "1", "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = strictly(done.stdout)
+    assert made["fingerprint"] == bundle.fingerprint
+    stored = find_calibration(bundle, "deviation", 0.5)
+    assert stored is not None
+    assert stored.settings.threshold == made["settings"]["threshold"]
+
+    done = specact_run("doctor", "--bundle", out, "--json")
+    assert done.returncode == 0, done.stderr
+    findings = strictly(done.stdout)
+    assert set(findings) == {
+        "specact", "python", "machine", "providers", "missing", "bundle", "fingerprint", "draft_ms", "target_ms",
+        "period_ms",
+    }  # fmt: skip
+    assert findings["fingerprint"] == bundle.fingerprint
+    assert "CPUExecutionProvider" in findings["providers"]
+    assert findings["period_ms"] == 50.0
+    assert findings["draft_ms"] > 0 < findings["target_ms"]
+
+
+@pytest.mark.xfail(reason="calibration files and summary.json hold NaN where a figure is undefined")
+def test_files_are_json_too(tiny_bundle: Path, tmp_path: Path) -> None:
+    from specact.calibration import Calibration
+    from specact.gates.settings import GateSettings
+
+    undefined = {"auroc": float("nan")}
+    path = Calibration("f", 0.5, GateSettings("deviation"), {}, [], undefined, {}).save(tmp_path)
+    assert strictly(path.read_text())["model"] == {"auroc": None}

@@ -1,0 +1,97 @@
+"""Intervals and paired tests, against formulas and enumerations."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from specact.evaluation.statistics import contrast, mean_interval, wilson
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (57, 100), (999, 1000), (0, 1)])
+def test_wilson_is_its_closed_form(k: int, n: int) -> None:
+    z, p = 1.959963984540054, k / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    found = wilson(k, n)
+    assert found.mean == p
+    assert found.low == pytest.approx(max(0.0, centre - half), abs=1e-9)
+    assert found.high == pytest.approx(min(1.0, centre + half), abs=1e-9)
+
+
+def test_the_interval_of_a_mean_is_students() -> None:
+    values = np.random.default_rng(0).normal(2.0, 3.0, 17)
+    found = mean_interval(values)
+    half = float(special.stdtrit(16, 0.975)) * values.std(ddof=1) / math.sqrt(17)
+    assert found.mean == pytest.approx(values.mean())
+    assert found.low == pytest.approx(values.mean() - half)
+    assert found.high == pytest.approx(values.mean() + half)
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.5, 0.5, 0.5]])
+def test_the_interval_of_what_does_not_vary_is_a_point(values: list[float]) -> None:
+    found = mean_interval(np.array(values))
+    assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (5, 0), (7, 2), (4, 4), (2, 9)])
+def test_mcnemar_is_the_binomial_over_all_outcomes_of_the_discordant_pairs(gained: int, lost: int) -> None:
+    first = np.array([1.0] * gained + [0.0] * lost + [1.0] * 3 + [0.0] * 4)
+    second = np.array([0.0] * gained + [1.0] * lost + [1.0] * 3 + [0.0] * 4)
+    found = contrast(first, second)
+    pairs = gained + lost
+    observed = abs(gained - lost)
+    extreme = sum(abs(2 * sum(flips) - pairs) >= observed for flips in itertools.product((0, 1), repeat=pairs))
+    assert found.test == "exact McNemar"
+    assert found.p == pytest.approx(extreme / 2**pairs)
+    assert found.difference.mean == pytest.approx((gained - lost) / (pairs + 7))
+
+
+def test_the_permutation_p_is_that_of_all_sign_flips() -> None:
+    first = np.array([0.3, 0.9, 0.45, 0.7, 0.81, 0.2, 0.66, 0.5])
+    second = np.array([0.1, 0.5, 0.5, 0.35, 0.6, 0.25, 0.3, 0.2])
+    away = first - second
+    means = [abs(np.dot(signs, away)) for signs in itertools.product((-1, 1), repeat=8)]
+    exact = float(np.mean(np.array(means) >= abs(away.sum()) - 1e-12))
+    found = contrast(first, second)
+    assert found.test == "sign-flip permutation"
+    # 10,000 permutations: five standard deviations; wrong with probability 6e-7 if the seed were free.
+    assert found.p == pytest.approx(exact, abs=5 * math.sqrt(exact * (1 - exact) / 10_000) + 1e-4)
+
+
+def test_without_an_effect_p_is_uniform() -> None:
+    """Kolmogorov-Smirnov over 150 contrasts; fails with probability 1e-4 if the seeds were free."""
+    rng = np.random.default_rng(1)
+    found = [contrast(rng.random(25), rng.random(25), seed=k).p for k in range(150)]
+    assert stats.kstest(found, "uniform").pvalue > 1e-4
+    assert min(found) > 0.0
+
+
+def test_a_strong_effect_has_a_small_p_whichever_way_round() -> None:
+    rng = np.random.default_rng(2)
+    low, high = rng.random(40), rng.random(40) + 0.8
+    assert contrast(high, low).p < 1e-3
+    assert contrast(low, high).p == pytest.approx(contrast(high, low).p, abs=1e-3)
+    assert contrast(low, high).difference.high < 0 < contrast(high, low).difference.low
+
+
+def test_the_bootstrap_interval_is_about_students_where_both_hold() -> None:
+    rng = np.random.default_rng(3)
+    first, second = rng.normal(1.0, 1.0, 200), rng.normal(0.5, 1.0, 200)
+    found, student = contrast(first, second).difference, mean_interval(first - second)
+    assert found.low < found.mean < found.high
+    width = student.high - student.low
+    assert found.low == pytest.approx(student.low, abs=0.1 * width)
+    assert found.high == pytest.approx(student.high, abs=0.1 * width)
+
+
+def test_pairing_counts() -> None:
+    """The same differences hidden under a large variance between episodes are found all the same."""
+    rng = np.random.default_rng(4)
+    base = rng.normal(0.0, 100.0, 30)
+    assert contrast(base + rng.normal(0.5, 0.1, 30), base).p < 1e-3
+    assert contrast(base, base).p == 1.0
+    again = contrast(base + 0.25, base)
+    assert again == contrast(base + 0.25, base)
