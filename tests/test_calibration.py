@@ -78,8 +78,8 @@ def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
 def calibration(fingerprint: str, rate: float = 0.6) -> Calibration:
     settings = GateSettings("deviation", 0.1234567890123456, 0.25, 3, (("reading", "jump"), ("alpha", 0.3)))
     return Calibration(
-        fingerprint, rate, settings, {"rate": 0.59, "episodes": 4, "inferences": 200}, [{"threshold": 0.1, "rate": 0.5}],
-        {"auroc": math.nan}, {"env": "ball", "seed": 0},
+        fingerprint, rate, settings, {"rate": 0.59, "episodes": 4, "inferences": 200},
+        [{"threshold": 0.1, "rate": 0.5}], {"auroc": math.nan}, {"env": "ball", "seed": 0},
     )  # fmt: skip
 
 
@@ -103,7 +103,9 @@ def test_the_stored_calibration_becomes_a_gate(bundle_copy: Path) -> None:
     wanted = {"threshold": 0.1234567890123456, "tie_probability": 0.25, "max_skips": 3, "reading": "jump", "alpha": 0.3}
     assert wanted.items() <= gate.settings().items()
     assert calibrated_gate(bundle, "deviation", 0.6) is not gate
-    with pytest.raises(ConfigError, match=r"no calibration of 'deviation' at rate 0\.30; it has deviation-0\.60.*specact calibrate"):
+    with pytest.raises(
+        ConfigError, match=r"no calibration of 'deviation' at rate 0\.30; it has deviation-0\.60.*specact calibrate"
+    ):
         calibrated_gate(bundle, "deviation", 0.3)
     with pytest.raises(ConfigError, match="no calibration of 'uncertainty'"):
         calibrated_gate(bundle, "uncertainty", 0.6)
@@ -121,7 +123,9 @@ def test_a_calibration_of_other_weights_is_refused(bundle_copy: Path, part: str)
     manifest["fingerprints"][part] = fingerprint_of(file)
     (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
     other = load_bundle(bundle_copy)
-    with pytest.raises(BundleError, match=r"was made for weights \w{16}, but the bundle .* calibrate again with: specact"):
+    with pytest.raises(
+        BundleError, match=r"was made for weights \w{16}, but the bundle .* calibrate again with: specact"
+    ):
         calibrated_gate(other, "deviation", 0.6)
 
 

@@ -15,6 +15,7 @@ from specact.data.readers import read
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+EVAL = ("eval", "--bundle", "BUNDLE", "--out", "OUT")
 INTERVAL = {"mean", "low", "high"}
 METHOD = {
     "success", "score", "control_steps", "inferences", "transmission_rate", "true_skip_ratio", "acceptance",
@@ -64,7 +65,8 @@ def test_help_of_eval_names_every_setting(specact_run: Run) -> None:
 
 def test_eval_writes_the_documented_summary(specact_run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
     words = ["eval", "--bundle", tiny_bundle, "--out", tmp_path / "run", "--methods", "draft,hybrid,random",
-             "--episodes", "3", "--workers", "1", "--draft-ms", "1", "--target-ms", "5", "--seed", "4", "--json"]  # fmt: skip
+             "--episodes", "3", "--workers", "1", "--draft-ms", "1", "--target-ms", "5", "--seed", "4",
+             "--json"]  # fmt: skip
     done = specact_run(*words)
     assert done.returncode == 0, done.stderr
     summary = strictly((tmp_path / "run" / "summary.json").read_text())
@@ -96,10 +98,10 @@ def test_eval_writes_the_documented_summary(specact_run: Run, tiny_bundle: Path,
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["eval", "--bundle", "BUNDLE", "--out", "OUT", "--env", "bal"], ["unknown environment 'bal'", "did you mean 'ball'?"]),
-        (["eval", "--bundle", "BUNDLE", "--out", "OUT", "--methods", "draft,adahii"], ["unknown method 'adahii'", "did you mean 'adahi'?"]),
+        ([*EVAL, "--env", "bal"], ["unknown environment 'bal'", "did you mean 'ball'?"]),
+        ([*EVAL, "--methods", "draft,adahii"], ["unknown method 'adahii'", "did you mean 'adahi'?"]),
         (["eval", "--bundle", "bal", "--out", "OUT"], ["unknown bundle 'bal'", "did you mean 'ball'?"]),
-        (["eval", "--bundle", "BUNDLE", "--out", "OUT", "--link", "wifi-papr"], ["unknown link", "did you mean 'wifi-paper'?"]),
+        ([*EVAL, "--link", "wifi-papr"], ["unknown link", "did you mean 'wifi-paper'?"]),
         (["calibrate", "--bundle", "BUNDLE", "--gate", "deviatoin"], ["unknown gate", "did you mean 'deviation'?"]),
         (["calibrate", "--bundle", "BUNDLE", "--rate", "1.5"], ["strictly between 0 and 1, got 1.5"]),
         (["export", "OUT", "--out", "OUT2"], ["holds no finished bundle", "run specact train"]),
@@ -133,7 +135,11 @@ def test_data_generate_and_info(specact_run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = strictly(done.stdout)
     assert (found["episodes"], found["steps"], found["format"]) == (2, counts["steps"], "npz")
-    assert found["shapes"] == {"state": [counts["steps"], 8], "action": [counts["steps"], 2], "goal": [counts["steps"], 2]}
+    assert found["shapes"] == {
+        "state": [counts["steps"], 8],
+        "action": [counts["steps"], 2],
+        "goal": [counts["steps"], 2],
+    }
     table = specact_run("data", "info", path)
     assert table.returncode == 0
     assert str(counts["steps"]) in table.stdout

@@ -53,6 +53,14 @@ def cut_and_vouch(name: str) -> Damage:
     return damage
 
 
+def remove(name: str) -> Damage:
+    return lambda bundle: (bundle / name).unlink()
+
+
+def cut(name: str) -> Damage:
+    return lambda bundle: shorten(bundle / name)
+
+
 def edit_spec(**changes: Any) -> Damage:
     def damage(bundle: Path) -> None:
         rewrite(bundle, spec=json.loads((bundle / "manifest.json").read_text())["spec"] | changes)
@@ -61,13 +69,10 @@ def edit_spec(**changes: Any) -> Damage:
 
 
 REFUSED: dict[str, tuple[Damage, str]] = {
-    **{
-        f"no {file}": (lambda b, file=file: (b / file).unlink(), rf"has no {re.escape(file)}; copy the whole folder")
-        for file in PARTS.values()
-    },
+    **{f"no {file}": (remove(file), rf"has no {re.escape(file)}; copy the whole folder") for file in PARTS.values()},
     "no manifest": (lambda b: (b / "manifest.json").unlink(), r"is not a bundle: it has no manifest\.json"),
     **{
-        f"{file} cut short": (lambda b, file=file: shorten(b / file), rf"{re.escape(file)} has fingerprint \w+.*copy the whole folder again")
+        f"{file} cut short": (cut(file), rf"{re.escape(file)} has fingerprint \w+.*copy the whole folder again")
         for file in PARTS.values()
     },
     "draft.onnx cut short, fingerprint adapted": (cut_and_vouch("draft.onnx"), r"draft\.onnx is not a readable ONNX"),
@@ -75,9 +80,12 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         cut_and_vouch("tokenizer.safetensors"),
         r"tokenizer\.safetensors is damaged.*copy the bundle again",
     ),
-    "another draft": (lambda b: shutil.copy(b / "target.onnx", b / "draft.onnx"), r"draft\.onnx has fingerprint.*the draft is damaged or belongs to another bundle"),
-    "another format": (lambda b: rewrite(b, format=99), r"has format 99, this version of specact reads 1; export it again"),
-    "JSON cut short": (lambda b: shorten(b / "manifest.json"), r"manifest\.json is not valid JSON.*copy the bundle again"),
+    "another draft": (
+        lambda b: shutil.copy(b / "target.onnx", b / "draft.onnx"),
+        r"draft\.onnx has fingerprint.*the draft is damaged or belongs to another bundle",
+    ),
+    "another format": (lambda b: rewrite(b, format=99), r"has format 99, this version .* reads 1; export it again"),
+    "JSON cut short": (cut("manifest.json"), r"manifest\.json is not valid JSON.*copy the bundle again"),
     "not text": (lambda b: (b / "manifest.json").write_bytes(b"\xff\xfe\x00"), r"manifest\.json is not valid JSON"),
     "no spec": (lambda b: rewrite(b, spec=None), r"manifest\.json lacks spec; copy the bundle again"),
     "spec of another version": (edit_spec(colour=3), r"no usable spec.*export the bundle again"),

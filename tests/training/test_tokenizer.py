@@ -75,7 +75,9 @@ def test_encoding_is_nearest_code_then_nearest_to_what_is_left(trained: Residual
 
 def test_decoding_adds_the_codes_of_all_codebooks(trained: ResidualVQ) -> None:
     codes = torch.tensor([[0, 3], [2, 1]])
-    latent = torch.stack([trained.codebooks[0, 0] + trained.codebooks[1, 3], trained.codebooks[0, 2] + trained.codebooks[1, 1]])
+    latent = torch.stack(
+        [trained.codebooks[0, 0] + trained.codebooks[1, 3], trained.codebooks[0, 2] + trained.codebooks[1, 1]]
+    )
     torch.testing.assert_close(trained.decode(codes), trained.decoder(latent).view(2, 2, 2))
 
 

@@ -31,7 +31,10 @@ DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[2].parent / "s
 def network(shapes: Shapes = SHAPES, recipe: PolicyRecipe = PLAIN) -> VQBeT:
     torch.manual_seed(0)
     statistics = Statistics(
-        torch.full((shapes.state,), 0.5), torch.full((shapes.state,), 2.0), torch.zeros(shapes.goal), torch.ones(shapes.goal)
+        torch.full((shapes.state,), 0.5),
+        torch.full((shapes.state,), 2.0),
+        torch.zeros(shapes.goal),
+        torch.ones(shapes.goal),
     )
     model = VQBeT(shapes, recipe, statistics)
     for block in model.blocks:  # freshly made, attention hardly mixes; here every path shall count
@@ -154,7 +157,11 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
             else:
                 rows.append(prediction.logits[b, t, 1])
             logs = [float(row.double().log_softmax(-1)[code]) for row, code in zip(rows, (first, second), strict=True)]
-            action = what.decoded[5 * first + second] + prediction.offsets[b, t, 0, first] + prediction.offsets[b, t, 1, second]
+            action = (
+                what.decoded[5 * first + second]
+                + prediction.offsets[b, t, 0, first]
+                + prediction.offsets[b, t, 1, second]
+            )
             l1 = float((action - what.chunks[b, t]).abs().mean())
             cross = [-((1 - np.exp(log)) ** focal) * log for log in logs]
             total += (5.0 * cross[0] + 1.0 * cross[1] + 10.0 * l1) / 5

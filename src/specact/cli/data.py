@@ -73,7 +73,10 @@ class Generate:
 
 
 def data(
-    action: Annotated[Info, tyro.conf.subcommand("info")] | Annotated[Generate, tyro.conf.subcommand("generate")], /
+    action: Annotated[
+        Annotated[Info, tyro.conf.subcommand("info")] | Annotated[Generate, tyro.conf.subcommand("generate")],
+        tyro.conf.arg(name=""),  # else the words were "action:info" and "--action.json"
+    ],
 ) -> None:
     """Look at demonstrations, or make some."""
     action.run()
