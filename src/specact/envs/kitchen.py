@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, ClassVar
 
+import farama_notifications  # type: ignore[import-untyped, unused-ignore]
 import gymnasium as gym
 import numpy as np
-from gymnasium_robotics.envs.franka_kitchen.kitchen_env import (  # type: ignore[import-untyped, unused-ignore]
-    BONUS_THRESH,
-    OBS_ELEMENT_GOALS,
-    OBS_ELEMENT_INDICES,
-    KitchenEnv,
-)
 from numpy.typing import ArrayLike, NDArray
 
 from specact.data.episodes import Episodes
 from specact.envs.task import Task
 from specact.errors import ConfigError, DataError
+
+# On import gymnasium-robotics prints a note on Adroit's rewards, which is no news to anybody in the kitchen.
+farama_notifications.notifications.pop("gymnasium_robotics", None)
+_franka = import_module("gymnasium_robotics.envs.franka_kitchen.kitchen_env")
+BONUS_THRESH: float = _franka.BONUS_THRESH
+OBS_ELEMENT_GOALS: dict[str, NDArray[np.float64]] = _franka.OBS_ELEMENT_GOALS
+OBS_ELEMENT_INDICES: dict[str, NDArray[np.int64]] = _franka.OBS_ELEMENT_INDICES
 
 MAX_STEPS = 560  # the longest clean demonstration has 518
 RATE_HZ = 12.5
@@ -149,7 +152,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
             }
         )
         self.action_space = gym.spaces.Box(-1.0, 1.0, (ROBOT,), np.float32)
-        self._sim = KitchenEnv(
+        self._sim = _franka.KitchenEnv(
             terminate_on_tasks_completed=False, remove_task_when_completed=False, render_mode=render_mode
         )
         _render_fast(self._sim.model)
