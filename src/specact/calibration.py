@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
+from specact.files import write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
@@ -31,7 +32,12 @@ def threshold_for_rate(scores: NDArray[np.float64], rate: float, forced: int = 0
 
     Returns:
         ``(threshold, tie_probability)``: transmit above the threshold, and with that probability at it.
+
+    Raises:
+        ConfigError: if there are no scores.
     """
+    if not len(scores):
+        raise ConfigError("every step was transmitted by force, so there is no threshold to find; raise max_skips")
     free = np.clip((rate * (len(scores) + forced) - forced) / len(scores), 0.0, 1.0)
     ordered = np.sort(scores)
     index = min(int((1.0 - free) * len(ordered)), len(ordered) - 1)
@@ -64,9 +70,8 @@ class Calibration:
 
     def save(self, folder: Path) -> Path:
         """Writes ``GATE-RATE.json`` into a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / file_name(self.settings.name, self.rate)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        write_json(path, dataclasses.asdict(self))
         return path
 
 

@@ -1,5 +1,7 @@
 """One tree of errors. Every message says what was wrong, what is allowed and what to do."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -28,9 +30,14 @@ class MissingExtraError(SpecactError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
         super().__init__(
             f"this needs the package {package!r}, which is not installed; run: pip install 'specact[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        """How it comes back from a worker process."""
+        return type(self), (self.package, self.extra)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:

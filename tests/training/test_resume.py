@@ -262,7 +262,6 @@ def test_a_really_full_disk(never_stopped: Path, small_disk: Path) -> None:
     assert log(out) == log(never_stopped)
 
 
-@pytest.mark.xfail(reason="loop._log appends without turning OSError into ConfigError", raises=OSError)
 def test_a_disk_that_is_full_when_the_log_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log line comes before the checkpoint, so it is what meets a full disk first."""
     opened = Path.open
@@ -277,7 +276,6 @@ def test_a_disk_that_is_full_when_the_log_is_written(tmp_path: Path, monkeypatch
         train(RECIPE, Path(), tmp_path / "run", quiet)
 
 
-@pytest.mark.xfail(reason="loop._trim_log and train._last_lines parse a torn last line", raises=json.JSONDecodeError)
 def test_a_log_line_cut_short_by_a_kill_is_forgotten(never_stopped: Path, tmp_path: Path) -> None:
     out = reach("target", never_stopped, tmp_path / "run")
     with pytest.raises(KilledError):
@@ -288,7 +286,6 @@ def test_a_log_line_cut_short_by_a_kill_is_forgotten(never_stopped: Path, tmp_pa
     assert log(out) == log(never_stopped)
 
 
-@pytest.mark.xfail(reason="train._claim truncates recipe.json before it writes", raises=AssertionError)
 def test_a_full_disk_does_not_cost_the_recipe_of_the_run(
     never_stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from specact.files import to_json
 
 # Progress and remarks go to stderr, so that stdout holds the result and nothing else.
 remarks = Console(stderr=True)
@@ -26,7 +27,7 @@ def say_error(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """A result as JSON on stdout; NaN becomes null, which every reader understands."""
-    print(json.dumps(_finite(value), indent=2))
+    print(to_json(value))
 
 
 def command_line() -> str:
@@ -107,11 +108,3 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
 
 def _optional(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value

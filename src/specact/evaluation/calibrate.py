@@ -72,7 +72,16 @@ def calibrate(
         numbers = range(first, first + run.episodes)
         shards = [
             Shard(
-                str(bundle.path), env, method, settings, tuple(numbers[i : i + run.shard]), run.seed, "loopback", 0, 0
+                str(bundle.path),
+                bundle.fingerprint,
+                env,
+                method,
+                settings,
+                tuple(numbers[i : i + run.shard]),
+                run.seed,
+                "loopback",
+                0,
+                0,
             )
             for i in range(0, run.episodes, run.shard)
         ]

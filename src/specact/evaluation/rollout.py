@@ -32,6 +32,7 @@ class Shard:
 
     Attributes:
         bundle: name or path.
+        fingerprint: of the bundle; a process that holds other weights of that name loads it again.
         env: the environment's name.
         method: see :data:`~specact.evaluation.methods.METHODS`.
         gate: its calibrated gate.
@@ -43,6 +44,7 @@ class Shard:
     """
 
     bundle: str
+    fingerprint: str
     env: str
     method: str
     gate: GateSettings
@@ -154,7 +156,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
     """
-    bundle, task = _bundle(shard.bundle), load_task(shard.env)
+    bundle, task = _bundle(shard.bundle, shard.fingerprint), load_task(shard.env)
     envs = _environments(shard.env)
     while len(envs) < len(shard.episodes):
         envs.append(task.make())
@@ -179,7 +181,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
 
 
 @cache
-def _bundle(name_or_path: str) -> Bundle:
+def _bundle(name_or_path: str, fingerprint: str) -> Bundle:
     return load_bundle(name_or_path)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime
@@ -22,12 +22,13 @@ from specact.agent import Offset
 from specact.calibration import Calibration, find_calibration, read_calibration
 from specact.calibration import file_name as calibration_file
 from specact.envs import load_task
-from specact.errors import ConfigError
+from specact.errors import ConfigError, unknown_name
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard
+from specact.files import write_json, write_whole
 from specact.gates.settings import CALIBRATED, DEFAULT_CHOICES, GateChoices, GateSettings
 from specact.links.link import load_link
 from specact.policies.bundle import Bundle, load_bundle
@@ -75,6 +76,8 @@ class Evaluation:
         for method in self.methods:
             load_method(method)
         load_link(self.link)
+        if self.offset not in get_args(Offset):
+            raise unknown_name("offset", self.offset, get_args(Offset))
         if not self.methods or len(set(self.methods)) != len(self.methods):
             raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
         if self.episodes < 1 or self.shard < 1 or self.seed < 0:
@@ -143,7 +146,7 @@ def evaluate(
         "calibration": {name: _brief(calibration) for name, calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
     }
-    _write(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_json(out / "summary.json", summary)
     return summary
 
 
@@ -174,6 +177,7 @@ def _run_method(
         shards.append(
             Shard(
                 str(bundle.path),
+                bundle.fingerprint,
                 env,
                 name,
                 settings,
@@ -201,13 +205,14 @@ def _run_method(
 def _calibration(
     bundle: Bundle, env: str, gate: str, what: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
-    """The bundle's calibration, or this run's, or a new one kept in the run folder."""
-    wanted, stored = what.gates.settings(gate), find_calibration(bundle, gate, what.rate)
-    if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
-        return stored
+    """The run folder's calibration; else the bundle's or a new one, kept there for when the run is resumed."""
     path = out / "calibration" / calibration_file(gate, what.rate)
     if path.exists():
         return read_calibration(path, bundle)
+    wanted, stored = what.gates.settings(gate), find_calibration(bundle, gate, what.rate)
+    if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
+        stored.save(path.parent)
+        return stored
     run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed, shard=what.shard)
     total = run.episodes * (run.rounds + 2)
     made = calibrate(bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
@@ -243,26 +248,14 @@ def _claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) 
         },
         "order": "times are accounted in virtual time as draft + link + target, one after the other, as in the paper",
     }
-    _write(path, json.dumps(manifest, indent=2) + "\n")
+    write_json(path, manifest)
     return manifest
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --out") from error
-
-
 def _write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
-    partial = path.with_suffix(".partial")
-    try:
-        pq.write_table(pa.table(columns), partial)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path}: {error}; free some space, then run the same command again") from error
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    write_whole(path, sink.getvalue().to_pybytes())
 
 
 def _file(shard: Shard) -> str:

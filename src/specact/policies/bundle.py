@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, unknown_name
+from specact.files import write_json
 from specact.policies.onnx import OnnxPolicy
 from specact.policies.policy import PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
@@ -119,7 +120,7 @@ def write_manifest(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> No
         "spec": dataclasses.asdict(spec),
         "fingerprints": {part: fingerprint_of(path / file) for part, file in PARTS.items()},
     }
-    (path / "manifest.json").write_text(json.dumps(complete, indent=2) + "\n")
+    write_json(path / "manifest.json", complete)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -130,9 +131,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise BundleError(f"{path} is not a bundle: it has no manifest.json") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
+    if not isinstance(manifest, dict):
+        raise BundleError(f"{file} holds no JSON object; copy the bundle again, or export it again")
     missing = [key for key in ("format", "name", "env", "spec", "fingerprints") if key not in manifest]
     if missing:
         raise BundleError(f"{file} lacks {', '.join(missing)}; copy the bundle again, or export it again")
+    unknown = PARTS.keys() - manifest["fingerprints"].keys() if isinstance(manifest["fingerprints"], dict) else PARTS
+    if unknown:
+        raise BundleError(f"{file} has no fingerprint of {', '.join(sorted(unknown))}; export the bundle again")
     if manifest["format"] != FORMAT:
         raise BundleError(
             f"the bundle {path} has format {manifest['format']}, this version of specact reads {FORMAT}; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
@@ -11,29 +10,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specact.errors import ConfigError
+from specact.files import write_whole
 
 
 def write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes beside the old file, flushes to disk, then replaces it in one move.
+    """Writes tensors and metadata in one move.
 
     Raises:
         ConfigError: if the file cannot be written; the previous one is left as it was.
     """
-    temporary = path.with_suffix(".partial")
-    payload = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(
-            f"cannot write the checkpoint {path}: {error.strerror}; the previous one is untouched. "
-            "Free some space or choose another --out, then run the same command again to resume"
-        ) from error
+    write_whole(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

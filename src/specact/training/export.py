@@ -12,10 +12,11 @@ import onnx
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from torch import Tensor, nn
 
 from specact.errors import BundleError
+from specact.files import write_whole
 from specact.policies.bundle import PARTS, write_manifest
 from specact.policies.policy import PolicySpec
 from specact.training.vqbet import VQBeT
@@ -67,7 +68,7 @@ def write_bundle(
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
     tokenizer = {"table": table.numpy(), "centre": centre.numpy(), "scale": scale.numpy()}
-    save_file(tokenizer, path / PARTS["tokenizer"])
+    write_whole(path / PARTS["tokenizer"], save(tokenizer))
     parity = {role: export_policy(model, path / PARTS[role], half) for role, model in policies.items()}
     parameters = {role: sum(p.numel() for p in model.parameters()) for role, model in policies.items()}
     write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, spec)
@@ -104,8 +105,9 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
     proto = program.model_proto
     if half:
         _store_as_half(proto)
+    _forget_sources(proto)
     onnx.checker.check_model(proto)
-    path.write_bytes(proto.SerializeToString())
+    write_whole(path, proto.SerializeToString())
     difference = _difference(deployed, path, model)
     if difference > PARITY:
         raise BundleError(f"{path} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
@@ -143,6 +145,14 @@ def _difference(deployed: LastPosition, path: Path, model: VQBeT) -> float:
         for want, got in zip(expected, session.run(None, feeds), strict=True):
             worst = max(worst, float(np.abs(want.numpy() - got).max()))
     return worst
+
+
+def _forget_sources(proto: onnx.ModelProto) -> None:
+    """Removes the exporter's notes on source files and lines: a fingerprint must not depend on where the code lay."""
+    graph = proto.graph
+    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.doc_string = ""
+        del part.metadata_props[:]
 
 
 def _store_as_half(proto: onnx.ModelProto) -> None:

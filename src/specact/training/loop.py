@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from specact.files import write_whole
 from specact.rng import Role, stream
 from specact.training import checkpoint
 
@@ -160,13 +162,25 @@ def _restore(stage: Stage, averaged: dict[str, Tensor], path: Path) -> int:
 
 def _log(path: Path, stage: str, step: int, train: Metrics, held_out: Metrics, seconds: float) -> None:
     line = {"stage": stage, "step": step, "seconds": round(seconds, 1), "train": train, "held_out": held_out}
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    _write_log(path, [*read_log(path), line])
 
 
 def _trim_log(path: Path, stage: str, step: int) -> None:
     """Forgets lines a killed run wrote after its last checkpoint, so that the log tells one story."""
-    if path.exists():
-        lines = path.read_text().splitlines()
-        kept = [line for line in lines if not ((entry := json.loads(line))["stage"] == stage and entry["step"] > step)]
-        path.write_text("".join(line + "\n" for line in kept))
+    kept = [line for line in read_log(path) if not (line["stage"] == stage and line["step"] > step)]
+    _write_log(path, kept)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a training log; one that was torn is left out."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def _write_log(path: Path, lines: list[dict[str, Any]]) -> None:
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())

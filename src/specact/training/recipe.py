@@ -131,6 +131,8 @@ class Recipe:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
         if bool(self.data) == bool(self.generate_episodes):
             raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
+        if "tokenizer" in self.policies:
+            raise ConfigError("no policy may be called 'tokenizer': that stage has the name")
         for name, policy in self.policies.items():
             if policy.width % policy.heads:
                 raise ConfigError(f"policy {name!r}: width {policy.width} must be a multiple of heads {policy.heads}")

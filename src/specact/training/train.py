@@ -17,10 +17,11 @@ from specact.data.readers import read
 from specact.envs import load_task
 from specact.envs.task import Task
 from specact.errors import ConfigError
+from specact.files import write_json
 from specact.policies.policy import PolicySpec
 from specact.training import checkpoint, stages
 from specact.training.export import write_bundle
-from specact.training.loop import run
+from specact.training.loop import read_log, run
 from specact.training.recipe import Recipe, as_dict
 from specact.training.tokenizer import ResidualVQ
 from specact.training.vqbet import VQBeT
@@ -149,13 +150,8 @@ def _claim(out: Path, recipe: Recipe) -> None:
             wanted["policies"][n] != p for n, p in shared.items()
         ):
             raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(wanted, indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
+    write_json(file, wanted)
 
 
 def _last_lines(log: Path) -> dict[str, Any]:
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in lines}
+    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in read_log(log)}
