@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -31,7 +31,7 @@ class Info:
             return
         for name, value in description.as_dict().items():
             if name != "warnings":
-                results.print(f"{name:18} {value}", highlight=False, soft_wrap=True)
+                results.print(f"{name:18} {_short(value)}", highlight=False, soft_wrap=True)
         for warning in description.warnings:
             remarks.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
@@ -80,3 +80,12 @@ def data(
 ) -> None:
     """Look at demonstrations, or make some."""
     action.run()
+
+
+def _short(value: Any) -> str:
+    """A value as a person wants to read it: three decimals, one quantile a line."""
+    if isinstance(value, dict) and all(isinstance(entry, list) for entry in value.values()):
+        return "".join(f"\n  {name:>16} {_short(entry)}" for name, entry in value.items())
+    if isinstance(value, list):
+        return " ".join(_short(entry) for entry in value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -33,8 +33,9 @@ def train(
         from specact.training.train import train as run
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
+    wanted = load_recipe(recipe)
     with progress_bars() as update:
-        made = run(load_recipe(recipe), data, out, update, threads=threads)
+        made = run(wanted, data, out, update, threads=threads)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return
