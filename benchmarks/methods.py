@@ -3,7 +3,7 @@
 Run: python benchmarks/methods.py [BUNDLE ...]
 
 Run folders go to runs/methods/BUNDLE and resume; the summaries are kept in benchmarks/results/BUNDLE.json, and
-benchmarks/results/methods.md is written from those.
+benchmarks/results/methods.md and the README's overview are written from those.
 """
 
 from __future__ import annotations
@@ -38,7 +38,35 @@ def main() -> None:
     stored = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     text = "\n\n".join(markdown(summary) for summary in stored) + "\n"
     (RESULTS / "methods.md").write_text(text)
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text().split("<!-- overview -->\n")
+    after = rest.partition("<!-- end of overview -->\n")[2]
+    middle = f"<!-- overview -->\n{overview(stored)}\n<!-- end of overview -->\n"
+    readme.write_text(before + middle + after)
     print(text)
+
+
+def overview(summaries: list[dict[str, Any]]) -> str:
+    """One line per environment for the README: success, and the score where it says more."""
+    shown = ("draft", "target", "hybrid", "random", "adahi", "uncertainty", "oracle")
+    lines = [
+        "| pair | episodes | " + " | ".join(shown) + " | sent | true skip, adahi / random | latency, adahi / hybrid |",
+        "|---|---|" + "---|" * (len(shown) + 3),
+    ]
+    for summary in summaries:
+        methods = summary["methods"]
+        cells = [summary["bundle"], str(summary["episodes"])]
+        for name in shown:
+            success, score = methods[name]["success"], methods[name]["score"]
+            more = "" if score["mean"] == success["rate"] else f" ({score['mean']:.2f})"
+            cells.append(f"{success['rate']:.2f}{more}")
+        skips = [methods[name]["true_skip_ratio"] for name in ("adahi", "random")]
+        times = [methods[name]["latency"]["per_action_ms"] for name in ("adahi", "hybrid")]
+        cells.append(f"{methods['adahi']['transmission_rate']:.2f}")
+        cells.append(f"{skips[0]:.2f} / {skips[1]:.2f}")
+        cells.append(f"{times[0]:.2f} / {times[1]:.2f} ms ({times[0] / times[1] - 1:+.0%})")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def markdown(summary: dict[str, Any]) -> str:

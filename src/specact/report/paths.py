@@ -10,7 +10,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, Rectangle
 from numpy.typing import NDArray
 
 from specact.agent import SpeculativePolicy
@@ -23,6 +26,9 @@ POINTS: dict[str, Callable[[Any], NDArray[np.float64]]] = {
     "ball": lambda env: env.unwrapped.position,
     "pusht": lambda env: env.unwrapped.raw[:2],
 }
+
+
+SENT, SKIPPED = "#d1495b", "#30638e"
 
 
 @dataclass(frozen=True)
@@ -76,15 +82,22 @@ def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, path:
             _draw(axis, episode, env_name)
             ending = "success" if episode.success else "failure"
             axis.set_title(f"{method}: {ending}, {episode.transmitted.mean():.0%} sent", fontsize=9)
-    figure.savefig(path, dpi=130)
+    figure.legend(
+        handles=[
+            Line2D([], [], color=SENT, label="sent to the target"),
+            Line2D([], [], color=SKIPPED, label="the draft's own"),
+            Line2D([], [], color="black", marker="o", linestyle="", label="start"),
+        ],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=110)
 
 
 def _draw(axis: Axes, episode: TracedEpisode, env_name: str) -> None:
-    from matplotlib.collections import LineCollection
-    from matplotlib.patches import Circle, Rectangle
-
     segments = np.stack([episode.points[:-1], episode.points[1:]], axis=1)
-    colours = np.where(episode.transmitted, "#d1495b", "#30638e")
+    colours = np.where(episode.transmitted, SENT, SKIPPED)
     if env_name == "ball":
         from specact.envs import ball
 
@@ -98,3 +111,4 @@ def _draw(axis: Axes, episode: TracedEpisode, env_name: str) -> None:
     axis.add_collection(LineCollection(list(segments), colors=list(colours), linewidths=1.6))
     axis.plot(*episode.points[0], "o", color="black", markersize=4)
     axis.set(aspect="equal", xticks=[], yticks=[])
+    axis.spines[:].set_visible(False)
