@@ -24,26 +24,24 @@ FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])  # many ties
 SCORES = st.lists(FEW | st.floats(-1e3, 1e3), min_size=1, max_size=60)
 
 
-def share(scores: NDArray[np.float64], threshold: float, tie: float, forced: int) -> float:
-    """The expected share of all steps that is transmitted."""
-    return float(((scores > threshold).sum() + tie * (scores == threshold).sum() + forced) / (len(scores) + forced))
+def share(scores: NDArray[np.float64], threshold: float, tie: float) -> float:
+    """The expected share of the steps that is transmitted."""
+    return float(((scores > threshold).sum() + tie * (scores == threshold).sum()) / len(scores))
 
 
-@given(SCORES, st.floats(0.0, 1.0), st.integers(0, 10))
-@example([0.0] * 7, 0.3, 0)
-@example([0.0, 1.0], 0.5, 0)
-@example([1.0, 2.0, 3.0], 0.0, 0)
-@example([1.0, 2.0, 3.0], 1.0, 0)
-@example([0.1 * k for k in range(10)], 0.7, 0)
-@example([5.0], 0.5, 9)
-def test_the_rate_is_met_exactly_in_expectation(values: list[float], rate: float, forced: int) -> None:
+@given(SCORES, st.floats(0.0, 1.0))
+@example([0.0] * 7, 0.3)
+@example([0.0, 1.0], 0.5)
+@example([1.0, 2.0, 3.0], 0.0)
+@example([1.0, 2.0, 3.0], 1.0)
+@example([0.1 * k for k in range(10)], 0.7)
+@example([5.0], 0.5)
+def test_the_rate_is_met_exactly_in_expectation(values: list[float], rate: float) -> None:
     scores = np.array(values)
-    threshold, tie = threshold_for_rate(scores, rate, forced)
+    threshold, tie = threshold_for_rate(scores, rate)
     assert 0.0 <= tie <= 1.0
     assert threshold in values
-    # What is forced cannot be taken back.
-    wanted = max(rate, forced / (len(values) + forced))
-    assert share(scores, threshold, tie, forced) == pytest.approx(wanted, abs=1e-9)
+    assert share(scores, threshold, tie) == pytest.approx(rate, abs=1e-9)
 
 
 def test_without_ties_it_is_the_quantile() -> None:
@@ -53,16 +51,10 @@ def test_without_ties_it_is_the_quantile() -> None:
     assert threshold in (69.0, 70.0)
 
 
-def test_forced_steps_count_towards_the_rate() -> None:
-    scores = np.arange(80.0)
-    threshold, tie = threshold_for_rate(scores, 0.5, forced=20)
-    assert (scores > threshold).sum() + tie == pytest.approx(30)  # 30 + 20 of 100
-
-
 def test_when_every_step_is_forced_it_says_so() -> None:
     """``specact calibrate --max-skips 0`` ends here."""
     with pytest.raises(ConfigError):
-        threshold_for_rate(np.array([]), 0.5, forced=10)
+        threshold_for_rate(np.array([]), 0.5)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, math.nan])

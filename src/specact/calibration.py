@@ -22,13 +22,12 @@ from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
 
 
-def threshold_for_rate(scores: NDArray[np.float64], rate: float, forced: int = 0) -> tuple[float, float]:
+def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:
     """Threshold and tie probability that transmit a share ``rate`` of the steps.
 
     Args:
         scores: of the steps a gate was free to decide, ``[N]``.
-        rate: wanted share of all steps, in [0, 1].
-        forced: further steps that were transmitted whatever their score.
+        rate: wanted share of them, in [0, 1].
 
     Returns:
         ``(threshold, tie_probability)``: transmit above the threshold, and with that probability at it.
@@ -38,12 +37,11 @@ def threshold_for_rate(scores: NDArray[np.float64], rate: float, forced: int = 0
     """
     if not len(scores):
         raise ConfigError("every step was transmitted by force, so there is no threshold to find; raise max_skips")
-    free = np.clip((rate * (len(scores) + forced) - forced) / len(scores), 0.0, 1.0)
     ordered = np.sort(scores)
-    index = min(int((1.0 - free) * len(ordered)), len(ordered) - 1)
+    index = min(int((1.0 - rate) * len(ordered)), len(ordered) - 1)
     threshold = float(ordered[index])
     above, equal = float(np.mean(scores > threshold)), float(np.mean(scores == threshold))
-    return threshold, float(np.clip((free - above) / equal, 0.0, 1.0))
+    return threshold, float(np.clip((rate - above) / equal, 0.0, 1.0))
 
 
 @dataclass(frozen=True)

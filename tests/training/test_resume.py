@@ -213,12 +213,16 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(
         train(RECIPE, Path(), out, kill_at("target", 12))
     before = (out / "target.checkpoint").read_bytes()
 
+    flush = os.fsync
+
     def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith("target.checkpoint"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(descriptor)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(ConfigError, match=r"No space left on device.*previous one is untouched.*same command"):
+        with pytest.raises(ConfigError, match=r"target.checkpoint.*No space left.*there is untouched.*same command"):
             train(RECIPE, Path(), out, quiet)
     assert (out / "target.checkpoint").read_bytes() == before
     assert not list(out.glob("*.partial"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.calibration import Calibration, threshold_for_rate
 from specact.errors import ConfigError
@@ -30,7 +31,7 @@ class CalibrationRun:
     Attributes:
         rate: wanted transmission rate, in (0, 1).
         episodes: per round, and again for the held-out check.
-        rounds: on states of the gated policy; at least 3, because the first ones chase their own feedback.
+        rounds: on states of the gated policy; 3 or more, because a gate shifts the states it later sees.
         seed: of everything random.
         shard: episodes that run in one batch.
     """
@@ -53,8 +54,8 @@ def calibrate(
 ) -> Calibration:
     """Finds a gate's threshold for a rate and checks it on held-out episodes.
 
-    The first round transmits everything and reads the scores on the target's own states. Every further round takes
-    the quantile of the scores met under the last threshold and goes half of the way there.
+    The first round transmits everything and reads the scores on the target's own states. Every further round tries a
+    threshold on the states it leads to, and the next one is chosen from what all of them achieved.
 
     Args:
         bundle: the policies.
@@ -94,12 +95,14 @@ def calibrate(
 
     settings = dataclasses.replace(gate, threshold=-np.inf)
     table = roll(settings, _FIRST_EPISODE)
-    rounds: list[dict[str, float]] = []
+    scores, rounds = table["score"][_free(table)], list[Round]()
     for number in range(1, run.rounds + 1):
-        settings = _next(settings, table, run.rate)
+        settings = _next(settings, scores, rounds, _wanted_of_free(table, run.rate))
         table = roll(settings, _FIRST_EPISODE + number * run.episodes)
-        rounds.append({"threshold": settings.threshold, "rate": float(table["transmitted"].mean())})
-    settings = _next(settings, table, run.rate)
+        free = _free(table)
+        scores = np.concatenate([scores, table["score"][free]])
+        rounds.append(Round(settings, float(table["transmitted"][free].mean()), float(table["transmitted"].mean())))
+    settings = _next(settings, scores, rounds, _wanted_of_free(table, run.rate))
     checked = roll(settings, _FIRST_HELD_OUT)
     free = _free(checked)
     return Calibration(
@@ -111,18 +114,49 @@ def calibrate(
             "episodes": run.episodes,
             "inferences": len(checked["transmitted"]),
         },
-        rounds=rounds,
+        rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in rounds],
         model=dataclasses.asdict(fit_rejection(checked["score"][free], checked["rejection"][free])),
         made_by={"env": env, **dataclasses.asdict(run)},
     )
 
 
-def _next(settings: GateSettings, table: dict[str, np.ndarray], rate: float) -> GateSettings:
-    free = _free(table)
-    threshold, tie = threshold_for_rate(table["score"][free], rate, forced=int((~free).sum()))
-    if np.isfinite(settings.threshold) and threshold != settings.threshold:
-        threshold, tie = (threshold + settings.threshold) / 2, 0.0
+@dataclass(frozen=True)
+class Round:
+    """One round of calibration: the gate, its rate over the steps it was free to decide, and over all steps."""
+
+    settings: GateSettings
+    free_rate: float
+    rate: float
+
+
+def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[Round], wanted: float) -> GateSettings:
+    """The gate to try next, from all scores met so far and what the gates tried so far achieved.
+
+    Every gate is put in terms of the share of those scores it would transmit. On its own states it transmits another
+    share; the line through these pairs says which share to ask for. Working with shares and not with thresholds keeps
+    the ties of discrete scores exact.
+    """
+    share = wanted
+    if rounds:
+        asked = np.array([_share(scores, made.settings) for made in rounds])
+        got = np.array([made.free_rate for made in rounds])
+        spread = float(np.var(asked))
+        # Between a gate that damps its own feedback and one that triples it; outside that range it is noise.
+        slope = float(np.clip(np.cov(asked, got, ddof=0)[0, 1] / spread, 0.5, 3.0)) if spread > 1e-4 else 1.0
+        share = float(np.clip(asked.mean() + (wanted - got.mean()) / slope, 0.01, 0.99))
+    threshold, tie = threshold_for_rate(scores, share)
     return dataclasses.replace(settings, threshold=threshold, tie_probability=tie)
+
+
+def _share(scores: NDArray[np.float64], settings: GateSettings) -> float:
+    tied = np.mean(scores == settings.threshold)
+    return float(np.mean(scores > settings.threshold) + settings.tie_probability * tied)
+
+
+def _wanted_of_free(table: dict[str, np.ndarray], rate: float) -> float:
+    """The share of freely decided steps that makes the wanted rate, given how many are transmitted by force."""
+    free = _free(table)
+    return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))
 
 
 def _free(table: dict[str, np.ndarray]) -> np.ndarray:
