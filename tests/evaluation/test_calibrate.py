@@ -30,7 +30,8 @@ class ShiftingPool:
             noise = rng.normal(size=400 * len(shard.episodes))
             mean = 0.0
             for _ in range(200):  # to the fixed point
-                mean += 0.2 * (self.feedback * (np.mean(noise + mean > shard.gate.threshold) - 0.5) - mean)
+                rate = float(np.mean(noise + mean > shard.gate.threshold))
+                mean += 0.2 * (self.feedback * (rate - 0.5) - mean)
             scores = noise + mean
             forced = np.arange(len(scores)) % 400 == 0
             table = {

@@ -40,7 +40,7 @@ class CalibrationRun:
     episodes: int = 40
     rounds: int = 4
     seed: int = 0
-    shard: int = 20
+    shard: int = 10
 
     def __post_init__(self) -> None:
         if not 0.0 < self.rate < 1.0:

@@ -213,7 +213,7 @@ def _calibration(
     if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
         stored.save(path.parent)
         return stored
-    run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed, shard=what.shard)
+    run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed)
     total = run.episodes * (run.rounds + 2)
     made = calibrate(bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
     made.save(path.parent)
