@@ -47,19 +47,22 @@ def main() -> None:
 
 
 def overview(summaries: list[dict[str, Any]]) -> str:
-    """One line per environment for the README: success, and the score where it says more."""
-    shown = ("draft", "target", "hybrid", "random", "adahi", "uncertainty", "oracle")
+    """One line per environment for the README, on the end point that says most: the score, or the success itself."""
+    shown = ("draft", "target", "hybrid", "random", "adahi")
     lines = [
-        "| pair | episodes | " + " | ".join(shown) + " | sent | true skip, adahi / random | latency, adahi / hybrid |",
-        "|---|---|" + "---|" * (len(shown) + 3),
+        "| pair, episodes | " + " | ".join(shown) + " | hybrid - target | adahi - random | sent "
+        "| true skip, adahi / random | latency, adahi / hybrid |",
+        "|---|" + "---|" * (len(shown) + 5),
     ]
     for summary in summaries:
         methods = summary["methods"]
-        cells = [summary["bundle"], str(summary["episodes"])]
+        cells = [f"{summary['bundle']}, {summary['episodes']}"]
         for name in shown:
-            success, score = methods[name]["success"], methods[name]["score"]
-            more = "" if score["mean"] == success["rate"] else f" ({score['mean']:.2f})"
-            cells.append(f"{success['rate']:.2f}{more}")
+            score = methods[name]["score"]
+            cells.append(f"{score['mean']:.2f} [{score['low']:.2f}, {score['high']:.2f}]")
+        for pair in (("hybrid", "target"), ("adahi", "random")):
+            row = next(row for row in summary["contrasts"] if (row["first"], row["second"]) == pair)["score"]
+            cells.append(f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], p = {row['p']:.2g}")
         skips = [methods[name]["true_skip_ratio"] for name in ("adahi", "random")]
         times = [methods[name]["latency"]["per_action_ms"] for name in ("adahi", "hybrid")]
         cells.append(f"{methods['adahi']['transmission_rate']:.2f}")
