@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import specact.agent
 from specact.agent import SpeculativePolicy
 from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
@@ -18,7 +17,7 @@ from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.policies.bundle import Bundle
 from specact.policies.policy import CodePolicy, PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
-from specact.rng import Role, StepStreams, stream
+from specact.rng import Role, stream
 from specact.sampling import rejection_probability, sample_codes
 from specact.types import CodeDistribution, Decision, Proposal, StepRecord, Verdict, Window
 from specact.verifiers import SpeculativeVerifier, TargetSampler, Verification
@@ -141,7 +140,7 @@ class Told:
     def __init__(self, numbers: dict[Role, list[float]]) -> None:
         self._numbers = numbers
 
-    def __call__(self, role: Role) -> np.random.Generator:
+    def __call__(self, role: Role, episode: int, step: int) -> np.random.Generator:
         return cast(np.random.Generator, Hand(self._numbers.get(role, [0.5] * 4)))
 
 
@@ -175,7 +174,7 @@ def executed_law(
         numbers: dict[Role, list[float]] = {role: [] for role in grid}
         for (role, _), (lo, hi) in zip(dimensions, cell, strict=True):
             numbers[role].append((lo + hi) / 2)
-        monkeypatch.setattr(specact.agent, "StepStreams", lambda *address, numbers=numbers: Told(numbers))
+        monkeypatch.setattr(policy, "_streams", Told(numbers))
         policy.reset(0)
         action = policy.act(at(i))
         assert policy.record is not None
@@ -515,5 +514,5 @@ def test_the_gates_stream_is_the_steps_own() -> None:
             return 0.0
 
     play(SpeculativePolicy(pair(), Drawing(), seed=3, robot=1), 2, steps=4)
-    wanted: Callable[[int], float] = lambda i: StepStreams(3, 1, 2, i)(Role.GATE).random(2)[1]  # noqa: E731
+    wanted: Callable[[int], float] = lambda i: stream(3, Role.GATE, robot=1, episode=2, step=i).random(2)[1]  # noqa: E731
     assert draws == [wanted(i) for i in range(4)]  # after the one that breaks ties

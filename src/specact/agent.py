@@ -61,7 +61,7 @@ class SpeculativePolicy:
         self._draft = bundle.draft if draft is None else draft
         self._verifier = SpeculativeVerifier(bundle.target, self.clock) if verifier is None else verifier
         self._tokenizer, self._offset = bundle.tokenizer, offset
-        self._seed, self._robot = seed, robot
+        self._streams = StepStreams(seed, robot)
         self._window = ObservationWindow(bundle.spec)
         self._player = ChunkPlayer(bundle.spec.execute, bundle.spec.overlap)
         self.reset(episode=0)
@@ -104,17 +104,16 @@ class SpeculativePolicy:
         return self._tokenizer.to_environment(executed)
 
     def _infer(self, window: Window) -> StepRecord:
-        stream = StepStreams(self._seed, self._robot, self._episode, self._step)
         started = self.clock.now()
         draft = self._draft.infer(window)
         drafted = self.clock.now()
-        codes = sample_codes(draft, stream(Role.DRAFT))
+        codes = sample_codes(draft, self._streams(Role.DRAFT, self._episode, self._step))
         proposal = Proposal(window, draft, codes, self._tokenizer.decode(codes, draft.offsets))
-        decision = self.gate.decide(proposal, stream(Role.GATE))
+        decision = self.gate.decide(proposal, self._streams(Role.GATE, self._episode, self._step))
         decided = self.clock.now()
         chunk, verified = proposal.chunk, None
         if decision.transmit:
-            verified = self._verifier.verify(proposal, stream(Role.VERIFY))
+            verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, self._episode, self._step))
             codes, chunk = verified.verdict.codes, self._decode(proposal, verified)
         finished = self.clock.now()
         network, target = (verified.network, verified.target_time) if verified else (0.0, 0.0)

@@ -6,8 +6,9 @@ A code ``z ~ q`` is accepted with probability ``min(1, p(z) / q(z))``; otherwise
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.types import CodeDistribution, Codes, Floats, Verdict
 
@@ -36,7 +37,8 @@ def residual(target_probs: Floats, draft_probs: Floats) -> Floats:
     """
     excess = np.maximum(np.subtract(target_probs, draft_probs), 0.0)
     mass = excess.sum(axis=-1, keepdims=True)
-    return np.where(mass > 0.0, excess / np.where(mass > 0.0, mass, 1.0), target_probs)
+    normalised: Floats = np.divide(excess, mass, out=np.array(target_probs, dtype=np.float64), where=mass > 0.0)
+    return normalised
 
 
 def total_variation(p: Floats, q: Floats) -> Floats:
@@ -66,7 +68,7 @@ def _picked(probs: Floats, codes: Codes) -> Floats:
     return np.asarray(rows[np.arange(len(rows)), codes.ravel()].reshape(codes.shape))
 
 
-def sample(probs: Floats, uniforms: Floats) -> Codes:
+def sample(probs: Floats, uniforms: Floats | float) -> Codes:
     """Inverse-CDF sampling: the code whose interval of the cumulative distribution holds the uniform.
 
     Args:
@@ -78,7 +80,7 @@ def sample(probs: Floats, uniforms: Floats) -> Codes:
     """
     cumulative = np.cumsum(probs, axis=-1)
     # Scaled by the last entry and kept one rounding below it, so that no rounding can lead past the last code.
-    height = np.minimum(uniforms, _LARGEST_UNIFORM)[..., None] * cumulative[..., -1:]
+    height = np.asarray(np.minimum(uniforms, _LARGEST_UNIFORM))[..., None] * cumulative[..., -1:]
     return np.asarray((cumulative <= height).sum(axis=-1))
 
 
@@ -108,9 +110,7 @@ def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: n
     """
     _check_shapes(target_probs, draft_probs, codes)
     test, redraw = rng.random((2, len(codes)))
-    rejection = rejection_probability(target_probs, draft_probs, codes)
-    accepted = test >= rejection
-    return Verdict(_replaced(target_probs, draft_probs, codes, accepted, redraw), accepted, rejection)
+    return _verdict(map(_verify_code, target_probs, draft_probs, codes, test, redraw))
 
 
 def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
@@ -123,31 +123,32 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
     Raises:
         ValueError: if the two distributions do not have the same form, or a code is outside ``[0, K)``.
     """
-    _check_shapes(target.probs, draft.probs, codes)
     if target.conditional is None and draft.conditional is None:
         return verify_codes(target.probs, draft.probs, codes, rng)
     if target.conditional is None or draft.conditional is None:
         raise ValueError("one of draft and target has a sequential secondary head and the other has not; use a pair")
-    primary = int(codes[0])
-    target_rows = np.stack([target.probs[0], target.conditional[primary]])
-    draft_rows = np.stack([draft.probs[0], draft.conditional[primary]])
+    _check_shapes(target.probs, draft.probs, codes)
     test, redraw = rng.random((2, 2))
-    rejection = rejection_probability(target_rows, draft_rows, codes)
-    accepted = test >= rejection
-    final = _replaced(target_rows, draft_rows, codes, accepted, redraw)
-    if not accepted[0]:
-        accepted[1] = False
-        final[1] = sample(target.conditional[final[0]], redraw[1])
-    return Verdict(final, accepted, rejection)
+    drafted = int(codes[0])
+    primary = _verify_code(target.probs[0], draft.probs[0], drafted, test[0], redraw[0])
+    secondary = _verify_code(target.conditional[drafted], draft.conditional[drafted], codes[1], test[1], redraw[1])
+    if not primary[1]:
+        secondary = int(sample(target.conditional[primary[0]], redraw[1])), False, secondary[2]
+    return _verdict([primary, secondary])
 
 
-def _replaced(
-    target_probs: Floats, draft_probs: Floats, codes: Codes, accepted: NDArray[np.bool_], redraw: Floats
-) -> Codes:
-    """The codes, with those not accepted drawn again from the residual."""
-    if accepted.all():
-        return np.array(codes)
-    return np.where(accepted, codes, sample(residual(target_probs, draft_probs), redraw))
+def _verify_code(p: Floats, q: Floats, code: int, test: float, redraw: float) -> tuple[int, bool, float]:
+    """Final code, whether the drafted one was accepted, and ``r(z)``; plain numbers are fastest for one codebook."""
+    wanted, offered = float(p[code]), float(q[code])
+    rejection = 1.0 - min(1.0, wanted / offered if offered > 0.0 else float(wanted > 0.0))
+    if test >= rejection:
+        return int(code), True, rejection
+    return int(sample(residual(p, q), redraw)), False, rejection
+
+
+def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:
+    codes, accepted, rejection = zip(*verified, strict=True)
+    return Verdict(np.array(codes), np.array(accepted), np.array(rejection))
 
 
 def _check_shapes(target_probs: Floats, draft_probs: Floats, codes: Codes) -> None:

@@ -49,4 +49,4 @@ class ActionTokenizer:
 
     def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
-        return np.clip(normalised, -1.0, 1.0) * self.scale + self.centre
+        return np.minimum(np.maximum(normalised, -1.0), 1.0) * self.scale + self.centre
