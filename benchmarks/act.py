@@ -17,7 +17,7 @@ from specact.gates import Always, Gate, Never
 from specact.policies.bundle import Bundle
 from specact.policies.policy import CodePolicy
 from specact.types import CodeDistribution, Window
-from specact.verifiers import SpeculativeVerifier
+from specact.verifiers import LocalTarget, SpeculativeVerifier
 
 INFERENCES = 2000
 
@@ -60,7 +60,9 @@ def measure(bundle: Bundle, gates: dict[str, Gate]) -> dict[str, list[tuple[floa
     robots = {}
     for name, gate in gates.items():
         draft, target = Timed(bundle.draft), Timed(bundle.target)
-        policy = SpeculativePolicy(bundle, gate, draft=draft, verifier=SpeculativeVerifier(target))
+        policy = SpeculativePolicy(
+            bundle, gate, draft=draft, verifier=SpeculativeVerifier(LocalTarget(target), bundle.tokenizer)
+        )
         robots[name] = (policy, draft, target)
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in gates}
     state, goal = np.zeros(spec.state), np.zeros(spec.goal)

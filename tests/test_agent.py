@@ -13,14 +13,16 @@ from scipy import stats
 from specact.agent import SpeculativePolicy
 from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
+from specact.fallback import Fallback
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
+from specact.gates.forecast import Forecast
 from specact.policies.bundle import Bundle
 from specact.policies.policy import CodePolicy, PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
 from specact.rng import Role, stream
 from specact.sampling import rejection_probability, sample_codes
-from specact.types import CodeDistribution, Decision, Proposal, StepRecord, Verdict, Window
-from specact.verifiers import SpeculativeVerifier, TargetSampler, Verification
+from specact.types import CodeDistribution, Decision, OffloadTimes, Proposal, StepRecord, Verdict, Window
+from specact.verifiers import Answer, LocalTarget, Miss, SpeculativeVerifier, TargetSampler
 
 SPEC = PolicySpec(
     window=2, state=1, goal=0, image=None, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop",
@@ -112,7 +114,7 @@ def test_draft_only_executes_what_the_draft_draws(sequential: bool) -> None:
 
 def test_remote_target_executes_what_the_target_draws() -> None:
     bundle = pair()
-    verifier = TargetSampler(bundle.target, VirtualClock())
+    verifier = TargetSampler(LocalTarget(bundle.target, VirtualClock()), bundle.tokenizer)
     _, records = play(SpeculativePolicy(bundle, Always(), verifier=verifier, seed=4, robot=2), episode=6)
     for i, record in enumerate(records):
         codes = sample_codes(bundle.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
@@ -128,7 +130,9 @@ def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
         SpeculativePolicy(pair(), Never(), seed=1),
         SpeculativePolicy(pair(), Always(), seed=1),
         SpeculativePolicy(pair(), Random(0.5), seed=1),
-        SpeculativePolicy(pair(), Always(), verifier=TargetSampler(pair().target), seed=1),
+        SpeculativePolicy(
+            pair(), Always(), verifier=TargetSampler(LocalTarget(pair().target), pair().tokenizer), seed=1
+        ),
     ]
     drafted = [[record.proposal.codes.tolist() for record in play(method, 0)[1]] for method in methods]
     assert all(codes == drafted[0] for codes in drafted)
@@ -418,24 +422,36 @@ class Slow(Gate):
         return float(self._turn)
 
 
-@dataclass(frozen=True)
-class OverALink:
-    """Exact verification at the far end of a link, that draws and decodes for 1 ms there."""
+class Far:
+    """A target behind a link of 12 ms whose own time is 10 ms; it answers, or misses, as it is told."""
 
-    inner: SpeculativeVerifier
-    clock: Clock
+    def __init__(self, bundle: Bundle, clock: Clock, misses: Sequence[str | None] = ()) -> None:
+        self._policy, self._clock, self._misses = bundle.target, clock, list(misses)
+        self.ahead: tuple[Window, float] | None = None
+        self.asked: list[Window] = []
 
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
-        self.clock.sleep(0.012)
-        found = self.inner.verify(proposal, rng)
-        self.clock.sleep(0.001)
-        return replace(found, network=0.012)
+    def prefetch(self, window: Window) -> None:
+        self.ahead = window, self._clock.now()
+
+    def ask(self, window: Window) -> Answer | Miss:
+        self.asked.append(window)
+        cause = self._misses.pop(0) if self._misses else None
+        left = self._clock.now()
+        if self.ahead is not None and self.ahead[0] is window:
+            left = self.ahead[1]
+        waited = max(0.0, left + 0.012 - self._clock.now())
+        self._clock.sleep(waited)
+        if cause is not None:
+            return Miss(cast(Any, cause), OffloadTimes(network=waited))
+        before = self._clock.now()
+        distribution = self._policy.infer(window)
+        return Answer(distribution, OffloadTimes(network=waited, target=self._clock.now() - before))
 
 
 def test_times_add_up() -> None:
     clock = VirtualClock(100.0)
     bundle = pair(clock=clock)
-    verifier = OverALink(SpeculativeVerifier(bundle.target, clock), clock)
+    verifier = SpeculativeVerifier(Far(bundle, clock), bundle.tokenizer)
     policy = SpeculativePolicy(bundle, Slow(clock), verifier=verifier, clock=clock)
     for i in range(6):
         before = clock.now()
@@ -446,9 +462,9 @@ def test_times_add_up() -> None:
         asked = 1.0 if policy.record.decision.transmit else 0.0
         assert times.draft == pytest.approx(0.002)
         assert times.gate == pytest.approx(0.0005)
-        assert times.network == pytest.approx(0.012 * asked)
-        assert times.target == pytest.approx(0.010 * asked)
-        assert times.finish == pytest.approx(0.001 * asked, abs=1e-9)
+        assert times.offload.network == pytest.approx(0.012 * asked)
+        assert times.offload.target == pytest.approx(0.010 * asked)
+        assert times.finish == pytest.approx(0.0, abs=1e-9)
         assert times.total == pytest.approx(clock.now() - before)
 
 
@@ -457,8 +473,103 @@ def test_the_agents_clock_times_its_own_verifier() -> None:
     policy = SpeculativePolicy(pair(clock=clock), Always(), clock=clock)
     policy.act(at(0))
     assert policy.record is not None
-    assert policy.record.times.target == pytest.approx(0.010)
+    assert policy.record.times.offload.target == pytest.approx(0.010)
     assert policy.record.times.finish == pytest.approx(0.0, abs=1e-9)
+
+
+# ---- requests that leave ahead --------------------------------------------------------------------------------------
+
+
+def test_overlap_hides_the_draft_and_changes_no_action() -> None:
+    clock = VirtualClock()
+    bundle = pair(clock=clock)
+
+    def run(overlap: bool) -> tuple[np.ndarray, list[StepRecord]]:
+        gate = Always()
+        verifier = SpeculativeVerifier(Far(bundle, clock), bundle.tokenizer)
+        forecast = Forecast(gate) if overlap else None
+        return play(SpeculativePolicy(bundle, gate, verifier=verifier, forecast=forecast, clock=clock), 0)
+
+    apart, together = run(overlap=False), run(overlap=True)
+    np.testing.assert_array_equal(apart[0], together[0])
+    for late, early in zip(apart[1], together[1], strict=True):
+        assert not late.sent_ahead and early.sent_ahead
+        assert late.times.total - early.times.total == pytest.approx(0.002)  # the draft's time
+
+
+def test_a_request_is_never_used_for_another_window() -> None:
+    clock = VirtualClock()
+    bundle = pair(clock=clock)
+    far = Far(bundle, clock)
+    gate = Random(0.5)
+    verifier = SpeculativeVerifier(far, bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, gate, verifier=verifier, forecast=Forecast(gate, limit=0.0), clock=clock)
+    _, records = play(policy, 0, steps=60)
+    asked = [record.proposal.window for record in records if record.decision.transmit]
+    assert 5 < len(asked) < 55
+    assert all(window is wanted for window, wanted in zip(far.asked, asked, strict=True))
+
+
+# ---- misses ---------------------------------------------------------------------------------------------------------
+
+
+STILL = np.array([0.5, 0.25], np.float32)
+
+
+def missing(misses: Sequence[str | None], fallback: Fallback) -> tuple[SpeculativePolicy, Bundle]:
+    clock = VirtualClock()
+    bundle = pair(clock=clock)
+    verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
+    return SpeculativePolicy(bundle, Always(), verifier=verifier, fallback=fallback, clock=clock), bundle
+
+
+def test_a_miss_executes_the_draft_and_says_why() -> None:
+    policy, bundle = missing([None, "deadline", "overloaded", None], Fallback())
+    actions, records = play(policy, 0, steps=4)
+    drafted, _ = play(SpeculativePolicy(bundle, Never(), clock=VirtualClock()), 0, steps=4)
+    assert [record.miss for record in records] == [None, "deadline", "overloaded", None]
+    assert [record.verdict is None for record in records] == [False, True, True, False]
+    np.testing.assert_array_equal(actions[1:3], drafted[1:3])
+    assert records[1].codes.tolist() == records[1].proposal.codes.tolist()
+
+
+def test_a_miss_holds_the_last_action_and_stands_still_before_there_is_one() -> None:
+    policy, _ = missing(["deadline", None, "deadline", "deadline"], Fallback("hold_last", stop_action=STILL))
+    actions, _ = play(policy, 0, steps=4)
+    np.testing.assert_allclose(actions[0], STILL, atol=1e-6)
+    np.testing.assert_array_equal(actions[2], actions[1])
+    np.testing.assert_array_equal(actions[3], actions[1])
+    assert not np.allclose(actions[1], STILL, atol=1e-3)
+
+
+def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
+    policy, _ = missing([None, "disconnected"], Fallback("stop", stop_action=STILL))
+    actions, _ = play(policy, 0, steps=5)
+    assert policy.stopped
+    np.testing.assert_array_equal(actions[1:], np.tile(STILL, (4, 1)))
+    actions, records = play(policy, 1, steps=3)
+    assert not policy.stopped and all(record.miss is None for record in records)
+
+
+def test_too_many_misses_in_a_row_stop_the_robot() -> None:
+    rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
+    policy, _ = missing(["deadline", "deadline", None, "deadline", "deadline", "expired"], rule)
+    actions, _ = play(policy, 0, steps=8)
+    # Two in a row are borne, a success starts the count anew, the third in a row stops.
+    assert [i for i, action in enumerate(actions) if np.array_equal(action, STILL)] == [5, 6, 7]
+    assert policy.record is not None and policy.record.miss == "expired"
+
+
+@pytest.mark.parametrize("rule", ["hold_last", "stop"])
+def test_a_rule_that_can_stop_needs_to_know_how(rule: Any) -> None:
+    with pytest.raises(ConfigError, match="stop_action"):
+        Fallback(rule)
+    with pytest.raises(ConfigError, match="stop_action"):
+        Fallback(max_consecutive_misses=3)
+    with pytest.raises(ConfigError, match=r"\[2\]"):
+        SpeculativePolicy(pair(), Always(), fallback=Fallback(rule, stop_action=np.zeros(3, np.float32)))
+    with pytest.raises(ConfigError, match="did you mean 'stop'"):
+        Fallback(cast(Any, "stopp"))
 
 
 # ---- other parts, and errors ----------------------------------------------------------------------------------------

@@ -10,16 +10,19 @@ from numpy.typing import NDArray
 from specact.chunks import ChunkPlayer
 from specact.clock import Clock, RealClock
 from specact.errors import ConfigError, unknown_name
+from specact.fallback import EXECUTE_DRAFT, Fallback
+from specact.gates.forecast import Forecast
 from specact.gates.gate import Gate
 from specact.policies.bundle import Bundle
 from specact.policies.policy import CodePolicy
 from specact.policies.window import Observation, ObservationWindow
 from specact.rng import Role, StepStreams
 from specact.sampling import sample_codes
-from specact.types import Proposal, StageTimes, StepRecord, Window
-from specact.verifiers import SpeculativeVerifier, Verification, Verifier
+from specact.types import OffloadTimes, Proposal, StageTimes, StepRecord, Window
+from specact.verifiers import LocalTarget, Miss, SpeculativeVerifier, Verification, Verifier
 
 Offset = Literal["target", "draft", "stale"]
+_NOTHING = OffloadTimes()
 
 
 class SpeculativePolicy:
@@ -32,12 +35,21 @@ class SpeculativePolicy:
         bundle: the policies and what they agree on.
         gate: decides which steps go to the target; it belongs to this robot alone.
         draft: instead of the bundle's.
-        verifier: instead of exact speculative sampling with the bundle's target.
+        verifier: instead of exact speculative sampling with the bundle's target in this process.
         offset: which offset a verified step gets. ``target``: the target's, for the final codes (the action then
             follows the target's law); ``draft``: the draft's, for the final codes; ``stale``: the draft's for the codes
             it drafted, even where they were replaced. The last two are ablations.
+        fallback: what is executed where the target cannot be had in time.
+        forecast: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
         seed, robot: address of the random streams; two robots with one seed get different ones.
         clock: what the step times are read from.
+
+    Attributes:
+        record: of the last inference; None before the first of an episode.
+        stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
+
+    Raises:
+        ConfigError: for an unknown offset, a negative seed or robot, or a stop action of another size.
     """
 
     def __init__(
@@ -48,6 +60,8 @@ class SpeculativePolicy:
         draft: CodePolicy | None = None,
         verifier: Verifier | None = None,
         offset: Offset = "target",
+        fallback: Fallback = EXECUTE_DRAFT,
+        forecast: Forecast | None = None,
         seed: int = 0,
         robot: int = 0,
         clock: Clock | None = None,
@@ -58,21 +72,28 @@ class SpeculativePolicy:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
         self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.record: StepRecord | None = None
-        self._draft = bundle.draft if draft is None else draft
-        self._verifier = SpeculativeVerifier(bundle.target, self.clock) if verifier is None else verifier
         self._tokenizer, self._offset = bundle.tokenizer, offset
+        self._draft = bundle.draft if draft is None else draft
+        if verifier is None:
+            verifier = SpeculativeVerifier(LocalTarget(bundle.target, self.clock), bundle.tokenizer)
+        self._verifier, self._fallback, self._forecast = verifier, fallback, forecast
         self._streams = StepStreams(seed, robot)
         self._window = ObservationWindow(bundle.spec)
         self._player = ChunkPlayer(bundle.spec.execute, bundle.spec.overlap)
+        self._still = None if fallback.stop_action is None else self._tokenizer.normalise(fallback.stop_action)
         self.reset(episode=0)
 
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
-        self._episode, self._step = episode, 0
+        self._episode, self._step, self._misses = episode, 0, 0
         self._window.reset()
         self._player.reset()
         self.gate.reset()
-        self.record = None
+        if self._forecast is not None:
+            self._forecast.reset()
+        # What "hold the last action" holds before there is one.
+        self._last = self._still
+        self.record, self.stopped = None, False
 
     @property
     def wants_inference(self) -> bool:
@@ -96,52 +117,64 @@ class SpeculativePolicy:
 
     def act_on(self, window: Window) -> NDArray[np.float32]:
         """The second half of :meth:`act`."""
-        if self._player.empty:
+        if not self.stopped and self._player.empty:
             self.record = self._infer(window)
             self._player.put(self.record.proposal.chunk, self.record.chunk)
-        drafted, executed = self._player.next()
-        self.gate.update(drafted, executed)
-        return self._tokenizer.to_environment(executed)
+        if self.stopped:
+            return np.array(self._fallback.stop_action, dtype=np.float32)
+        drafted, self._last = self._player.next()
+        self.gate.update(drafted, self._last)
+        return self._tokenizer.to_environment(self._last)
 
     def _infer(self, window: Window) -> StepRecord:
-        started = self.clock.now()
+        address, clock = (self._episode, self._step), self.clock
+        started = clock.now()
+        sent_ahead = self._forecast is not None and self._forecast.expects_transmission()
+        if sent_ahead:
+            self._verifier.prefetch(window)
         draft = self._draft.infer(window)
-        drafted = self.clock.now()
-        codes = sample_codes(draft, self._streams(Role.DRAFT, self._episode, self._step))
+        drafted = clock.now()
+        codes = sample_codes(draft, self._streams(Role.DRAFT, *address))
         proposal = Proposal(window, draft, codes, self._tokenizer.decode(codes, draft.offsets))
-        decision = self.gate.decide(proposal, self._streams(Role.GATE, self._episode, self._step))
-        decided = self.clock.now()
-        chunk, verified = proposal.chunk, None
+        decision = self.gate.decide(proposal, self._streams(Role.GATE, *address))
+        decided = clock.now()
+        chunk, offload, verified = proposal.chunk, _NOTHING, None
         if decision.transmit:
-            verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, self._episode, self._step))
-            codes, chunk = verified.verdict.codes, self._decode(proposal, verified)
-        finished = self.clock.now()
-        network, target = (verified.network, verified.target_time) if verified else (0.0, 0.0)
-        record = StepRecord(
+            verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, *address))
+            offload = verified.times
+            chunk = self._missed(chunk) if isinstance(verified, Miss) else self._corrected(proposal, verified)
+        if self._forecast is not None:
+            self._forecast.learn(decision)
+        answered = verified if isinstance(verified, Verification) else None
+        self._step += 1
+        return StepRecord(
             episode=self._episode,
-            step=self._step,
+            step=address[1],
             proposal=proposal,
             decision=decision,
-            verdict=verified.verdict if verified else None,
-            target=verified.target if verified else None,
-            codes=codes,
+            sent_ahead=sent_ahead,
+            verdict=answered.verdict if answered else None,
+            target=answered.target if answered else None,
+            miss=verified.cause if isinstance(verified, Miss) else None,
+            codes=answered.verdict.codes if answered else codes,
             chunk=chunk,
-            times=StageTimes(
-                draft=drafted - started,
-                gate=decided - drafted,
-                network=network,
-                target=target,
-                finish=finished - decided - network - target,
-            ),
+            times=StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total),
         )
-        self._step += 1
-        return record
 
-    def _decode(self, proposal: Proposal, verified: Verification) -> NDArray[np.float32]:
+    def _corrected(self, proposal: Proposal, verified: Verification) -> NDArray[np.float32]:
+        self._misses = 0
         codes = verified.verdict.codes
         if self._offset == "target":
-            return self._tokenizer.decode(codes, verified.target.offsets)
+            return verified.chunk
         if self._offset == "draft":
             return self._tokenizer.decode(codes, proposal.draft.offsets)
         stale = proposal.chunk - self._tokenizer.base(proposal.codes)
         return self._tokenizer.base(codes) + stale
+
+    def _missed(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The chunk to execute instead; the drafted one, unexecuted, where the robot stops."""
+        self._misses += 1
+        self.stopped = self._fallback.stops(self._misses)
+        if self.stopped or self._fallback.on_miss == "execute_draft" or self._last is None:
+            return drafted
+        return np.broadcast_to(self._last, drafted.shape)

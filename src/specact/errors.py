@@ -26,6 +26,26 @@ class ObservationError(SpecactError):
     """An observation the policy must not act on: wrong shape, wrong type, or not finite."""
 
 
+class RemoteError(SpecactError):
+    """A server that cannot be reached, or that refuses this device."""
+
+
+class WireError(SpecactError):
+    """A message that breaks the protocol, or a request the server refuses.
+
+    Attributes:
+        code: one of :class:`specact.wire.messages.ErrorCode`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[WireError], tuple[str, str]]:
+        """How it comes back from a worker process."""
+        return type(self), (self.code, str(self))
+
+
 class MissingExtraError(SpecactError):
     """An optional dependency that is not installed."""
 

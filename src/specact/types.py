@@ -98,27 +98,49 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadTimes:
+    """What a device waited for when it asked the target, in seconds; stages that did not happen are 0.
+
+    Where the request left ahead of the draft, each stage counts with the share of it that was still waited for.
+
+    Attributes:
+        encode: writing the request and reading the reply.
+        network: on the link, both ways.
+        queue: at the server, until the target was free.
+        target: the target's inference, and on a server sampling where it does that.
+    """
+
+    encode: float = 0.0
+    network: float = 0.0
+    queue: float = 0.0
+    target: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All stages together [s]."""
+        return self.encode + self.network + self.queue + self.target
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimes:
     """Where a step's time went, in seconds; stages that did not happen are 0.
 
     Attributes:
         draft: the draft's inference.
         gate: sampling and decoding the draft's codes, and the gate's decision.
-        network: on the link, both ways.
-        target: the target's inference.
+        offload: asking the target.
         finish: sampling and decoding the final codes.
     """
 
     draft: float
     gate: float
-    network: float
-    target: float
+    offload: OffloadTimes
     finish: float
 
     @property
     def total(self) -> float:
         """All stages together [s]."""
-        return self.draft + self.gate + self.network + self.target + self.finish
+        return self.draft + self.gate + self.offload.total + self.finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +151,11 @@ class StepRecord:
         episode, step: which inference, counted from 0; a step is one inference, not one control period.
         proposal: what the draft offered.
         decision: what the gate made of it.
-        verdict: the verifier's outcome, or None if the step was skipped.
-        target: the target's distribution, or None if the step was skipped.
-        codes: the codes that were executed, ``[G]``.
+        sent_ahead: whether the request left before the draft was computed, on a forecast of the gate.
+        verdict: the verifier's outcome, or None if the step was skipped or missed.
+        target: the target's distribution, or None if it is not known here.
+        miss: why the target could not be had, or None. The fallback's action is executed then.
+        codes: the codes that were executed, ``[G]``; the drafted ones where a fallback replaced the action.
         chunk: the action chunk that was executed, float32 ``[n, A]``, normalised.
         times: where the time went.
     """
@@ -140,8 +164,10 @@ class StepRecord:
     step: int
     proposal: Proposal
     decision: Decision
+    sent_ahead: bool
     verdict: Verdict | None
     target: CodeDistribution | None
+    miss: str | None
     codes: Codes
     chunk: NDArray[np.float32]
     times: StageTimes

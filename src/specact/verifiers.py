@@ -3,37 +3,102 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.clock import Clock, RealClock
 from specact.policies.policy import CodePolicy
+from specact.policies.tokenizer import ActionTokenizer
 from specact.sampling import sample_codes, verify
-from specact.types import CodeDistribution, Proposal, Verdict
+from specact.types import CodeDistribution, OffloadTimes, Proposal, Verdict, Window
+
+Cause = Literal["deadline", "disconnected", "overloaded", "expired", "refused", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The target's distribution for one window, and where the time went."""
+
+    target: CodeDistribution
+    times: OffloadTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """The target could not be had in time.
+
+    Attributes:
+        cause: ``deadline``: no reply in time; ``disconnected``: no connection when the step was due;
+            ``overloaded``, ``expired``: the server had no room, or no time left, for it; ``refused``: the server
+            answered with an error; ``invalid``: the reply was not one to act on.
+        times: what was waited for.
+    """
+
+    cause: Cause
+    times: OffloadTimes
+
+
+class Target(Protocol):
+    """The target policy, wherever it runs."""
+
+    def prefetch(self, window: Window) -> None:
+        """Says that :meth:`ask` will probably follow for this very window, so that the request can leave now."""
+        ...
+
+    def ask(self, window: Window) -> Answer | Miss:
+        """The target's distribution; the caller waits, but never longer than the target's deadline."""
+        ...
+
+
+class LocalTarget:
+    """A target in this process.
+
+    Args:
+        policy: the target.
+        clock: tells how long it took.
+    """
+
+    def __init__(self, policy: CodePolicy, clock: Clock | None = None) -> None:
+        self._policy, self._clock = policy, RealClock() if clock is None else clock
+
+    def prefetch(self, window: Window) -> None:
+        """Nothing is gained here: draft and target would share the processor."""
+
+    def ask(self, window: Window) -> Answer:
+        """See :class:`Target`; never misses."""
+        start = self._clock.now()
+        distribution = self._policy.infer(window)
+        return Answer(distribution, OffloadTimes(target=self._clock.now() - start))
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A verdict and what it cost.
+    """Final codes of a transmitted step.
 
     Attributes:
-        verdict: final codes.
-        target: the target's distribution.
-        network, target_time: seconds on the link and in the target.
+        verdict: the codes and which of them were accepted.
+        chunk: what they decode to with the target's offsets, float32 ``[n, A]``, normalised.
+        target: the target's distribution, or None where the server drew the codes and kept it.
+        times: what was waited for.
     """
 
     verdict: Verdict
-    target: CodeDistribution
-    network: float
-    target_time: float
+    chunk: NDArray[np.float32]
+    target: CodeDistribution | None
+    times: OffloadTimes
 
 
 class Verifier(Protocol):
     """Turns a proposal into final codes."""
 
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
-        """Final codes of a transmitted step; ``rng`` is the step's stream for verification."""
+    def prefetch(self, window: Window) -> None:
+        """See :meth:`Target.prefetch`."""
+        ...
+
+    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
+        """Final codes of a transmitted step; ``rng`` is the step's stream for verification, at its start."""
         ...
 
 
@@ -41,37 +106,43 @@ class SpeculativeVerifier:
     """Accepts or replaces each drafted code so that the result follows the target's law (ADAHI, equation 7).
 
     Args:
-        target: the target policy.
-        clock: tells how long it took.
+        target: where the target's distributions come from.
+        tokenizer: turns codes into actions.
     """
 
-    def __init__(self, target: CodePolicy, clock: Clock | None = None) -> None:
-        self._target, self._clock = target, RealClock() if clock is None else clock
+    def __init__(self, target: Target, tokenizer: ActionTokenizer) -> None:
+        self._target, self._tokenizer = target, tokenizer
+        self.prefetch = target.prefetch
 
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
+    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
         """See :class:`Verifier`."""
-        start = self._clock.now()
-        target = self._target.infer(proposal.window)
-        spent = self._clock.now() - start
-        return Verification(verify(target, proposal.draft, proposal.codes, rng), target, 0.0, spent)
+        answer = self._target.ask(proposal.window)
+        if isinstance(answer, Miss):
+            return answer
+        verdict = verify(answer.target, proposal.draft, proposal.codes, rng)
+        return Verification(
+            verdict, self._tokenizer.decode(verdict.codes, answer.target.offsets), answer.target, answer.times
+        )
 
 
 class TargetSampler:
     """Takes the target's own codes, whatever was drafted: the *remote target*, and gated with a gate.
 
     Args:
-        target: the target policy.
-        clock: tells how long it took.
+        target: where the target's distributions come from.
+        tokenizer: turns codes into actions.
     """
 
-    def __init__(self, target: CodePolicy, clock: Clock | None = None) -> None:
-        self._target, self._clock = target, RealClock() if clock is None else clock
+    def __init__(self, target: Target, tokenizer: ActionTokenizer) -> None:
+        self._target, self._tokenizer = target, tokenizer
+        self.prefetch = target.prefetch
 
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
+    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
         """See :class:`Verifier`; a code counts as accepted where the target happened to draw the drafted one."""
-        start = self._clock.now()
-        target = self._target.infer(proposal.window)
-        spent = self._clock.now() - start
-        codes = sample_codes(target, rng)
+        answer = self._target.ask(proposal.window)
+        if isinstance(answer, Miss):
+            return answer
+        codes = sample_codes(answer.target, rng)
         kept = codes == proposal.codes
-        return Verification(Verdict(codes, kept, 1.0 - kept), target, 0.0, spent)
+        chunk = self._tokenizer.decode(codes, answer.target.offsets)
+        return Verification(Verdict(codes, kept, 1.0 - kept), chunk, answer.target, answer.times)

@@ -22,6 +22,7 @@ def eval_(
     rate: float = 0.6,
     link: str = "wifi-paper",
     offset: Offset = "target",
+    overlap: bool = False,
     gates: tyro.conf.OmitArgPrefixes[GateChoices] = DEFAULT_CHOICES,
     draft_ms: float | None = None,
     target_ms: float | None = None,
@@ -42,6 +43,7 @@ def eval_(
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved.
         link: wifi-paper or loopback.
         offset: offset of verified steps: target, or the ablations draft and stale.
+        overlap: let requests leave ahead of the draft where the gate's forecast says so.
         draft_ms: accounted time of a draft inference; measured if not given.
         target_ms: accounted time of a target inference; measured if not given.
         kappa: factor on the draft's time, to stand in for a slower device.
@@ -54,7 +56,7 @@ def eval_(
         raise MissingExtraError(error.name or "pyarrow", "sim") from error
     what = Evaluation(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
-        offset=offset, gates=gates, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
+        offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
     )  # fmt: skip
     with progress_bars() as update:
         summary = evaluate(what, out, update, workers=workers, command=command_line())

@@ -6,7 +6,7 @@ import sys
 
 import tyro
 
-from specact.cli import calibrate, data, demo, doctor, eval_, export, train
+from specact.cli import calibrate, data, demo, doctor, eval_, export, serve, train
 from specact.cli.output import say_error
 from specact.errors import SpecactError
 
@@ -18,6 +18,7 @@ VERBS = {
     "eval": eval_.eval_,
     "export": export.export,
     "doctor": doctor.doctor,
+    "serve": serve.serve,
 }
 
 

@@ -23,7 +23,8 @@ class Audit:
     true on skipped steps); ``tv_k``, total variation of the two distributions; ``draft_entropy`` and
     ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the chunk between the
     executed action and the one verification would have given, with the step's own random stream, 0 where it was
-    verified (normalised units); ``draft_s``, ``network_s``, ``target_s``, the stages' accounted times [s].
+    verified (normalised units); ``sent_ahead``, whether the request left
+    before the draft was computed; ``draft_s``, ``network_s``, ``target_s``, the stages' accounted times [s].
 
     Args:
         tokenizer: turns codes into actions.
@@ -59,9 +60,10 @@ class Audit:
                     for skip, step in zip(skipped, zip(records, drafts, targets, strict=True), strict=True)
                 ]
             ),
+            "sent_ahead": np.array([record.sent_ahead for record in records]),
             "draft_s": np.array([record.times.draft for record in records]),
-            "network_s": np.array([record.times.network for record in records]),
-            "target_s": np.array([record.times.target for record in records]),
+            "network_s": np.array([record.times.offload.network for record in records]),
+            "target_s": np.array([record.times.offload.target for record in records]),
         }
         accepted = np.stack(
             [

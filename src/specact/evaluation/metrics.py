@@ -26,7 +26,9 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
         if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
         ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where skipped;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
-        ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference.
+        ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
+        share of inferences whose request left before the draft was computed, precision (share of them that were
+        transmitted) and recall (share of the transmitted that had left ahead).
     """
     n, k = len(outcomes["success"]), int(outcomes["success"].sum())
     success = wilson(k, n)
@@ -50,6 +52,7 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
         "action_change_loss": float(steps["action_change"][skipped].mean()) if skipped.any() else None,
         "draft_entropy": float(steps["draft_entropy"].mean()),
         "target_entropy": float(steps["target_entropy"].mean()),
+        "sent_ahead": _forecast_quality(steps["sent_ahead"], sent),
         "latency": {
             "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
             "inference_p50_ms": float(np.quantile(inference_ms, 0.50)),
@@ -60,6 +63,14 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
             "target_ms": 1e3 * float(steps["target_s"].mean()),
             "actions_per_s": actions / float(outcomes["latency_s"].sum()),
         },
+    }
+
+
+def _forecast_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
+    return {
+        "share": float(ahead.mean()),
+        "precision": float(sent[ahead].mean()) if ahead.any() else None,
+        "recall": float(ahead[sent].mean()) if sent.any() else None,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,12 +15,19 @@ from specact.clock import VirtualClock
 from specact.envs import load_task
 from specact.evaluation.audit import Audit
 from specact.evaluation.methods import load_method
+from specact.gates.forecast import Forecast
 from specact.gates.settings import GateSettings
-from specact.links.link import Link, load_link
+from specact.links.link import load_link, round_trip
 from specact.policies.bundle import Bundle, load_bundle
+from specact.policies.policy import PolicySpec
 from specact.rng import Role, stream
-from specact.types import CodeDistribution, Proposal, Window
-from specact.verifiers import SpeculativeVerifier, TargetSampler, Verification, Verifier
+from specact.types import CodeDistribution, OffloadTimes, Window
+from specact.verifiers import Answer, SpeculativeVerifier, TargetSampler
+
+_VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
+    "speculative": SpeculativeVerifier,
+    "target": TargetSampler,
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Shard:
         link: name of a link preset.
         draft_s, target_s: what one inference is accounted with, in seconds.
         offset: see :class:`~specact.agent.SpeculativePolicy`.
+        overlap: whether requests leave ahead of the draft where a forecast says so.
     """
 
     bundle: str
@@ -54,6 +62,7 @@ class Shard:
     draft_s: float
     target_s: float
     offset: Offset = "target"
+    overlap: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,19 +100,31 @@ class _Prepared:
         return [self.infer(window) for window in windows]
 
 
-class _OverLink:
-    """A verifier at the far end of a simulated link."""
+class _FarTarget:
+    """The target at the far end of a simulated link; with overlap its time and the link's run beside the draft's."""
 
-    def __init__(self, far: Verifier, link: Link, clock: VirtualClock, rng: np.random.Generator) -> None:
-        self._far, self._link, self._clock, self._rng = far, link, clock, rng
+    def __init__(self, shard: Shard, spec: PolicySpec, clock: VirtualClock, episode: int) -> None:
+        self._target_s, self._clock = shard.target_s, clock
+        self._link, self._rng = load_link(shard.link), stream(shard.seed, Role.LINK, episode=episode)
+        # What crosses as float32: observation window up; distribution and offsets down.
+        self._up = 4 * (spec.window * spec.state + spec.goal)
+        self._down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
+        self.answer: CodeDistribution | None = None
+        self._ahead: tuple[Window, float] | None = None
 
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification:
-        # What crosses: observation window and codes up, final distribution and offsets down, as float32.
-        draft = proposal.draft
-        payload = 4 * (proposal.window.state.size + draft.probs.size + draft.offsets.size)
-        network = self._link.round_trip(payload, self._rng)
-        self._clock.sleep(network)
-        return replace(self._far.verify(proposal, rng), network=network)
+    def prefetch(self, window: Window) -> None:
+        self._ahead = window, self._clock.now()
+
+    def ask(self, window: Window) -> Answer:
+        assert self.answer is not None
+        now = self._clock.now()
+        left = self._ahead[1] if self._ahead is not None and self._ahead[0] is window else now
+        network = round_trip(self._link, self._up, self._down, left, self._rng)
+        took = network + self._target_s
+        waited = max(0.0, left + took - now)
+        self._clock.sleep(waited)
+        share = waited / took if took > 0.0 else 0.0
+        return Answer(self.answer, OffloadTimes(network=share * network, target=share * self._target_s))
 
 
 class _Robot:
@@ -114,16 +135,15 @@ class _Robot:
         self.episode, self._env = episode, env
         self.clock = VirtualClock()
         self.draft = _Prepared(self.clock, shard.draft_s if method.waits_for_draft else 0.0)
-        self.target = _Prepared(self.clock, shard.target_s)
-        kind = SpeculativeVerifier if method.verifier == "speculative" else TargetSampler
-        link_stream = stream(shard.seed, Role.LINK, episode=episode)
-        background = _Prepared(self.clock, 0.0)
-        self.background = background
+        self.target = _FarTarget(shard, bundle.spec, self.clock, episode)
+        self.background = _Prepared(self.clock, 0.0)
+        gate = shard.gate.build(self.background, bundle.tokenizer)
         self.policy = SpeculativePolicy(
             bundle,
-            shard.gate.build(background, bundle.tokenizer),
+            gate,
             draft=self.draft,
-            verifier=_OverLink(kind(self.target, self.clock), load_link(shard.link), self.clock, link_stream),
+            verifier=_VERIFIERS[method.verifier](self.target, bundle.tokenizer),
+            forecast=Forecast(gate) if shard.overlap else None,
             offset=shard.offset,
             seed=shard.seed,
             clock=self.clock,

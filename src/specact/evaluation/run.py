@@ -50,6 +50,7 @@ class Evaluation:
         rate: transmission rate the gates are calibrated for; ``random`` runs at the rate ADAHI achieved.
         link: name of a link preset.
         offset: see :class:`~specact.agent.SpeculativePolicy`.
+        overlap: whether requests leave ahead of the draft where the gate's forecast says so.
         gates: readings that the papers leave open.
         draft_ms, target_ms: accounted time of one inference; None measures it on this machine.
         kappa: factor on the draft's time, to stand in for a slower device.
@@ -65,6 +66,7 @@ class Evaluation:
     rate: float = 0.6
     link: str = "wifi-paper"
     offset: Offset = "target"
+    overlap: bool = False
     gates: GateChoices = DEFAULT_CHOICES
     draft_ms: float | None = None
     target_ms: float | None = None
@@ -187,6 +189,7 @@ def _run_method(
                 timing["draft_ms"] / 1e3,
                 timing["target_ms"] / 1e3,
                 what.offset,
+                what.overlap,
             )
         )
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
@@ -246,7 +249,8 @@ def _claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) 
             "numpy": np.__version__,
             "onnxruntime": onnxruntime.__version__,
         },
-        "order": "times are accounted in virtual time as draft + link + target, one after the other, as in the paper",
+        "order": "times are accounted in virtual time as draft + link + target, one after the other as in the paper; "
+        "with overlap, link + target run beside the draft where the request left ahead",
     }
     write_json(path, manifest)
     return manifest

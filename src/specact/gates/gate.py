@@ -63,14 +63,20 @@ class Gate(ABC):
     def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         """Learns which action the draft wanted and which was executed, both ``[A]``, normalised."""
 
+    @property
+    def forced(self) -> str | None:
+        """The reason why the next inference is transmitted whatever its score, or None: ``first``, ``max_skips``."""
+        if self.force_first and self._first:
+            return "first"
+        return "max_skips" if self.max_skips is not None and self._skips >= self.max_skips else None
+
     def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
         """Transmit or skip; one uniform of ``rng`` breaks ties whether there is one or not."""
         tie = float(rng.random())
         score = self.score(proposal, rng)
-        if self.force_first and self._first:
-            transmit, reason = True, "first"
-        elif self.max_skips is not None and self._skips >= self.max_skips:
-            transmit, reason = True, "max_skips"
+        forced = self.forced
+        if forced is not None:
+            transmit, reason = True, forced
         elif score == self.threshold:
             transmit, reason = tie < self.tie_probability, "tie"
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.errors import ConfigError
 from specact.types import Codes
 
 
@@ -50,3 +51,17 @@ class ActionTokenizer:
     def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
         return np.minimum(np.maximum(normalised, -1.0), 1.0) * self.scale + self.centre
+
+    def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The inverse of :meth:`to_environment` for one action ``[A]``.
+
+        Raises:
+            ConfigError: if it has another size, is not finite, or lies beyond the range that was demonstrated.
+        """
+        low, high = self.centre - self.scale, self.centre + self.scale
+        slack = 1e-5 * self.scale
+        if np.shape(action) != low.shape or not ((action >= low - slack) & (action <= high + slack)).all():
+            raise ConfigError(
+                f"an action of this robot is [{len(low)}] within {low.tolist()} and {high.tolist()}, got {action}"
+            )
+        return np.asarray((action - self.centre) / self.scale, dtype=np.float32)

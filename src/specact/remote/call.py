@@ -1,0 +1,69 @@
+"""One request and its reply, with every stage timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from specact.errors import WireError
+from specact.policies.policy import PolicySpec
+from specact.remote.line import Line
+from specact.types import OffloadTimes
+from specact.verifiers import Cause, Miss
+from specact.wire.protocol import ErrorCode
+from specact.wire.reply import DistributionReply, ErrorReply, ServerTimes, VerdictReply, read_reply
+from specact.wire.request import Request, request_fields
+
+_CAUSES: dict[ErrorCode, Cause] = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
+
+
+class Call:
+    """A request that left when this was made.
+
+    Args:
+        line: to the server.
+        kind: the message's type, ``infer`` or ``verify``.
+        make: the request, given its id.
+        deadline_s: from now; no reply is waited for any longer.
+    """
+
+    def __init__(self, line: Line, kind: str, make: Callable[[int], Request], deadline_s: float) -> None:
+        self._line = line
+        self._left = time.monotonic()
+        self._until = self._left + deadline_s
+        self._id = line.send(kind, lambda identity: request_fields(make(identity)))
+        self._encode_s = time.monotonic() - self._left
+
+    def reply(self, spec: PolicySpec, asked: float) -> tuple[DistributionReply | VerdictReply, OffloadTimes] | Miss:
+        """Waits for the reply, until the deadline at most.
+
+        Args:
+            spec: what a valid reply looks like; nothing else may move a robot.
+            asked: when the reply was wanted, in seconds of the monotonic clock; what had passed before is not counted
+                as waiting.
+        """
+        found = "disconnected" if self._id is None else self._line.wait(self._id, self._until - time.monotonic())
+        arrived = time.monotonic()
+        if isinstance(found, str):
+            return Miss(found, OffloadTimes(network=arrived - asked))
+        try:
+            reply = read_reply(found, spec)
+        except WireError:
+            return Miss("invalid", OffloadTimes(network=arrived - asked))
+        finished = time.monotonic()
+        if isinstance(reply, ErrorReply):
+            return Miss(_CAUSES.get(reply.code, "refused"), OffloadTimes(network=finished - asked))
+        return reply, self._times(reply.times, arrived, finished, asked)
+
+    def _times(self, server: ServerTimes, arrived: float, finished: float, asked: float) -> OffloadTimes:
+        # Only durations cross the wire: what the server did not need, the network did.
+        at_server = server.total_ms / 1e3
+        queue = min(server.queue_ms / 1e3, at_server)
+        network = max(0.0, arrived - self._left - self._encode_s - at_server)
+        share = min(1.0, (finished - asked) / (finished - self._left))
+        return OffloadTimes(
+            encode=share * (self._encode_s + finished - arrived),
+            network=share * network,
+            queue=share * queue,
+            target=share * (at_server - queue),
+        )

@@ -1,0 +1,253 @@
+"""A robot's line to its server: connects and reconnects in the background, and never makes the control loop wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from specact.errors import ConfigError, RemoteError, WireError
+from specact.policies.bundle import Bundle
+from specact.remote.channel import Channel, ChannelClosedError, Endpoint, Fields
+from specact.remote.http import HttpChannel
+from specact.remote.websocket import WebSocketChannel
+from specact.verifiers import Cause
+from specact.wire.checks import request_id
+from specact.wire.handshake import Hello, Welcome, hello_fields, read_welcome, shared_spec
+from specact.wire.protocol import max_message_bytes
+
+_SUSPECT_AFTER = 3
+_LOOK_EVERY_S, _PROBE_EVERY_S = 0.25, 0.05
+
+
+@dataclass(frozen=True)
+class LineSettings:
+    """How patient a line is.
+
+    Attributes:
+        connect_timeout_s: for connecting and the handshake together [s].
+        first_delay_s, longest_delay_s: the wait before a reconnection, doubled from one failure to the next [s].
+        silence_s: without a sign of life for this long, in spite of asking, the connection is given up [s].
+
+    Raises:
+        ConfigError: for a value that is not positive.
+    """
+
+    connect_timeout_s: float = 2.0
+    first_delay_s: float = 0.05
+    longest_delay_s: float = 2.0
+    silence_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        if min(self.connect_timeout_s, self.first_delay_s, self.longest_delay_s, self.silence_s) <= 0.0:
+            raise ConfigError(f"the settings of a line must all be positive, got {self}")
+
+
+DEFAULT_SETTINGS = LineSettings()
+
+
+class Line:
+    """Sends requests and waits for their replies, from the control loop's thread; a thread of its own keeps it open.
+
+    A request whose reply did not come in time is forgotten: the reply is dropped and counted when it comes, and
+    nothing is sent again after a reconnection. After three missed deadlines in a row nothing more is sent until the
+    server gives a sign of life, so that a dead link costs three deadlines and not one per step.
+
+    Use it as a context manager, or call :meth:`close`.
+
+    Args:
+        endpoint: the server.
+        bundle: what this device speaks.
+        robot: its name on the server's status page.
+        settings: how patient it is.
+
+    Attributes:
+        welcome: the server's consent, or None before the first connection.
+        problem: why there is no connection at the moment, or None.
+        counts: ``connections``, ``sent``, ``answered``, ``late`` (replies after their deadline), ``unwanted`` (replies
+            nobody waited for, because the request had left on a wrong forecast), ``unreadable``.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, bundle: Bundle, robot: str = "robot", settings: LineSettings = DEFAULT_SETTINGS
+    ) -> None:
+        self._endpoint, self._settings = endpoint, settings
+        self._hello = hello_fields(Hello(robot, bundle.tokenizer.fingerprint, shared_spec(bundle.spec)))
+        self._limit = max_message_bytes(bundle.spec)
+        self._lock = threading.Lock()
+        self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._channel: Channel | None = None
+        self._next_id = 0
+        # Requests whose reply may still come, and under what it is counted then.
+        self._open: dict[int, str] = {}
+        self._misses = 0
+        self.welcome: Welcome | None = None
+        self.problem: str | None = "not connected yet"
+        self.counts: Counter[str] = Counter()
+        self._keeper = threading.Thread(target=self._keep, name=f"specact line to {endpoint}", daemon=True)
+        self._keeper.start()
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hangs up and ends the thread; may be called twice."""
+        self._closing.set()
+        self._wake.set()
+        self._keeper.join()
+        with self._lock:
+            self._drop("closed")
+
+    def connect(self, timeout: float) -> Welcome:
+        """Waits for the first connection, before a robot moves.
+
+        Raises:
+            RemoteError: if there is none within ``timeout`` seconds; it says why.
+        """
+        if not self._connected.wait(timeout) or self.welcome is None:
+            raise RemoteError(f"no connection to {self._endpoint} within {timeout:g} s: {self.problem}")
+        return self.welcome
+
+    def send(self, kind: str, fields: Callable[[int], Fields]) -> int | None:
+        """Sends a request at once; never waits for a connection.
+
+        Args:
+            kind: the message's type.
+            fields: makes the message, given its id.
+
+        Returns:
+            The id, or None if there is no connection, or none that gives a sign of life.
+        """
+        with self._lock:
+            channel = self._channel
+            if channel is None or self._misses >= _SUSPECT_AFTER:
+                self._wake.set()
+                return None
+            self._next_id += 1
+            try:
+                self._drain(channel)
+                channel.send(kind, channel.encode(fields(self._next_id)), 0.005)
+            except ChannelClosedError as error:
+                self._drop(str(error))
+                return None
+            self._open[self._next_id] = "unwanted"
+            self.counts["sent"] += 1
+            return self._next_id
+
+    def wait(self, identity: int, timeout: float) -> Fields | Cause:
+        """The reply to a request, or the reason why there is none: ``deadline``, ``disconnected`` or ``invalid``."""
+        until = time.monotonic() + timeout
+        with self._lock:
+            if self._channel is None or identity not in self._open:
+                return "disconnected"
+            self._open[identity] = "late"
+            try:
+                while True:
+                    payload = self._channel.receive(max(0.0, until - time.monotonic()))
+                    if payload is None:
+                        self._misses += 1
+                        self._wake.set()
+                        return "deadline"
+                    self._misses = 0
+                    fields = self._read(self._channel, payload)
+                    if fields is not None and request_id(fields) == identity:
+                        del self._open[identity]
+                        self.counts["answered"] += 1
+                        return fields
+                    self._count_unasked(fields)
+            except ChannelClosedError as error:
+                self._drop(str(error))
+                return "disconnected"
+
+    def _keep(self) -> None:
+        delay = self._settings.first_delay_s
+        while not self._closing.is_set():
+            if self._channel is not None:
+                self._look_after()
+                delay = self._settings.first_delay_s
+                wait = _LOOK_EVERY_S if self._misses < _SUSPECT_AFTER else _PROBE_EVERY_S
+            elif self._connect():
+                continue
+            else:
+                wait, delay = delay, min(2.0 * delay, self._settings.longest_delay_s)
+            # While disconnected a waking robot must not shorten the back-off.
+            (self._wake if self._channel is not None else self._closing).wait(wait)
+            self._wake.clear()
+
+    def _connect(self) -> bool:
+        kind = WebSocketChannel if self._endpoint.scheme in ("ws", "wss") else HttpChannel
+        try:
+            channel = kind(self._endpoint, self._settings.connect_timeout_s, self._limit)
+        except RemoteError as error:
+            self.problem = str(error)
+            return False
+        try:
+            channel.send("hello", channel.encode(self._hello), self._settings.connect_timeout_s)
+            payload = channel.receive(self._settings.connect_timeout_s)
+            if payload is None:
+                raise ChannelClosedError("the server did not answer the hello in time")
+            welcome = read_welcome(channel.decode(payload))
+        except (ChannelClosedError, WireError) as error:
+            channel.close()
+            self.problem = f"{self._endpoint} refuses this device: {error}"
+            return False
+        with self._lock:
+            self._channel, self.welcome, self.problem, self._misses = channel, welcome, None, 0
+            self.counts["connections"] += 1
+        self._connected.set()
+        return True
+
+    def _look_after(self) -> None:
+        """Takes in what came unasked, and asks a silent server for a sign of life."""
+        # The control loop goes first: it looks after the channel itself while it holds it.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            channel = self._channel
+            if channel is None or not channel.pings:
+                self._misses = 0
+                return
+            before = channel.heard
+            self._drain(channel)
+            silence = time.monotonic() - channel.heard
+            if channel.heard > before:
+                self._misses = 0
+            elif silence > self._settings.silence_s:
+                raise ChannelClosedError(f"no sign of life for {silence:.1f} s")
+            elif silence > self._settings.silence_s / 3 or self._misses >= _SUSPECT_AFTER:
+                channel.ping()
+        except ChannelClosedError as error:
+            self._drop(str(error))
+        finally:
+            self._lock.release()
+
+    def _drain(self, channel: Channel) -> None:
+        """Counts and drops replies that nobody waits for any more."""
+        while (payload := channel.receive(0.0)) is not None:
+            self._count_unasked(self._read(channel, payload))
+
+    def _read(self, channel: Channel, payload: bytes) -> Fields | None:
+        try:
+            return channel.decode(payload)
+        except WireError:
+            return None
+
+    def _count_unasked(self, fields: dict[str, Any] | None) -> None:
+        identity = None if fields is None else request_id(fields)
+        self.counts["unreadable" if identity is None else self._open.pop(identity, "unwanted")] += 1
+
+    def _drop(self, why: str) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel, self.problem = None, why
+            # Whatever was under way is lost; an old id can never match again.
+            self._open.clear()

@@ -1,0 +1,86 @@
+"""The server's application: stream, HTTP, health, metrics and status page on one port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.websockets import WebSocket
+
+from specact import __version__
+from specact.errors import WireError
+from specact.server.access import Access
+from specact.server.http import message_routes
+from specact.server.service import Service, refusal
+from specact.server.stream import serve_stream
+from specact.wire.protocol import ErrorCode
+
+_PAGE = Path(__file__).with_name("status.html")
+# The page brings everything with it and talks to nobody but us.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application of one service; it warms the target up when it starts."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.worker.start()
+        yield
+        service.worker.stop()
+
+    access = Access(service.settings.token)
+    app = FastAPI(title="specact", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.include_router(message_routes(service, access))
+
+    @app.websocket("/v1/stream")
+    async def stream(socket: WebSocket) -> None:
+        await serve_stream(socket, service, access)
+
+    @app.get("/healthz", summary="Whether requests are answered now")
+    async def healthz() -> Response:
+        ready = service.worker.ready and not service.draining
+        return JSONResponse({"ready": ready, "bundle": service.bundle.name}, 200 if ready else 503)
+
+    @app.get("/metrics", summary="Counters and histograms for Prometheus", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        if not access.allows(request.headers):
+            return _unauthorized()
+        return Response(service.telemetry.prometheus(service.worker.queued), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/status", summary="The live numbers of the status page")
+    async def status(request: Request) -> Response:
+        if not access.allows(request.headers):
+            return _unauthorized()
+        ready = service.worker.ready and not service.draining
+        return JSONResponse(service.telemetry.status(service.worker.queued, ready))
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> Response:
+        # The page itself holds no secret; its numbers need the token.
+        return HTMLResponse(_PAGE.read_text(), headers={"Content-Security-Policy": _POLICY})
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        text = "there is nothing at this address" if error.status_code == 404 else str(error.detail)
+        return JSONResponse(refusal(WireError(ErrorCode.BAD_MESSAGE, text)), error.status_code, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return JSONResponse(refusal(WireError(ErrorCode.BAD_MESSAGE, "this request cannot be read")), 400)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return JSONResponse(refusal(WireError(ErrorCode.INTERNAL, "the server failed; see its log")), 500)
+
+    return app
+
+
+def _unauthorized() -> Response:
+    error = WireError(ErrorCode.UNAUTHORIZED, "show the server's token as a bearer token")
+    return JSONResponse(refusal(error), 401)

@@ -1,0 +1,79 @@
+"""Checks of single fields, strict about types: what msgpack or JSON delivered is taken as it is or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import WireError
+from specact.wire.protocol import PROTOCOL, ErrorCode
+
+LARGEST_ID = 2**63 - 1
+
+
+def check_head(fields: dict[str, Any], *types: str) -> str:
+    """The message's type, one of ``types``, after its protocol version was found to be ours."""
+    version, kind = fields.get("v"), fields.get("type")
+    if not is_integer(version, 2**63) or version != PROTOCOL:
+        raise WireError(
+            ErrorCode.UNSUPPORTED_PROTOCOL,
+            f"this side speaks protocol {PROTOCOL}, the message says {str(version)[:16]}; "
+            "install the same version of specact on both",
+        )
+    if not isinstance(kind, str) or kind not in types:
+        raise bad(f"expected a message of type {' or '.join(types)}, got {str(kind)[:32]!r}")
+    return kind
+
+
+def request_id(fields: dict[str, Any]) -> int | None:
+    """The id of a message that may be broken elsewhere, or None."""
+    value = fields.get("id")
+    return value if is_integer(value, LARGEST_ID + 1) else None
+
+
+def law(fields: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """An array of float64 whose last axis holds distributions."""
+    rows: NDArray[np.float64] = array(fields, name, shape, np.float64)
+    if (rows < 0.0).any() or (np.abs(rows.sum(axis=-1) - 1.0) > 1e-6).any():
+        raise bad(f"every row of {name} is a distribution: not negative, with sum 1")
+    return rows
+
+
+def array(fields: dict[str, Any], name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """An array of exactly this shape and dtype, with finite numbers."""
+    value = fields.get(name)
+    if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
+        found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise bad(f"{name} must be an array of {np.dtype(dtype)} {shape}, got {found}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise bad(f"{name} holds NaN or infinite numbers")
+    return value
+
+
+def number(fields: dict[str, Any], name: str, low: float, high: float) -> float:
+    """A number from ``low`` to ``high``, both finite."""
+    value = fields.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise bad(f"{name} is a number from {low:g} to {high:g}")
+    return float(value)
+
+
+def is_integer(value: Any, limit: int) -> bool:
+    """Whether it is an integer in [0, limit)."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a text, nothing, or a list of numbers."""
+    return (
+        value is None
+        or isinstance(value, int | float | str)
+        or (isinstance(value, list) and all(isinstance(entry, int | float) for entry in value))
+    )
+
+
+def bad(message: str) -> WireError:
+    """A ``bad_message`` that says what is allowed."""
+    return WireError(ErrorCode.BAD_MESSAGE, message)
