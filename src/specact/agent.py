@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal, get_args
 
 import numpy as np
@@ -46,6 +47,8 @@ class SpeculativePolicy:
 
     Attributes:
         record: of the last inference; None before the first of an episode.
+        counts: ``steps`` (inferences), how many of them were ``transmitted`` and ``missed``, how many codes were
+            ``verified`` and ``accepted``, since the policy was made.
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
@@ -72,6 +75,7 @@ class SpeculativePolicy:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
         self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.record: StepRecord | None = None
+        self.counts: Counter[str] = Counter()
         self._tokenizer, self._offset = bundle.tokenizer, offset
         self._draft = bundle.draft if draft is None else draft
         if verifier is None:
@@ -146,6 +150,7 @@ class SpeculativePolicy:
         if self._forecast is not None:
             self._forecast.learn(decision)
         answered = verified if isinstance(verified, Verification) else None
+        self._count(decision.transmit, answered)
         self._step += 1
         return StepRecord(
             episode=self._episode,
@@ -170,6 +175,14 @@ class SpeculativePolicy:
             return self._tokenizer.decode(codes, proposal.draft.offsets)
         stale = proposal.chunk - self._tokenizer.base(proposal.codes)
         return self._tokenizer.base(codes) + stale
+
+    def _count(self, transmitted: bool, answered: Verification | None) -> None:
+        self.counts["steps"] += 1
+        self.counts["transmitted"] += transmitted
+        self.counts["missed"] += transmitted and answered is None
+        if answered is not None:
+            self.counts["verified"] += len(answered.verdict.accepted)
+            self.counts["accepted"] += int(answered.verdict.accepted.sum())
 
     def _missed(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
         """The chunk to execute instead; the drafted one, unexecuted, where the robot stops."""

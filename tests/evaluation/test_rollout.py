@@ -22,7 +22,6 @@ from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
 from specact.evaluation.run import Evaluation, evaluate, read_table
 from specact.gates.settings import GateSettings
-from specact.links.link import load_link
 from specact.types import CodeDistribution, StepRecord
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi", "gated_target", "oracle")
@@ -253,7 +252,7 @@ def test_rejection_is_known_where_nothing_is_skipped(made: Made) -> None:
 
 
 def test_latencies_add_up(made: Made) -> None:
-    link = load_link("wifi-paper")
+    link = LINKS["wifi-paper"]
     for name in METHODS:
         steps, episodes = made.steps(name), made.episodes(name)
         sent = steps["transmitted"]

@@ -9,7 +9,7 @@ import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import MissingExtraError, unknown_name
-from specact.gates.settings import CALIBRATED, DEFAULT_CHOICES, GateChoices
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
 
 
 def calibrate(
@@ -19,7 +19,7 @@ def calibrate(
     episodes: int = 40,
     rounds: int = 4,
     seed: int = 0,
-    gates: tyro.conf.OmitArgPrefixes[GateChoices] = DEFAULT_CHOICES,
+    gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
     out: Path | None = None,
     workers: int | None = None,
     json: bool = False,
@@ -54,7 +54,7 @@ def calibrate(
         made = run(
             loaded,
             loaded.env,
-            gates.settings(gate),
+            gates.over(loaded.recommended_gates).settings(gate),
             settings,
             pool,
             lambda done: update(f"calibrating {gate}", done, total),

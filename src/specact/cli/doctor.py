@@ -1,24 +1,45 @@
-"""``specact doctor`` says what this installation can do and how fast it is."""
+"""``specact doctor`` says what is installed and how fast it is, and what a server and the link to it are like."""
 
 from __future__ import annotations
 
 import platform
+import ssl
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from specact.cli.output import print_json, results
+from specact.cli.serve import read_token
+
+if TYPE_CHECKING:
+    from specact.policies.bundle import Bundle
 
 EXTRAS = {
+    "server": ("fastapi", "uvicorn", "uvloop", "httptools", "prometheus-client", "pillow"),
     "sim": ("gymnasium", "mujoco", "gymnasium-robotics", "gym-pusht", "pyarrow", "scipy"),
     "train": ("torch", "onnx", "onnxscript", "zarr", "h5py", "pyarrow"),
     "report": ("matplotlib",),
 }
 
 
-def doctor(bundle: str = "ball", json: bool = False) -> None:
-    """Say what this installation can do, and how long the policies of a bundle take here.
+def doctor(
+    bundle: str = "ball",
+    server: str | None = None,
+    requests: int = 200,
+    token_file: Path | None = None,
+    ca: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Say what this installation can do, how long the policies of a bundle take here, and how good a server's link is.
 
     Args:
         bundle: path or name of the bundle to try.
+        server: URL of a server to measure before a robot moves, such as ws://127.0.0.1:8600.
+        requests: how many requests it is sent, at the bundle's rate of inferences.
+        token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
+        ca: PEM file of the authority that signed the server's certificate.
         json: print the findings as JSON.
     """
     import onnxruntime
@@ -29,7 +50,7 @@ def doctor(bundle: str = "ball", json: bool = False) -> None:
 
     loaded = load_bundle(bundle)
     missing = {extra: [name for name in packages if not _installed(name)] for extra, packages in EXTRAS.items()}
-    findings = {
+    findings: dict[str, Any] = {
         "specact": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -41,16 +62,62 @@ def doctor(bundle: str = "ball", json: bool = False) -> None:
         "target_ms": 1e3 * measure_inference(loaded.target, loaded.spec),
         "period_ms": 1e3 / loaded.spec.rate_hz,
     }
+    if server is not None:
+        tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
+        findings["server"] = _measure(loaded, server, requests, read_token(token_file), tls)
     if json:
         print_json(findings)
         return
     for name, value in findings.items():
-        if name != "missing":
+        if name not in ("missing", "server"):
             shown = f"{value:.3f}" if isinstance(value, float) else value
             results.print(f"{name:12} {shown}", highlight=False, soft_wrap=True)
     for extra, names in missing.items():
         state = f"missing {', '.join(names)}; pip install 'specact\\[{extra}]'" if names else "complete"
         results.print(f"extra {extra:6} {state}", highlight=False, soft_wrap=True)
+    if server is not None:
+        _say(findings["server"], findings["period_ms"])
+
+
+def _measure(bundle: Bundle, server: str, requests: int, token: str | None, tls: ssl.SSLContext | None) -> Any:
+    from specact.remote.channel import Endpoint
+    from specact.remote.line import Line
+    from specact.remote.probe import probe
+
+    with Line(Endpoint.parse(server, token, tls), bundle, "doctor") as line:
+        welcome = line.connect(10.0)
+        found = probe(line, bundle, requests, bundle.spec.execute / bundle.spec.rate_hz)
+    stages = {"total": found.total_ms, "network": found.network_ms, "queue": found.queue_ms, "target": found.target_ms}
+    return {
+        "url": server,
+        "bundle": welcome.bundle,
+        "version": welcome.version,
+        "requests": requests,
+        "lost": found.lost,
+        "deadline_ms": found.deadline_ms,
+        "stages_ms": {
+            name: dict(zip(("p50", "p95", "p99"), np.quantile(values, (0.5, 0.95, 0.99)).tolist(), strict=True))
+            for name, values in stages.items()
+        },
+    }
+
+
+def _say(server: dict[str, Any], period_ms: float) -> None:
+    results.print(f"server       {server['url']}: {server['bundle']}, specact {server['version']}", highlight=False)
+    for stage, times in server["stages_ms"].items():
+        shown = "  ".join(f"{name} {value:8.3f} ms" for name, value in times.items())
+        results.print(f"  {stage:10} {shown}", highlight=False)
+    deadline_ms = server["deadline_ms"]
+    results.print(
+        f"  {server['lost']} of {server['requests']} requests were lost; advice: --deadline-ms {deadline_ms:.3g}",
+        highlight=False,
+    )
+    if deadline_ms > period_ms:
+        results.print(
+            f"  that is longer than the control period of {period_ms:.0f} ms: a verified step makes the loop late; "
+            "send fewer steps (--rate), or take a faster link",
+            style="yellow",
+        )
 
 
 def _installed(name: str) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 from specact.agent import Offset
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
 from specact.errors import MissingExtraError
-from specact.gates.settings import DEFAULT_CHOICES, GateChoices
+from specact.gates.settings import BUNDLES_OWN, GateChoices
 
 
 def eval_(
@@ -23,14 +24,17 @@ def eval_(
     link: str = "wifi-paper",
     offset: Offset = "target",
     overlap: bool = False,
-    gates: tyro.conf.OmitArgPrefixes[GateChoices] = DEFAULT_CHOICES,
+    gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
     draft_ms: float | None = None,
     target_ms: float | None = None,
     kappa: float = 1.0,
+    realtime: bool = False,
+    wire: Literal["stream", "json"] = "stream",
+    deadline_ms: float = 200.0,
     workers: int | None = None,
     json: bool = False,
 ) -> None:
-    """Run methods side by side on the same episodes, in virtual time; writes a run folder that resumes.
+    """Run methods side by side on the same episodes, in virtual or real time; writes a run folder that resumes.
 
     Args:
         bundle: path or name of a bundle.
@@ -41,12 +45,16 @@ def eval_(
         episodes: per method.
         seed: of everything random.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved.
-        link: wifi-paper or loopback.
+        link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
+            specact proxy --help.
         offset: offset of verified steps: target, or the ablations draft and stale.
         overlap: let requests leave ahead of the draft where the gate's forecast says so.
         draft_ms: accounted time of a draft inference; measured if not given.
         target_ms: accounted time of a target inference; measured if not given.
         kappa: factor on the draft's time, to stand in for a slower device.
+        realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
+        wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
+        deadline_ms: with --realtime: how long a step waits for the target.
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
@@ -57,6 +65,7 @@ def eval_(
     what = Evaluation(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
         offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
+        realtime=realtime, wire=wire, deadline_ms=deadline_ms,
     )  # fmt: skip
     with progress_bars() as update:
         summary = evaluate(what, out, update, workers=workers, command=command_line())

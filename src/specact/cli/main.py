@@ -6,7 +6,7 @@ import sys
 
 import tyro
 
-from specact.cli import calibrate, data, demo, doctor, eval_, export, serve, train
+from specact.cli import calibrate, data, demo, doctor, eval_, export, proxy, run, serve, train
 from specact.cli.output import say_error
 from specact.errors import SpecactError
 
@@ -19,6 +19,8 @@ VERBS = {
     "export": export.export,
     "doctor": doctor.doctor,
     "serve": serve.serve,
+    "run": run.run,
+    "proxy": proxy.proxy,
 }
 
 

@@ -18,9 +18,10 @@ REASONS = ("score", "tie", "first", "max_skips")
 class Audit:
     """Collects the step table of an evaluation.
 
-    Columns: ``episode``, ``step``, ``transmitted``, ``reason`` (index into :data:`REASONS`), ``score``; ``drafted_k``
+    Columns: ``episode``, ``step``, ``transmitted``, ``missed`` (transmitted, but no answer in
+    time), ``reason`` (index into :data:`REASONS`), ``score``; ``drafted_k``
     and ``executed_k``, codes; ``rejection_k``, ``r_k(z_k)``, ``rejection``, ``R(z)``; ``accepted_k`` (as executed;
-    true on skipped steps); ``tv_k``, total variation of the two distributions; ``draft_entropy`` and
+    true on unverified steps); ``tv_k``, total variation of the two distributions; ``draft_entropy`` and
     ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the chunk between the
     executed action and the one verification would have given, with the step's own random stream, 0 where it was
     verified (normalised units); ``sent_ahead``, whether the request left
@@ -44,11 +45,12 @@ class Audit:
         q, p = _rows(drafts, drafted), _rows(targets, drafted)
         rejection = rejection_probability(p, q, drafted)
         variation = total_variation(p, q)
-        skipped = [record.verdict is None for record in records]
+        unverified = [record.verdict is None for record in records]
         columns: dict[str, NDArray[np.generic]] = {
             "episode": np.array([record.episode for record in records]),
             "step": np.array([record.step for record in records]),
-            "transmitted": ~np.array(skipped),
+            "transmitted": np.array([record.decision.transmit for record in records]),
+            "missed": np.array([record.miss is not None for record in records]),
             "reason": np.array([REASONS.index(record.decision.reason) for record in records], dtype=np.int8),
             "score": np.array([record.decision.score for record in records]),
             "rejection": 1.0 - np.prod(1.0 - rejection, axis=-1),
@@ -56,8 +58,8 @@ class Audit:
             "target_entropy": _entropy(p),
             "action_change": np.array(
                 [
-                    self._change(*step) if skip else 0.0
-                    for skip, step in zip(skipped, zip(records, drafts, targets, strict=True), strict=True)
+                    self._change(*step) if alone else 0.0
+                    for alone, step in zip(unverified, zip(records, drafts, targets, strict=True), strict=True)
                 ]
             ),
             "sent_ahead": np.array([record.sent_ahead for record in records]),

@@ -24,7 +24,9 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
         ``success`` ``{n, k, rate, low, high}``; ``score`` ``{mean, low, high}``; ``inferences``;
         ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
         if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
-        ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where skipped;
+        ``missed`` share of inferences that
+        were transmitted in vain; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where
+        skipped or missed;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
         share of inferences whose request left before the draft was computed, precision (share of them that were
@@ -34,7 +36,7 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
     success = wilson(k, n)
     score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
     sent, rejection = steps["transmitted"], steps["rejection"]
-    skipped = ~sent
+    skipped, unverified = ~sent, ~sent | steps["missed"]
     codebooks = sum(name.startswith("tv_") for name in steps)
     each = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
     inference_ms = 1e3 * (steps["draft_s"] + steps["network_s"] + steps["target_s"])
@@ -48,7 +50,8 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
         "true_skip_ratio": float(1.0 - rejection[skipped].mean()) if skipped.any() else None,
         "acceptance": {"codebooks": each, "all": float(1.0 - rejection.mean())},
         "primary_rejection": float(steps["rejection_0"].mean()),
-        "gated_loss": float((rejection * skipped).mean()),
+        "missed": float(steps["missed"].mean()),
+        "gated_loss": float((rejection * unverified).mean()),
         "action_change_loss": float(steps["action_change"][skipped].mean()) if skipped.any() else None,
         "draft_entropy": float(steps["draft_entropy"].mean()),
         "target_entropy": float(steps["target_entropy"].mean()),

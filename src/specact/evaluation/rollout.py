@@ -24,7 +24,7 @@ from specact.rng import Role, stream
 from specact.types import CodeDistribution, OffloadTimes, Window
 from specact.verifiers import Answer, SpeculativeVerifier, TargetSampler
 
-_VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
+VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
     "speculative": SpeculativeVerifier,
     "target": TargetSampler,
 }
@@ -142,15 +142,14 @@ class _Robot:
             bundle,
             gate,
             draft=self.draft,
-            verifier=_VERIFIERS[method.verifier](self.target, bundle.tokenizer),
+            verifier=VERIFIERS[method.verifier](self.target, bundle.tokenizer),
             forecast=Forecast(gate) if shard.overlap else None,
             offset=shard.offset,
             seed=shard.seed,
             clock=self.clock,
         )
         self.policy.reset(episode)
-        start = int(stream(shard.seed, Role.ENVIRONMENT, episode=episode).integers(2**31))
-        self.observation, self.info = env.reset(seed=start)
+        self.observation, self.info = env.reset(seed=start_of(shard.seed, episode))
         self.steps, self.done = 0, False
 
     def prepare(self, draft: CodeDistribution, target: CodeDistribution) -> None:
@@ -165,6 +164,11 @@ class _Robot:
     def outcome(self) -> Outcome:
         success, score = bool(self.info["success"]), float(self.info["score"])
         return Outcome(self.episode, success, score, self.steps, self.clock.now())
+
+
+def start_of(seed: int, episode: int) -> int:
+    """The environment's seed for an episode, the same for every method."""
+    return int(stream(seed, Role.ENVIRONMENT, episode=episode).integers(2**31))
 
 
 def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:

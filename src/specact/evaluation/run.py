@@ -7,6 +7,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -27,12 +28,19 @@ from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
+from specact.evaluation.realtime import RealTime, Wire
 from specact.evaluation.rollout import Shard
 from specact.files import write_json, write_whole
-from specact.gates.settings import CALIBRATED, DEFAULT_CHOICES, GateChoices, GateSettings
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, GateSettings
 from specact.links.link import load_link
 from specact.policies.bundle import Bundle, load_bundle
 from specact.policies.timing import measure_inference
+
+_MEASURED = "every time is measured over real sockets; the simulated world waits"
+_ACCOUNTED = (
+    "times are accounted in virtual time as draft + link + target, one after the other as in the paper; "
+    "with overlap, link + target run beside the draft where the request left ahead"
+)
 
 Progress = Callable[[str, int, int], None]
 
@@ -56,6 +64,8 @@ class Evaluation:
         kappa: factor on the draft's time, to stand in for a slower device.
         shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
         calibration_episodes: per round, where a calibration has to be made first.
+        realtime: over real sockets, on a link shaped by a relay, with measured times; else in virtual time.
+        wire, deadline_ms: of the real sockets, see :class:`~specact.evaluation.realtime.RealTime`.
     """
 
     bundle: str
@@ -67,12 +77,15 @@ class Evaluation:
     link: str = "wifi-paper"
     offset: Offset = "target"
     overlap: bool = False
-    gates: GateChoices = DEFAULT_CHOICES
+    gates: GateChoices = BUNDLES_OWN
     draft_ms: float | None = None
     target_ms: float | None = None
     kappa: float = 1.0
     shard: int = 20
     calibration_episodes: int = 40
+    realtime: bool = False
+    wire: Wire = "stream"
+    deadline_ms: float = 200.0
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -84,6 +97,8 @@ class Evaluation:
             raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
         if self.episodes < 1 or self.shard < 1 or self.seed < 0:
             raise ConfigError("episodes and shard must be at least 1, and seed not negative")
+        if self.realtime and any(load_method(method).gate.startswith("oracle") for method in self.methods):
+            raise ConfigError("an oracle asks the target before it decides, so its time means nothing; leave it out")
         if not 0.0 < self.rate < 1.0:
             raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")
 
@@ -117,19 +132,25 @@ def evaluate(
     outcomes: dict[str, Table] = {}
     steps: dict[str, Table] = {}
     calibrations: dict[str, Calibration] = {}
-    with Pool(workers) as pool:
+    with ExitStack() as stack:
+        pool = stack.enter_context(Pool(workers))
+        runner: Pool | RealTime = pool
+        if what.realtime:
+            runner = stack.enter_context(RealTime(str(bundle.path), what.link, what.deadline_ms, what.wire, what.seed))
         # random comes last: it runs at the rate that ADAHI achieved.
         for name in sorted(what.methods, key=lambda method: method == "random"):
             gate = load_method(name).gate
             if gate in CALIBRATED and gate not in calibrations:
                 calibrations[gate] = _calibration(bundle, env, gate, what, out, pool, progress)
-            settings = what.gates.settings(gate)
+            settings = what.gates.over(bundle.recommended_gates).settings(gate)
             if gate in CALIBRATED:
                 settings = calibrations[gate].settings
             elif gate == "random":
                 achieved = float(steps["adahi"]["transmitted"].mean()) if "adahi" in steps else what.rate
                 settings = dataclasses.replace(settings, threshold=achieved)
-            outcomes[name], steps[name] = _run_method(name, settings, what, env, manifest, bundle, out, pool, progress)
+            outcomes[name], steps[name] = _run_method(
+                name, settings, what, env, manifest, bundle, out, runner, progress
+            )
     methods = {
         name: method_metrics(outcomes[name], steps[name], binary_score=_is_binary(outcomes[name]))
         for name in what.methods
@@ -166,7 +187,7 @@ def _run_method(
     manifest: dict[str, Any],
     bundle: Bundle,
     out: Path,
-    pool: Pool,
+    runner: Pool | RealTime,
     progress: Progress,
 ) -> tuple[Table, Table]:
     folders = [out / kind / name for kind in ("episodes", "steps")]
@@ -195,7 +216,7 @@ def _run_method(
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
     done = what.episodes - sum(len(shard.episodes) for shard in missing)
     progress(name, done, what.episodes)
-    for shard, (episodes, table) in pool.run(missing):
+    for shard, (episodes, table) in runner.run(missing):
         columns = {field.name: [getattr(o, field.name) for o in episodes] for field in dataclasses.fields(episodes[0])}
         # The outcomes are written last: they are what marks a shard as finished.
         _write_table(folders[1] / _file(shard), table)
@@ -212,7 +233,8 @@ def _calibration(
     path = out / "calibration" / calibration_file(gate, what.rate)
     if path.exists():
         return read_calibration(path, bundle)
-    wanted, stored = what.gates.settings(gate), find_calibration(bundle, gate, what.rate)
+    wanted = what.gates.over(bundle.recommended_gates).settings(gate)
+    stored = find_calibration(bundle, gate, what.rate)
     if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
         stored.save(path.parent)
         return stored
@@ -249,8 +271,7 @@ def _claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) 
             "numpy": np.__version__,
             "onnxruntime": onnxruntime.__version__,
         },
-        "order": "times are accounted in virtual time as draft + link + target, one after the other as in the paper; "
-        "with overlap, link + target run beside the draft where the request left ahead",
+        "order": _MEASURED if what.realtime else _ACCOUNTED,
     }
     write_json(path, manifest)
     return manifest

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 from specact.errors import unknown_name
 from specact.gates.baseline import Always, Never, Random
@@ -20,19 +21,34 @@ CALIBRATED = ("deviation", "uncertainty", "oracle", "oracle_action")
 
 @dataclass(frozen=True)
 class GateChoices:
-    """The readings that the papers leave open, by name.
+    """The readings that the papers leave open, by name; what is not given is as the bundle recommends.
 
     Attributes:
-        reading, alpha, source: of the action deviation, see :class:`~specact.gates.deviation.ActionDeviation`.
-        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`.
-        max_skips: longest run of skipped inferences; None for no limit.
+        reading: of the action deviation, see :class:`~specact.gates.deviation.ActionDeviation`; euclidean where the
+            bundle recommends none.
+        alpha: weight of the newest action in the average; 0.5.
+        source: which actions feed the average, executed or draft; executed.
+        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; temperature.
+        max_skips: longest run of skipped inferences of the deviation gate; no limit.
     """
 
-    reading: Reading = "euclidean"
-    alpha: float = 0.5
-    source: Source = "executed"
-    uncertainty: Kind = "temperature"
-    max_skips: int | None = None
+    reading: Reading | None = None
+    alpha: float | None = None
+    source: Source | None = None
+    uncertainty: Kind | None = None
+    max_skips: int | Literal["unlimited"] | None = None
+
+    def over(self, recommended: Mapping[str, Any]) -> GateChoices:
+        """These choices, filled up with what a bundle recommends.
+
+        Raises:
+            ConfigError: for a recommendation of an unknown name.
+        """
+        names = {field.name for field in fields(self)}
+        for name in recommended:
+            if name not in names:
+                raise unknown_name("gate choice", name, names)
+        return replace(GateChoices(**recommended), **{k: v for k, v in vars(self).items() if v is not None})
 
     def settings(self, gate: str) -> GateSettings:
         """Settings of a gate that still needs its threshold.
@@ -44,17 +60,22 @@ class GateChoices:
             "never": {},
             "always": {},
             "random": {},
-            "deviation": {"reading": self.reading, "alpha": self.alpha, "source": self.source},
-            "uncertainty": {"kind": self.uncertainty},
+            "deviation": {
+                "reading": self.reading or "euclidean",
+                "alpha": 0.5 if self.alpha is None else self.alpha,
+                "source": self.source or "executed",
+            },
+            "uncertainty": {"kind": self.uncertainty or "temperature"},
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
         }
         if gate not in options:
             raise unknown_name("gate", gate, options)
-        return GateSettings(gate, max_skips=self.max_skips, options=tuple(options[gate].items()))
+        limit = self.max_skips if gate == "deviation" and self.max_skips != "unlimited" else None
+        return GateSettings(gate, max_skips=limit, options=tuple(options[gate].items()))
 
 
-DEFAULT_CHOICES = GateChoices()
+BUNDLES_OWN = GateChoices()
 
 
 @dataclass(frozen=True)
@@ -86,7 +107,7 @@ class GateSettings:
         if self.name == "always":
             return Always()
         if self.name == "random":
-            return Random(self.threshold, max_skips=self.max_skips)
+            return Random(self.threshold)
         if self.name not in CALIBRATED:
             raise unknown_name("gate", self.name, ["never", "always", "random", *CALIBRATED])
         options = dict(self.options)

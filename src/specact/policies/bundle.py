@@ -54,6 +54,11 @@ class Bundle:
         return str(self.manifest["env"])
 
     @property
+    def recommended_gates(self) -> dict[str, Any]:
+        """Choices for the gates that serve this pair well, see :class:`~specact.gates.settings.GateChoices`."""
+        return dict(self.manifest.get("gates", {}))
+
+    @property
     def fingerprint(self) -> str:
         """Of all three parts together: what a calibration has to have been made for."""
         return hashlib.sha256("".join(self.manifest["fingerprints"].values()).encode()).hexdigest()[:16]

@@ -25,14 +25,22 @@ class Call:
         kind: the message's type, ``infer`` or ``verify``.
         make: the request, given its id.
         deadline_s: from now; no reply is waited for any longer.
+        patient: whether to wait, if need be, until the line is free.
     """
 
-    def __init__(self, line: Line, kind: str, make: Callable[[int], Request], deadline_s: float) -> None:
+    def __init__(
+        self, line: Line, kind: str, make: Callable[[int], Request], deadline_s: float, patient: bool = True
+    ) -> None:
         self._line = line
         self._left = time.monotonic()
         self._until = self._left + deadline_s
-        self._id = line.send(kind, lambda identity: request_fields(make(identity)))
+        self._id = line.send(kind, lambda identity: request_fields(make(identity)), deadline_s * patient)
         self._encode_s = time.monotonic() - self._left
+
+    @property
+    def left(self) -> bool:
+        """Whether it could be sent."""
+        return self._id is not None
 
     def reply(self, spec: PolicySpec, asked: float) -> tuple[DistributionReply | VerdictReply, OffloadTimes] | Miss:
         """Waits for the reply, until the deadline at most.

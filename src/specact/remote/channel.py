@@ -21,6 +21,8 @@ class Channel(Protocol):
     """One open line to a server, used by one thread at a time."""
 
     pings: bool
+    # Whether nothing can be sent before another reply has come.
+    busy: bool
 
     def encode(self, fields: Fields) -> bytes:
         """A message as what :meth:`send` takes."""

@@ -38,7 +38,7 @@ class HttpChannel:
         options: dict[str, Any] = {"context": endpoint.context()} if endpoint.encrypted else {}
         kind = http.client.HTTPSConnection if endpoint.encrypted else http.client.HTTPConnection
         self._connection = kind(endpoint.host, endpoint.port, timeout=timeout, **options)
-        self._waiting = False
+        self.busy = False
         self.heard = time.monotonic()
         try:
             self._connection.connect()
@@ -55,7 +55,7 @@ class HttpChannel:
         return json.decode(payload)
 
     def send(self, kind: str, payload: bytes, timeout: float) -> None:
-        if self._waiting:
+        if self.busy:
             self.close()
             raise ChannelClosedError("the last reply is still on its way, and HTTP cannot tell it from the next one")
         try:
@@ -64,10 +64,10 @@ class HttpChannel:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise ChannelClosedError(f"the connection broke while sending: {error}") from None
-        self._waiting = True
+        self.busy = True
 
     def receive(self, timeout: float) -> bytes | None:
-        if not self._waiting:
+        if not self.busy:
             return None
         poll = select.poll()
         try:
@@ -81,7 +81,7 @@ class HttpChannel:
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
             raise ChannelClosedError(f"the connection broke: {error}") from None
-        self._waiting = False
+        self.busy = False
         self.heard = time.monotonic()
         if len(payload) > self._limit:
             self.close()

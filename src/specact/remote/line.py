@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -68,6 +68,7 @@ class Line:
     Attributes:
         welcome: the server's consent, or None before the first connection.
         problem: why there is no connection at the moment, or None.
+        report: counters that travel with every request, for the server's status page; a policy's ``counts``.
         counts: ``connections``, ``sent``, ``answered``, ``late`` (replies after their deadline), ``unwanted`` (replies
             nobody waited for, because the request had left on a wrong forecast), ``unreadable``.
     """
@@ -87,6 +88,7 @@ class Line:
         self._misses = 0
         self.welcome: Welcome | None = None
         self.problem: str | None = "not connected yet"
+        self.report: Mapping[str, int] = {}
         self.counts: Counter[str] = Counter()
         self._keeper = threading.Thread(target=self._keep, name=f"specact line to {endpoint}", daemon=True)
         self._keeper.start()
@@ -117,15 +119,16 @@ class Line:
             raise RemoteError(f"no connection to {self._endpoint} within {timeout:g} s: {self.problem}")
         return self.welcome
 
-    def send(self, kind: str, fields: Callable[[int], Fields]) -> int | None:
+    def send(self, kind: str, fields: Callable[[int], Fields], patience_s: float = 0.0) -> int | None:
         """Sends a request at once; never waits for a connection.
 
         Args:
             kind: the message's type.
             fields: makes the message, given its id.
+            patience_s: how long to wait for a reply nobody wants that blocks the channel, as it can with HTTP [s].
 
         Returns:
-            The id, or None if there is no connection, or none that gives a sign of life.
+            The id, or None if there is no connection, none that gives a sign of life, or none that is free in time.
         """
         with self._lock:
             channel = self._channel
@@ -134,7 +137,9 @@ class Line:
                 return None
             self._next_id += 1
             try:
-                self._drain(channel)
+                self._drain(channel, patience_s)
+                if channel.busy:
+                    return None
                 channel.send(kind, channel.encode(fields(self._next_id)), 0.005)
             except ChannelClosedError as error:
                 self._drop(str(error))
@@ -230,9 +235,9 @@ class Line:
         finally:
             self._lock.release()
 
-    def _drain(self, channel: Channel) -> None:
+    def _drain(self, channel: Channel, patience_s: float = 0.0) -> None:
         """Counts and drops replies that nobody waits for any more."""
-        while (payload := channel.receive(0.0)) is not None:
+        while (payload := channel.receive(patience_s if channel.busy else 0.0)) is not None:
             self._count_unasked(self._read(channel, payload))
 
     def _read(self, channel: Channel, payload: bytes) -> Fields | None:

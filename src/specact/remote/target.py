@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import numpy as np
 
-from specact.errors import ConfigError
+from specact.errors import ConfigError, unknown_name
+from specact.policies.bundle import Bundle
 from specact.policies.policy import PolicySpec
 from specact.remote.call import Call
 from specact.remote.line import Line
 from specact.types import Proposal, Window
-from specact.verifiers import Answer, Miss, Verification
+from specact.verifiers import Answer, Miss, SpeculativeVerifier, Verification, Verifier
 from specact.wire.reply import DistributionReply, VerdictReply
 from specact.wire.request import InferRequest, VerifyRequest
 
@@ -35,23 +37,28 @@ class RemoteTarget:
 
     def prefetch(self, window: Window) -> None:
         """See :class:`~specact.verifiers.Target`; the reply to a request nobody asks for is dropped and counted."""
-        self._ahead = window, self._call(window)
+        call = self._call(window, patient=False)
+        self._ahead = (window, call) if call.left else None
 
     def ask(self, window: Window) -> Answer | Miss:
         """See :class:`~specact.verifiers.Target`."""
         asked = time.monotonic()
         ahead, self._ahead = self._ahead, None
-        call = ahead[1] if ahead is not None and ahead[0] is window else self._call(window)
+        call = ahead[1] if ahead is not None and ahead[0] is window else self._call(window, patient=True)
         found = call.reply(self._spec, asked)
         if isinstance(found, Miss):
             return found
         reply, times = found
         return Answer(reply.target, times) if isinstance(reply, DistributionReply) else Miss("invalid", times)
 
-    def _call(self, window: Window) -> Call:
+    def _call(self, window: Window, patient: bool) -> Call:
         deadline_ms = self._deadline_ms
         return Call(
-            self._line, "infer", lambda identity: InferRequest(identity, deadline_ms, window), deadline_ms / 1e3
+            self._line,
+            "infer",
+            lambda identity: InferRequest(identity, deadline_ms, window, self._line.report),
+            deadline_ms / 1e3,
+            patient,
         )
 
 
@@ -97,7 +104,30 @@ class RemoteVerifier:
             proposal.draft.conditional,
             proposal.codes,
             (seed, robot, episode, step),
+            self._line.report,
         )
+
+
+def remote_verifier(
+    line: Line, bundle: Bundle, deadline_ms: float, sampling: Literal["device", "server"] = "device"
+) -> Verifier:
+    """Exact speculative sampling with the target on a server.
+
+    Args:
+        line: to the server.
+        bundle: on this device.
+        deadline_ms: how long a step's action may wait for the target [ms].
+        sampling: where the final codes are drawn; both give the same ones. On the ``device`` requests can leave ahead
+            of the draft, on the ``server`` it is as in the paper.
+
+    Raises:
+        ConfigError: for an unknown place or a deadline that is not positive.
+    """
+    if sampling not in ("device", "server"):
+        raise unknown_name("place of sampling", sampling, ("device", "server"))
+    if sampling == "server":
+        return RemoteVerifier(line, bundle.spec, deadline_ms)
+    return SpeculativeVerifier(RemoteTarget(line, bundle.spec, deadline_ms), bundle.tokenizer)
 
 
 def positive_deadline(deadline_ms: float) -> float:

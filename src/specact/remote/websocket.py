@@ -33,7 +33,7 @@ class WebSocketChannel:
         RemoteError: if the server cannot be reached in time, or does not let us in.
     """
 
-    pings = True
+    pings, busy = True, False
 
     def __init__(self, endpoint: Endpoint, timeout: float, max_message_bytes: int) -> None:
         until = time.monotonic() + timeout

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
+
+from specact.errors import WireError
+from specact.wire.protocol import ErrorCode
 
 
 class Access:
@@ -20,10 +24,28 @@ class Access:
     def allows(self, headers: Mapping[str, str]) -> bool:
         """Whether the token is right, in a time that does not depend on how much of it is, and the origin our own."""
         # A page of another site could otherwise reach a server on the user's loopback through the user's browser.
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return False
         if self._expected is None:
-            return True
+            return _is_address(host)
         shown = headers.get("authorization", "").encode("utf-8", "surrogateescape")
         return hmac.compare_digest(shown, self._expected)
+
+
+def unauthorized() -> WireError:
+    """The one refusal for all of it."""
+    return WireError(
+        ErrorCode.UNAUTHORIZED,
+        "show the server's token as a bearer token; a server without one is asked by address or as localhost, and "
+        "never from another site's page",
+    )
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header holds an address or localhost: any other name its owner could have pointed here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name) is not None
+    except ValueError:
+        return False

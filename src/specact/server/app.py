@@ -14,8 +14,9 @@ from starlette.websockets import WebSocket
 
 from specact import __version__
 from specact.errors import WireError
-from specact.server.access import Access
+from specact.server.access import Access, unauthorized
 from specact.server.http import message_routes
+from specact.server.openapi import refusals
 from specact.server.service import Service, refusal
 from specact.server.stream import serve_stream
 from specact.wire.protocol import ErrorCode
@@ -23,6 +24,7 @@ from specact.wire.protocol import ErrorCode
 _PAGE = Path(__file__).with_name("status.html")
 # The page brings everything with it and talks to nobody but us.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_REFUSED = refusals({401: "wrong token"})
 
 
 def create_app(service: Service) -> FastAPI:
@@ -42,18 +44,18 @@ def create_app(service: Service) -> FastAPI:
     async def stream(socket: WebSocket) -> None:
         await serve_stream(socket, service, access)
 
-    @app.get("/healthz", summary="Whether requests are answered now")
+    @app.get("/healthz", summary="Whether requests are answered now", responses={503: {"description": "not now"}})
     async def healthz() -> Response:
         ready = service.worker.ready and not service.draining
         return JSONResponse({"ready": ready, "bundle": service.bundle.name}, 200 if ready else 503)
 
-    @app.get("/metrics", summary="Counters and histograms for Prometheus", response_class=Response)
+    @app.get("/metrics", summary="Counters and histograms for Prometheus", response_class=Response, responses=_REFUSED)
     async def metrics(request: Request) -> Response:
         if not access.allows(request.headers):
             return _unauthorized()
         return Response(service.telemetry.prometheus(service.worker.queued), media_type="text/plain; version=0.0.4")
 
-    @app.get("/v1/status", summary="The live numbers of the status page")
+    @app.get("/v1/status", summary="The live numbers of the status page", responses=_REFUSED)
     async def status(request: Request) -> Response:
         if not access.allows(request.headers):
             return _unauthorized()
@@ -82,5 +84,4 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _unauthorized() -> Response:
-    error = WireError(ErrorCode.UNAUTHORIZED, "show the server's token as a bearer token")
-    return JSONResponse(refusal(error), 401)
+    return JSONResponse(refusal(unauthorized()), 401)

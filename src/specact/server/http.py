@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from specact.errors import WireError
-from specact.server.access import Access
+from specact.server.access import Access, unauthorized
 from specact.server.openapi import described
-from specact.server.service import Fields, Service, refusal
+from specact.server.service import Service, refusal
 from specact.wire import json
 from specact.wire.protocol import ErrorCode
 
+_BODY_WITHIN_S = 5.0
 # How an error reply is told in HTTP, so that a proxy in between understands it too.
 STATUS = {
     ErrorCode.BAD_MESSAGE: 400,
@@ -36,17 +39,21 @@ def message_routes(service: Service, access: Access) -> APIRouter:
 
     def endpoint(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def post(request: Request) -> Response:
-            arrived = time.monotonic()
+            arrived, body = time.monotonic(), None
             try:
-                fields = await _message(request, service.limit, access)
+                body = await _body(request, service.limit, access)
+                fields = json.decode(body)
                 if fields.get("type") != kind:
                     raise WireError(ErrorCode.BAD_MESSAGE, f"this address takes messages of type {kind}")
                 reply = service.hello(fields)[1] if kind == "hello" else await service.answer(fields, arrived)
             except WireError as error:
                 service.telemetry.refused(kind, error.code, None)
                 reply = refusal(error)
+            except ClientDisconnect:
+                # There is nobody to tell.
+                return Response()
             status = STATUS[ErrorCode(reply["code"])] if reply["type"] == "error" else 200
-            return _response(reply, status)
+            return _response(reply, status, whole=body is not None)
 
         return post
 
@@ -63,9 +70,9 @@ def message_routes(service: Service, access: Access) -> APIRouter:
     return router
 
 
-async def _message(request: Request, limit: int, access: Access) -> Fields:
+async def _body(request: Request, limit: int, access: Access) -> bytes:
     if not access.allows(request.headers):
-        raise WireError(ErrorCode.UNAUTHORIZED, "show the server's token as a bearer token")
+        raise unauthorized()
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise WireError(ErrorCode.BAD_MESSAGE, "the body must be application/json")
     # The size that is announced is checked before anything is read, the size that comes while it is read.
@@ -73,17 +80,22 @@ async def _message(request: Request, limit: int, access: Access) -> Fields:
     if not announced.isdecimal() or int(announced) > limit:
         raise _too_large(limit)
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise _too_large(limit)
-    return json.decode(bytes(body))
+    try:
+        async with asyncio.timeout(_BODY_WITHIN_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise WireError(ErrorCode.BAD_MESSAGE, f"the body did not arrive within {_BODY_WITHIN_S:g} s") from None
+    return bytes(body)
 
 
 def _too_large(limit: int) -> WireError:
     return WireError(ErrorCode.TOO_LARGE, f"a message of this bundle has at most {limit} bytes")
 
 
-def _response(reply: dict[str, Any], status: int) -> Response:
-    headers = {"Connection": "close"} if status in (401, 413) else {}
+def _response(reply: dict[str, Any], status: int, whole: bool) -> Response:
+    # What was not read of a request is not waited for.
+    headers = {} if whole else {"Connection": "close"}
     return Response(json.encode(reply), status, headers, media_type="application/json")

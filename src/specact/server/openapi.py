@@ -5,125 +5,132 @@ from __future__ import annotations
 from typing import Any
 
 from specact.policies.policy import PolicySpec
+from specact.wire.checks import LARGEST_ID
 from specact.wire.protocol import PROTOCOL, ErrorCode
-from specact.wire.request import REPORTED
+from specact.wire.request import LONGEST_DEADLINE_MS, REPORTED
 
 Schema = dict[str, Any]
+
+_NUMBER: Schema = {"type": "number"}
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}
+_SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+_FLOAT32: Schema = {"type": "number", "minimum": -_LARGEST_FLOAT32, "maximum": _LARGEST_FLOAT32}
 
 
 def described(kind: str, spec: PolicySpec) -> dict[str, Any]:
     """Arguments for a route: body and replies of one kind of message."""
-    bodies = {"hello": _hello(), "infer": _infer(spec), "verify": _verify(spec)}
-    replies = {"hello": _object({"type": _constant("welcome")}, extra=True), "infer": _distribution(spec)}
+    bodies = {"hello": _hello, "infer": _infer, "verify": _verify}
+    replies = {"hello": _welcome, "infer": _distribution, "verify": _verdict}
     errors = {400: "not a valid message", 401: "wrong token", 409: "device and server do not fit", 413: "too large",
               500: "the target failed", 503: "overloaded or shutting down", 504: "the deadline passed"}  # fmt: skip
     return {
-        "openapi_extra": {"requestBody": {"required": True, "content": _json(bodies[kind])}},
-        "responses": {200: {"description": "the reply", "content": _json(replies.get(kind, _verdict(spec)))}}
-        | {status: {"description": text, "content": _json(_error())} for status, text in errors.items()},
+        "openapi_extra": {"requestBody": {"required": True, "content": _json(bodies[kind](spec))}},
+        "responses": {200: {"description": "the reply", "content": _json(replies[kind](spec))}} | refusals(errors),
     }
+
+
+def refusals(texts: dict[int, str]) -> dict[int | str, Any]:
+    """Error replies, by HTTP status."""
+    error = _message(
+        "error",
+        {
+            "id": {"type": ["integer", "null"]},
+            "code": {"type": "string", "enum": [str(code) for code in ErrorCode]},
+            "message": _TEXT,
+        },
+    )
+    return {status: {"description": text, "content": _json(error)} for status, text in texts.items()}
 
 
 def _json(schema: Schema) -> Schema:
     return {"application/json": {"schema": schema}}
 
 
-def _hello() -> Schema:
-    return _object(
-        {
-            "v": _constant(PROTOCOL),
-            "type": _constant("hello"),
-            "robot": {"type": "string", "maxLength": 64},
-            "tokenizer": {"type": "string"},
-            "spec": {"type": "object"},
-        }
+def _hello(spec: PolicySpec) -> Schema:
+    return _message(
+        "hello", {"robot": {"type": "string", "maxLength": 64}, "tokenizer": _TEXT, "spec": {"type": "object"}}
     )
 
 
-def _request(kind: str, spec: PolicySpec) -> Schema:
+def _welcome(spec: PolicySpec) -> Schema:
+    return _message("welcome", {"bundle": _TEXT, "target": _TEXT, "version": _TEXT, "max_message_bytes": _COUNT})
+
+
+def _request(spec: PolicySpec) -> Schema:
     fields: Schema = {
-        "v": _constant(PROTOCOL),
-        "type": _constant(kind),
-        "id": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
-        "deadline_ms": {"type": "number", "minimum": 0, "maximum": 60_000},
-        "state": _array((spec.window, spec.state)),
+        "id": _COUNT,
+        "deadline_ms": {"type": "number", "minimum": 0, "maximum": LONGEST_DEADLINE_MS},
+        "state": _array((spec.window, spec.state), _FLOAT32),
     }
     if spec.goal:
-        fields["goal"] = _array((spec.goal,))
+        fields["goal"] = _array((spec.goal,), _FLOAT32)
     if spec.image:
         pixel = {"type": "integer", "minimum": 0, "maximum": 255}
         fields["image"] = _array((spec.window, *spec.image, 3), pixel)
     return fields
 
 
+def _report() -> Schema:
+    return {"report": {"type": "object", "properties": dict.fromkeys(REPORTED, _COUNT), "additionalProperties": False}}
+
+
 def _infer(spec: PolicySpec) -> Schema:
-    return _object(_request("infer", spec), optional=_report())
+    return _message("infer", _request(spec), _report())
 
 
 def _verify(spec: PolicySpec) -> Schema:
     word = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
-    fields = _request("verify", spec) | {
-        "draft_probs": _array((spec.codebooks, spec.codes), {"type": "number", "minimum": 0, "maximum": 1}),
+    fields = _request(spec) | {
+        "draft_probs": _array((spec.codebooks, spec.codes), _SHARE),
         "codes": _array((spec.codebooks,), {"type": "integer", "minimum": 0, "maximum": spec.codes - 1}),
         "address": _array((4,), word),
     }
-    return _object(fields, optional=_report())
+    return _message("verify", fields, _report() | _conditional("draft_conditional", spec))
 
 
-def _report() -> Schema:
-    count = {"type": "integer", "minimum": 0}
-    return {"report": {"type": "object", "properties": dict.fromkeys(REPORTED, count), "additionalProperties": False}}
+def _reply(kind: str, fields: Schema, optional: Schema | None = None) -> Schema:
+    times = {"queue_ms": _NUMBER, "target_ms": _NUMBER, "total_ms": _NUMBER, "batch": {"type": "integer", "minimum": 1}}
+    return _message(kind, {"id": _COUNT, "times": _object(times)} | fields, optional)
 
 
 def _distribution(spec: PolicySpec) -> Schema:
     shape = (spec.codebooks, spec.codes)
-    return _object(
-        {
-            "type": _constant("distribution"),
-            "id": {"type": "integer"},
-            "probs": _array(shape),
-            "offsets": _array((*shape, spec.chunk, spec.actions)),
-        },
-        extra=True,
-    )
+    fields = {"probs": _array(shape, _SHARE), "offsets": _array((*shape, spec.chunk, spec.actions), _FLOAT32)}
+    return _reply("distribution", fields, _conditional("conditional", spec))
 
 
 def _verdict(spec: PolicySpec) -> Schema:
-    return _object(
+    return _reply(
+        "verdict",
         {
-            "type": _constant("verdict"),
-            "id": {"type": "integer"},
-            "codes": _array((spec.codebooks,), {"type": "integer"}),
+            "codes": _array((spec.codebooks,), {"type": "integer", "minimum": 0, "maximum": spec.codes - 1}),
             "accepted": _array((spec.codebooks,), {"type": "boolean"}),
-            "rejection": _array((spec.codebooks,)),
-            "chunk": _array((spec.chunk, spec.actions)),
+            "rejection": _array((spec.codebooks,), _SHARE),
+            "chunk": _array((spec.chunk, spec.actions), _FLOAT32),
         },
-        extra=True,
     )
 
 
-def _error() -> Schema:
-    return _object(
-        {
-            "type": _constant("error"),
-            "code": {"type": "string", "enum": [str(code) for code in ErrorCode]},
-            "message": {"type": "string"},
-        },
-        extra=True,
-    )
+def _conditional(name: str, spec: PolicySpec) -> Schema:
+    return {name: _array((spec.codes, spec.codes), _SHARE)} if spec.codebooks == 2 else {}
 
 
-def _object(fields: Schema, optional: Schema | None = None, extra: bool = False) -> Schema:
-    properties = fields | (optional or {})
-    return {"type": "object", "properties": properties, "required": list(fields), "additionalProperties": extra}
+def _message(kind: str, fields: Schema, optional: Schema | None = None) -> Schema:
+    return _object({"v": _constant(PROTOCOL), "type": _constant(kind)} | fields, optional)
+
+
+def _object(fields: Schema, optional: Schema | None = None) -> Schema:
+    return {"type": "object", "properties": fields | (optional or {}), "required": list(fields)}
 
 
 def _constant(value: str | int) -> Schema:
     return {"const": value, "type": "string" if isinstance(value, str) else "integer"}
 
 
-def _array(shape: tuple[int, ...], item: Schema | None = None) -> Schema:
-    schema: Schema = item or {"type": "number"}
+def _array(shape: tuple[int, ...], item: Schema) -> Schema:
+    schema = item
     for size in reversed(shape):
         schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
     return schema

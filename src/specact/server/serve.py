@@ -12,8 +12,11 @@ import uvicorn
 from specact.errors import ConfigError
 from specact.server.app import create_app
 from specact.server.service import Service
+from specact.server.transport import BoundedHttp, BoundedWebSocket
 
 _KEEP_ALIVE_S = 75
+# How long connections may take to close once everything is answered; a request that never arrives whole ends there.
+_GOODBYE_S = 6
 
 
 def serve(service: Service, announce: Callable[[str], None]) -> None:
@@ -24,7 +27,7 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         announce: told the address when the server listens.
 
     Raises:
-        ConfigError: if the address cannot be bound.
+        ConfigError: if the address cannot be bound, or certificate and key are none.
     """
     settings = service.settings
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -37,11 +40,13 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
     config = uvicorn.Config(
         create_app(service),
-        ws="websockets-sansio",
+        http=BoundedHttp,
+        ws=BoundedWebSocket,
         ws_max_size=service.limit,
         # Compression would cost more time than a few kilobytes save.
         ws_per_message_deflate=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GOODBYE_S,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -49,6 +54,11 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
     )
+    try:
+        config.load()
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot use {settings.certificate} and {settings.key} for TLS: {error}") from None
     server = _DrainingServer(config, service)
     scheme = "wss" if settings.certificate else "ws"
     host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host

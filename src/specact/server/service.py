@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from specact.wire.reply import DistributionReply, ErrorReply, ServerTimes, Verdi
 from specact.wire.request import Request, read_request
 
 Fields = dict[str, Any]
+_log = logging.getLogger("specact.server")
 
 
 class Service:
@@ -56,7 +58,8 @@ class Service:
             arrived: when its frame came in, in seconds of the monotonic clock.
             robot: whose request it is, where that is known.
         """
-        kind = fields["type"] if fields.get("type") in ("infer", "verify") else "other"
+        said = fields.get("type")
+        kind = said if isinstance(said, str) and said in ("infer", "verify") else "other"
         self._under_way += 1
         try:
             request = read_request(fields, self.bundle.spec)
@@ -66,12 +69,20 @@ class Service:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
             reply = _reply(request, await self.worker.submit(request, arrived), arrived)
         except WireError as error:
-            self.telemetry.refused(kind, error.code, robot)
-            return reply_fields(ErrorReply(request_id(fields), ErrorCode(error.code), str(error)))
+            return self._refused(kind, error, fields, robot)
+        # The border of the process: no message may cost its sender more than an error reply.
+        except Exception:  # noqa: BLE001
+            _log.exception("a request failed")
+            failure = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
+            return self._refused(kind, failure, fields, robot)
         finally:
             self._under_way -= 1
         self.telemetry.answered(kind, reply.times, robot)
         return reply_fields(reply)
+
+    def _refused(self, kind: str, error: WireError, fields: Fields, robot: Robot | None) -> Fields:
+        self.telemetry.refused(kind, error.code, robot)
+        return reply_fields(ErrorReply(request_id(fields), ErrorCode(error.code), str(error)))
 
     async def drain(self) -> None:
         """Refuses what is new and waits for what is under way, for ``drain_s`` seconds at most."""

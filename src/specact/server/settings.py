@@ -41,6 +41,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < 16:
             raise ConfigError(f"a token needs at least 16 characters, this one has {len(self.token)}")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise ConfigError("a token is one line of printable ASCII, or no device could show it")
         if self.token is None and not is_loopback(self.host):
             raise ConfigError(
                 f"{self.host} can be reached from other machines, so a token is needed: set SPECACT_TOKEN "
@@ -53,10 +55,10 @@ class ServerSettings:
                 raise ConfigError(f"there is no file {file}")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"a port lies between 0 and 65535, got {self.port}")
-        if min(self.max_batch, self.max_queue, self.max_robots) < 1 or min(self.max_wait_ms, self.drain_s) < 0.0:
-            raise ConfigError(
-                "max_batch, max_queue and max_robots must be at least 1, max_wait_ms and drain_s not negative"
-            )
+        if min(self.max_batch, self.max_queue, self.max_robots) < 1:
+            raise ConfigError("max_batch, max_queue and max_robots must be at least 1")
+        if not (0.0 <= self.max_wait_ms <= 60_000.0 and 0.0 <= self.drain_s <= 60.0):
+            raise ConfigError("max_wait_ms lies between 0 and 60000, drain_s between 0 and 60")
 
 
 def is_loopback(host: str) -> bool:

@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from specact.errors import WireError
-from specact.server.access import Access
+from specact.server.access import Access, unauthorized
+from specact.server.http import STATUS
 from specact.server.service import Service, refusal
 from specact.server.telemetry import Robot
 from specact.wire import msgpack
@@ -21,38 +22,56 @@ _HELLO_WITHIN_S, _MOST_UNDER_WAY = 5.0, 32
 
 async def serve_stream(socket: WebSocket, service: Service, access: Access) -> None:
     """Lets a robot in, agrees on what is spoken, and answers its requests as they come, each on its own."""
-    if not access.allows(socket.headers):
-        error = refusal(WireError(ErrorCode.UNAUTHORIZED, "show the server's token as a bearer token"))
-        await socket.send_denial_response(JSONResponse(error, 401))
-        return
-    if len(service.telemetry.robots) >= service.settings.max_robots or service.draining:
-        error = refusal(WireError(ErrorCode.OVERLOADED, "the server takes no more robots"))
-        await socket.send_denial_response(JSONResponse(error, 503))
+    refused = _no_room(service) if access.allows(socket.headers) else unauthorized()
+    if refused is not None:
+        service.telemetry.refused("hello", refused.code, None)
+        await socket.send_denial_response(JSONResponse(refusal(refused), STATUS[ErrorCode(refused.code)]))
         return
     await socket.accept()
     try:
-        key = await _welcome(socket, service)
-        if key is not None:
-            try:
-                await _answer_all(socket, service, service.telemetry.robots[key])
-            finally:
-                service.telemetry.disconnected(key)
-    except (WebSocketDisconnect, TimeoutError, RuntimeError):
-        # Gone, silent, or closed while a reply was on its way: there is nobody to tell.
+        agreed = await _agree(socket, service)
+        if agreed is None:
+            return
+        name, welcome = agreed
+        key = service.telemetry.connected(name)
+        try:
+            await socket.send_bytes(msgpack.encode(welcome))
+            await _answer_all(socket, service, service.telemetry.robots[key])
+        finally:
+            service.telemetry.disconnected(key)
+    except (WebSocketDisconnect, RuntimeError):
+        # Gone, or closed while a reply was on its way: there is nobody to tell.
         return
 
 
-async def _welcome(socket: WebSocket, service: Service) -> int | None:
-    """The key of the robot that was let in, or None if it does not fit."""
-    frame = await asyncio.wait_for(socket.receive(), _HELLO_WITHIN_S)
+def _no_room(service: Service) -> WireError | None:
+    if service.draining:
+        return WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
+    if len(service.telemetry.robots) >= service.settings.max_robots:
+        return WireError(ErrorCode.OVERLOADED, "the server takes no more robots")
+    return None
+
+
+async def _agree(socket: WebSocket, service: Service) -> tuple[str, dict[str, Any]] | None:
+    """The robot's name and its welcome, or None if it does not fit."""
     try:
-        name, welcome = service.hello(_decode(frame))
+        name, welcome = service.hello(await _first(socket))
+        # Again: others may have come in while this one was silent.
+        if (refused := _no_room(service)) is not None:
+            raise refused
     except WireError as error:
+        service.telemetry.refused("hello", error.code, None)
         await socket.send_bytes(msgpack.encode(refusal(error)))
         await socket.close(1008)
         return None
-    await socket.send_bytes(msgpack.encode(welcome))
-    return service.telemetry.connected(name)
+    return name, welcome
+
+
+async def _first(socket: WebSocket) -> dict[str, Any]:
+    try:
+        return _decode(await asyncio.wait_for(socket.receive(), _HELLO_WITHIN_S))
+    except TimeoutError:
+        raise WireError(ErrorCode.BAD_MESSAGE, f"no hello came within {_HELLO_WITHIN_S:g} s") from None
 
 
 async def _answer_all(socket: WebSocket, service: Service, robot: Robot) -> None:

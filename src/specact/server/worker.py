@@ -20,6 +20,7 @@ from specact.policies.tokenizer import ActionTokenizer
 from specact.rng import Role, stream
 from specact.sampling import verify
 from specact.types import CodeDistribution, Verdict
+from specact.wire.checks import bad
 from specact.wire.protocol import ErrorCode
 from specact.wire.request import InferRequest, Request, VerifyRequest
 
@@ -111,8 +112,10 @@ class TargetWorker:
         return future
 
     def _work(self) -> None:
-        while jobs := self._take():
+        while taken := self._take():
             now = time.monotonic()
+            # Where a connection is gone, nobody waits.
+            jobs = [job for job in taken if not job.future.cancelled()]
             alive = [job for job in jobs if now - job.arrived <= job.request.deadline_ms / 1e3]
             outcomes: list[tuple[_Job, Result | WireError]] = [
                 (job, WireError(ErrorCode.EXPIRED, "the deadline passed in the queue"))
@@ -133,12 +136,16 @@ class TargetWorker:
             if self._max_wait_s > 0.0:
                 until = time.monotonic() + self._max_wait_s
                 while len(self._queue) < self._max_batch and (left := until - time.monotonic()) > 0.0:
+                    if self._closing:
+                        break
                     self._changed.wait(left)
             return [self._queue.popleft() for _ in range(min(len(self._queue), self._max_batch))]
 
     def _answer(self, jobs: Sequence[_Job], started: float) -> list[Result | WireError]:
         try:
-            targets = self._policy.infer_batch([job.request.window for job in jobs])
+            # An observation far beyond those of training may overflow inside; what comes of it is refused below.
+            with np.errstate(over="ignore", invalid="ignore"):
+                targets = self._policy.infer_batch([job.request.window for job in jobs])
             sampled = [self._sample(job.request, target) for job, target in zip(jobs, targets, strict=True)]
         # The border of the process: whatever the runtime raises, the server lives on and says nothing of its inside.
         except Exception:  # noqa: BLE001
@@ -146,13 +153,20 @@ class TargetWorker:
             return [WireError(ErrorCode.INTERNAL, "the target failed; see the server's log") for _ in jobs]
         spent = time.monotonic() - started
         return [
-            Result(target, *verdict, started - job.arrived, spent, len(jobs))
-            for job, target, verdict in zip(jobs, targets, sampled, strict=True)
+            found if isinstance(found, WireError) else Result(target, *found, started - job.arrived, spent, len(jobs))
+            for job, target, found in zip(jobs, targets, sampled, strict=True)
         ]
 
-    def _sample(self, request: Request, target: CodeDistribution) -> tuple[Verdict | None, np.ndarray | None]:
+    def _sample(
+        self, request: Request, target: CodeDistribution
+    ) -> tuple[Verdict | None, np.ndarray | None] | WireError:
+        """Verdict and chunk, where the server samples; one request's fault is no other's in its batch."""
+        if not np.isfinite(target.probs).all() or not np.isfinite(target.offsets).all():
+            return bad("the target has no finite answer to this observation")
         if isinstance(request, InferRequest):
             return None, None
+        if (request.draft_conditional is None) != (target.conditional is None):
+            return bad("one of draft and target has a sequential secondary head and the other has not; use a pair")
         return verdict_of(request, target, self._tokenizer)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specact.errors import ConfigError, unknown_name
+from specact.gates.settings import GateChoices
 
 T = typing.TypeVar("T")
 
@@ -100,6 +101,7 @@ class Recipe:
             leaves them less sure than they could be.
         precision: of the exported weights, ``float16`` or ``float32``.
         seed: of everything random.
+        gates: choices for the gates that serve the pairs well, see :class:`~specact.gates.settings.GateChoices`.
         held_out: share of episodes kept for validation.
         tokenizer: the tokenizer's recipe.
         policies: the policies' recipes by name.
@@ -119,6 +121,7 @@ class Recipe:
     temperature: float = 1.0
     precision: Literal["float16", "float32"] = "float16"
     seed: int = 0
+    gates: dict[str, Any] = field(default_factory=dict)
     held_out: float = 0.05
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     policies: dict[str, PolicyRecipe] = field(default_factory=dict)
@@ -127,6 +130,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.temperature > 0.0:
             raise ConfigError(f"temperature must be positive, got {self.temperature}")
+        GateChoices().over(self.gates)
         if not 1 <= self.execute <= self.chunk:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
         if bool(self.data) == bool(self.generate_episodes):

@@ -118,6 +118,7 @@ def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: Resi
             "name": name,
             "env": recipe.env,
             "specact": __version__,
+            "gates": recipe.gates,
             "recipe": as_dict(recipe),
             "policies": {"target": target, "draft": draft},
             "training": _last_lines(out / "log.jsonl"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ def check_head(fields: dict[str, Any], *types: str) -> str:
     if not is_integer(version, 2**63) or version != PROTOCOL:
         raise WireError(
             ErrorCode.UNSUPPORTED_PROTOCOL,
-            f"this side speaks protocol {PROTOCOL}, the message says {str(version)[:16]}; "
+            f"this side speaks protocol {PROTOCOL}, the message says {said(version)}; "
             "install the same version of specact on both",
         )
     if not isinstance(kind, str) or kind not in types:
-        raise bad(f"expected a message of type {' or '.join(types)}, got {str(kind)[:32]!r}")
+        raise bad(f"expected a message of type {' or '.join(types)}, got {said(kind)}")
     return kind
 
 
@@ -36,9 +36,19 @@ def request_id(fields: dict[str, Any]) -> int | None:
 def law(fields: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """An array of float64 whose last axis holds distributions."""
     rows: NDArray[np.float64] = array(fields, name, shape, np.float64)
-    if (rows < 0.0).any() or (np.abs(rows.sum(axis=-1) - 1.0) > 1e-6).any():
+    # In this order: the sum of huge numbers could overflow.
+    if (rows < 0.0).any() or (rows > 2.0).any() or (np.abs(rows.sum(axis=-1) - 1.0) > 1e-6).any():
         raise bad(f"every row of {name} is a distribution: not negative, with sum 1")
     return rows
+
+
+def conditional_law(fields: dict[str, Any], name: str, codebooks: int, codes: int) -> NDArray[np.float64] | None:
+    """The secondary code's distribution given each primary one, ``[K, K]``, or None if the message has none."""
+    if name not in fields:
+        return None
+    if codebooks != 2:
+        raise bad(f"{name} belongs to policies of two codebooks, this one has {codebooks}")
+    return law(fields, name, (codes, codes))
 
 
 def array(fields: dict[str, Any], name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
@@ -60,18 +70,20 @@ def number(fields: dict[str, Any], name: str, low: float, high: float) -> float:
     return float(value)
 
 
-def is_integer(value: Any, limit: int) -> bool:
+def is_integer(value: Any, limit: int) -> TypeGuard[int]:
     """Whether it is an integer in [0, limit)."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, a text, nothing, or a list of numbers."""
-    return (
-        value is None
-        or isinstance(value, int | float | str)
-        or (isinstance(value, list) and all(isinstance(entry, int | float) for entry in value))
-    )
+    """Whether it is a number, nothing, or a list of numbers."""
+    entries = value if isinstance(value, list) else [value]
+    return value is None or all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in entries)
+
+
+def said(value: Any) -> str:
+    """What a stranger said, in few and printable characters."""
+    return ascii(value)[:32] if value is None or isinstance(value, int | float | str) else type(value).__name__
 
 
 def bad(message: str) -> WireError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from specact.errors import WireError
 from specact.policies.policy import PolicySpec
-from specact.wire.checks import bad, check_head, is_integer, is_plain
+from specact.wire.checks import bad, check_head, is_integer, is_plain, said
 from specact.wire.protocol import PROTOCOL, ErrorCode
 from specact.wire.reply import read_error
 
@@ -93,13 +93,13 @@ def check_hello(hello: Hello, spec: dict[str, Any], tokenizer: str) -> None:
     if hello.tokenizer != tokenizer:
         raise WireError(
             ErrorCode.MISMATCH,
-            f"the device has tokenizer {hello.tokenizer[:32]!r}, the server {tokenizer!r}: their codes mean different "
+            f"the device has tokenizer {said(hello.tokenizer)}, the server {tokenizer!r}: their codes mean different "
             "actions; deploy the same bundle on both",
         )
     differs = [name for name in spec if name not in hello.spec or hello.spec[name] != spec[name]]
     if differs:
-        said = ", ".join(f"{name} {str(hello.spec.get(name))[:32]} / {spec[name]}" for name in differs)
-        raise WireError(ErrorCode.MISMATCH, f"device and server differ in {said}; deploy the same bundle on both")
+        both = ", ".join(f"{name} {str(hello.spec.get(name))[:32]} / {spec[name]}" for name in differs)
+        raise WireError(ErrorCode.MISMATCH, f"device and server differ in {both}; deploy the same bundle on both")
 
 
 def read_welcome(fields: dict[str, Any]) -> Welcome:
@@ -108,7 +108,8 @@ def read_welcome(fields: dict[str, Any]) -> Welcome:
     Raises:
         WireError: ``bad_message``, or the server's own refusal.
     """
-    if fields.get("type") == "error":
+    kind = fields.get("type")
+    if isinstance(kind, str) and kind == "error":
         refusal = read_error(fields)
         raise WireError(refusal.code, refusal.message)
     check_head(fields, "welcome")
@@ -116,4 +117,4 @@ def read_welcome(fields: dict[str, Any]) -> Welcome:
     size = fields.get("max_message_bytes")
     if not all(isinstance(value, str) for value in (bundle, target, version)) or not is_integer(size, 2**31):
         raise bad("welcome needs bundle, target and version (text) and max_message_bytes")
-    return Welcome(str(bundle), str(target), str(version), int(size))  # type: ignore[arg-type]
+    return Welcome(str(bundle), str(target), str(version), size)

@@ -43,9 +43,12 @@ def read_image(value: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _read_jpeg(file: bytes, size: tuple[int, int]) -> NDArray[np.uint8]:
-    image = _pillow()
+    _pillow()
+    from PIL.JpegImagePlugin import JpegImageFile
+
     try:
-        with image.open(io.BytesIO(file), formats=["JPEG"]) as opened:
+        # Not Image.open: for a huge size in the header that one raises an error of its own kind, or warns.
+        with JpegImageFile(io.BytesIO(file)) as opened:
             if opened.size != size:
                 raise WireError("bad_message", f"a JPEG of {opened.size} pixels came where {size} are expected")
             return np.asarray(opened.convert("RGB"))

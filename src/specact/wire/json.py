@@ -40,7 +40,8 @@ def decode(payload: bytes) -> dict[str, Any]:
         WireError: ``bad_message`` for anything that is not one object, or an array field that is not one array.
     """
     try:
-        fields = json.loads(payload, parse_constant=_refuse)
+        # Decoded here: given bytes, json would also take UTF-16, UTF-32 and halves of surrogate pairs.
+        fields = json.loads(payload.decode(), parse_constant=_refuse)
     # UnicodeDecodeError and JSONDecodeError are ValueErrors; depth shows as RecursionError.
     except (ValueError, RecursionError) as error:
         raise WireError("bad_message", f"the body is not JSON ({type(error).__name__}: {error})"[:200]) from None

@@ -74,6 +74,8 @@ def _unpack_array(kind: int, body: bytes) -> NDArray[Any]:
         raise WireError(
             "bad_message", f"an array of {dtype} {shape} does not have {len(body) - start} bytes of content"
         )
+    if dtype.kind == "b" and max(body[start:], default=0) > 1:
+        raise WireError("bad_message", "the bytes of a bool array are 0 or 1")
     # A copy is aligned and keeps nothing else of the frame alive.
     array: NDArray[Any] = np.frombuffer(body, dtype, offset=start).reshape(shape).copy()
     return array

@@ -24,10 +24,11 @@ class ErrorCode(StrEnum):
 
 
 def max_message_bytes(spec: PolicySpec) -> int:
-    """More than any valid message of this spec needs, and no more than a few kilobytes above it."""
-    window = 4 * (spec.window * spec.state + spec.goal)
-    image = 3 * spec.window * spec.image[0] * spec.image[1] if spec.image else 0
-    rows = 8 * (spec.codebooks * spec.codes + spec.codes**2)
-    offsets = 4 * spec.codebooks * spec.codes * spec.chunk * spec.actions
-    # JSON writes a float in up to 25 characters where msgpack takes 4 or 8 bytes.
-    return 8192 + 7 * (window + rows + offsets) + 5 * image
+    """What the largest valid message of this spec needs as JSON, rounded up, and 8 kB for all that is not an array."""
+    rows = spec.codebooks * spec.codes + spec.codes**2
+    request = spec.window * spec.state + spec.goal + rows + spec.codebooks
+    reply = rows + spec.codebooks * spec.codes * spec.chunk * spec.actions
+    # A pixel takes up to 18 characters, and a JPEG, which need not be smaller than its pixels, has a head.
+    image = spec.window * (1024 + 18 * spec.image[0] * spec.image[1]) if spec.image else 0
+    # A number takes up to 23 characters, a comma, and brackets where an axis has length 1.
+    return 8192 + max(30 * request + image, 30 * reply)

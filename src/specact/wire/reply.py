@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specact.policies.policy import PolicySpec
 from specact.types import CodeDistribution, Verdict
-from specact.wire.checks import array, bad, check_head, law, number, request_id
+from specact.wire.checks import array, bad, check_head, conditional_law, is_integer, law, number, request_id
 from specact.wire.protocol import PROTOCOL, ErrorCode
 
 
@@ -99,7 +99,7 @@ def read_reply(fields: dict[str, Any], spec: PolicySpec) -> Reply:
     if kind == "distribution":
         probs = law(fields, "probs", (spec.codebooks, spec.codes))
         offsets = array(fields, "offsets", (spec.codebooks, spec.codes, *chunk_shape), np.float32)
-        conditional = law(fields, "conditional", (spec.codes, spec.codes)) if "conditional" in fields else None
+        conditional = conditional_law(fields, "conditional", spec.codebooks, spec.codes)
         return DistributionReply(identity, CodeDistribution(probs, offsets, conditional), times)
     codes = array(fields, "codes", (spec.codebooks,), np.int64)
     accepted = array(fields, "accepted", (spec.codebooks,), np.bool_)
@@ -115,7 +115,10 @@ def _read_times(fields: dict[str, Any]) -> ServerTimes:
     if not isinstance(times, dict):
         raise bad("a reply carries its times")
     queue, target, total = (number(times, name, 0.0, 1e9) for name in ("queue_ms", "target_ms", "total_ms"))
-    return ServerTimes(queue, target, total, int(number(times, "batch", 1.0, 1e9)))
+    batch = times.get("batch")
+    if not is_integer(batch, 2**31) or batch < 1:
+        raise bad("batch is an integer from 1")
+    return ServerTimes(queue, target, total, batch)
 
 
 def read_error(fields: dict[str, Any]) -> ErrorReply:

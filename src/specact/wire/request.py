@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from specact.policies.policy import PolicySpec
 from specact.types import Codes, Window
-from specact.wire.checks import LARGEST_ID, array, bad, check_head, is_integer, law, number, request_id
+from specact.wire.checks import LARGEST_ID, array, bad, check_head, conditional_law, is_integer, law, number, request_id
 from specact.wire.images import read_image
 from specact.wire.protocol import PROTOCOL
 
-_LONGEST_DEADLINE_MS = 60_000.0
+LONGEST_DEADLINE_MS = 60_000.0
 # What a device may say of itself: inferences, those transmitted, those missed; codes verified, those accepted.
 REPORTED = ("steps", "transmitted", "missed", "verified", "accepted")
 
@@ -90,7 +90,7 @@ def read_request(fields: dict[str, Any], spec: PolicySpec) -> Request:
         WireError: ``bad_message``, or ``unsupported_protocol``.
     """
     kind = check_head(fields, "infer", "verify")
-    deadline_ms = number(fields, "deadline_ms", 0.0, _LONGEST_DEADLINE_MS)
+    deadline_ms = number(fields, "deadline_ms", 0.0, LONGEST_DEADLINE_MS)
     window = _read_window(fields, spec)
     identity = request_id(fields)
     if identity is None:
@@ -99,7 +99,7 @@ def read_request(fields: dict[str, Any], spec: PolicySpec) -> Request:
     if kind == "infer":
         return InferRequest(identity, deadline_ms, window, report)
     draft_probs = law(fields, "draft_probs", (spec.codebooks, spec.codes))
-    conditional = law(fields, "draft_conditional", (spec.codes, spec.codes)) if "draft_conditional" in fields else None
+    conditional = conditional_law(fields, "draft_conditional", spec.codebooks, spec.codes)
     codes = array(fields, "codes", (spec.codebooks,), np.int64)
     if not ((codes >= 0) & (codes < spec.codes)).all():
         raise bad(f"codes must lie in [0, {spec.codes})")

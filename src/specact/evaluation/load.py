@@ -1,0 +1,156 @@
+"""Many robots at one server: how many verified steps it gives per second, and how long the slowest wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from websockets.asyncio.client import ClientConnection, connect
+
+from specact.errors import RemoteError
+from specact.policies.bundle import Bundle
+from specact.types import Window
+from specact.wire import msgpack
+from specact.wire.handshake import Hello, hello_fields, read_welcome, shared_spec
+from specact.wire.request import InferRequest, request_fields
+
+_DEADLINE_MS = 10_000.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a number of robots met.
+
+    Attributes:
+        robots: connections.
+        offered_hz: requests per second of all robots together; None where each asks again as soon as it is answered.
+        seconds: how long they asked.
+        latencies_ms: of every answered request, from its due time to its answer ``[n]``.
+        batch: requests per inference, on average.
+        errors: requests answered with an error.
+    """
+
+    robots: int
+    offered_hz: float | None
+    seconds: float
+    latencies_ms: NDArray[np.float64]
+    batch: float
+    errors: int
+
+    def summary(self) -> dict[str, Any]:
+        """As plain values; throughput in verified steps per second, latencies in ms."""
+        p50, p99 = np.quantile(self.latencies_ms, (0.5, 0.99)).tolist()
+        return {
+            "robots": self.robots,
+            "offered_hz": self.offered_hz,
+            "answered": len(self.latencies_ms),
+            "errors": self.errors,
+            "steps_per_s": len(self.latencies_ms) / self.seconds,
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "batch": self.batch,
+        }
+
+
+def run_load(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz: float | None) -> Load:
+    """Asks the server on this machine's ``port`` with many robots at once.
+
+    Args:
+        port: of the server, on loopback.
+        bundle: what it serves.
+        robots: connections, each with one request under way.
+        seconds: how long.
+        offered_hz: requests per second of all robots together, evenly spread; a robot that is not answered in time
+            falls behind and its waiting counts from when the request was due. None for as fast as possible.
+
+    Raises:
+        RemoteError: if the server refuses a robot or answers nothing.
+    """
+    return asyncio.run(_run(port, bundle, robots, seconds, offered_hz))
+
+
+async def _run(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz: float | None) -> Load:
+    sockets = [await _join(port, bundle, number) for number in range(robots)]
+    results: list[tuple[float, int]] = []
+    errors = itertools.count()
+    try:
+        start = time.monotonic() + 0.05
+        period_s = robots / offered_hz if offered_hz else None
+        await asyncio.gather(
+            *(
+                _ask(
+                    socket,
+                    bundle,
+                    start + (period_s or 0.0) * number / robots,
+                    period_s,
+                    start + seconds,
+                    results,
+                    errors,
+                )
+                for number, socket in enumerate(sockets)
+            )
+        )
+    finally:
+        await asyncio.gather(*(socket.close() for socket in sockets))
+    if not results:
+        raise RemoteError("the server answered none of the requests")
+    latencies, batches = np.array(results, dtype=np.float64).T
+    # Each inference of b requests was seen b times.
+    return Load(robots, offered_hz, seconds, 1e3 * latencies, len(batches) / float((1.0 / batches).sum()), next(errors))
+
+
+async def _join(port: int, bundle: Bundle, number: int) -> ClientConnection:
+    socket = await connect(f"ws://127.0.0.1:{port}/v1/stream", compression=None, ping_interval=None)
+    hello = Hello(f"load {number}", bundle.tokenizer.fingerprint, shared_spec(bundle.spec))
+    await socket.send(msgpack.encode(hello_fields(hello)))
+    read_welcome(msgpack.decode(_bytes(await socket.recv())))
+    return socket
+
+
+async def _ask(
+    socket: ClientConnection,
+    bundle: Bundle,
+    due: float,
+    period_s: float | None,
+    until: float,
+    results: list[tuple[float, int]],
+    errors: itertools.count[int],
+) -> None:
+    rng, spec = np.random.default_rng(int(1e6 * due) % 2**32), bundle.spec
+    for identity in itertools.count():
+        now = time.monotonic()
+        if period_s is None:
+            due = now
+        elif due > now:
+            await asyncio.sleep(due - now)
+        if due >= until:
+            return
+        state = rng.uniform(-1, 1, (spec.window, spec.state)).astype(np.float32)
+        goal = rng.uniform(-1, 1, spec.goal).astype(np.float32) if spec.goal else None
+        image = np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None
+        request = InferRequest(identity, _DEADLINE_MS, Window(state, goal, image))
+        await socket.send(msgpack.encode(request_fields(request)))
+        fields = msgpack.decode(_bytes(await socket.recv()))
+        if fields["type"] == "error":
+            next(errors)
+        else:
+            results.append((time.monotonic() - due, fields["times"]["batch"]))
+        due += period_s or 0.0
+
+
+def _bytes(frame: str | bytes) -> bytes:
+    if isinstance(frame, str):
+        raise RemoteError("the server answered with text")
+    return frame
+
+
+def resident_mib(pid: int) -> float:
+    """Memory that a process holds [MiB], from Linux' /proc."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096 / 2**20

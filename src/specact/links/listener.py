@@ -1,0 +1,120 @@
+"""A listening port that can be closed for a while and keeps its number."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from specact.errors import ConfigError
+
+Address = tuple[socket.AddressFamily, Any]
+
+_BACKLOG = 1024
+
+
+def resolve(host: str, port: int) -> Address:
+    """Family and address of a TCP end point, IPv4 before IPv6, as ``localhost`` is often served on the former only.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise ConfigError(f"there is no address {host}:{port} ({error}); write HOST:PORT") from error
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, address
+
+
+class Listener:
+    """Accepts connections in a thread of its own.
+
+    Args:
+        at: where; port 0 for a free one.
+        accepted: is called with every accepted socket, which is the callee's from then on.
+
+    Raises:
+        ConfigError: if the address cannot be listened on.
+    """
+
+    def __init__(self, at: Address, accepted: Callable[[socket.socket], None]) -> None:
+        self._accepted = accepted
+        self._socket = _bind(at)
+        self.port: int = self._socket.getsockname()[1]
+        self._lock = threading.Lock()
+        self._open, self._closed_until = False, 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shaper-listener", daemon=True)
+        self._listen()
+        self._thread.start()
+
+    def refuse(self, seconds: float) -> None:
+        """Refuses connections from now on, for so long; a second call extends the first."""
+        with self._lock:
+            self._closed_until = max(self._closed_until, time.monotonic() + seconds)
+            self._shut()
+
+    def close(self) -> None:
+        """Stops listening for good."""
+        with self._lock:
+            self._stop.set()
+            self._shut()
+        self._thread.join()
+        self._socket.close()
+
+    def _listen(self) -> None:
+        self._socket.setblocking(False)
+        self._socket.listen(_BACKLOG)
+        self._open = True
+
+    def _shut(self) -> None:
+        """Wakes the thread, too. Linux lets a bound socket that was shut down listen again."""
+        if self._open:
+            self._socket.shutdown(socket.SHUT_RDWR)
+            self._open = False
+
+    def _run(self) -> None:
+        arriving = select.poll()
+        arriving.register(self._socket, select.POLLIN)
+        while self._reopened():
+            arriving.poll()
+            try:
+                client, _ = self._socket.accept()
+            except OSError:  # shut meanwhile, or out of sockets
+                self._stop.wait(0.01)
+                continue
+            self._accepted(client)
+
+    def _reopened(self) -> bool:
+        """Waits while connections are refused; False once closed for good."""
+        while not self._stop.is_set():
+            with self._lock:
+                left = self._closed_until - time.monotonic()
+                if left <= 0.0:
+                    if not self._open and not self._stop.is_set():
+                        self._listen()
+                    return not self._stop.is_set()
+            self._stop.wait(left)
+        return False
+
+
+def _bind(at: Address) -> socket.socket:
+    """A bound socket. A free port is found with another one: Linux keeps a port only if asked for it by number."""
+    family, (host, port, *rest) = at
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            for side in (probe, bound):
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port == 0:
+                probe.bind(at[1])
+                port = probe.getsockname()[1]
+            bound.bind((host, port, *rest))
+        except OSError as error:
+            bound.close()
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another port") from error
+    return bound

@@ -1,0 +1,219 @@
+"""One relayed TCP connection: a client, the target, and two threads for each direction between them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from specact.links.listener import Address
+from specact.links.pacer import Pacer
+from specact.links.pipe import Pipe
+
+Ending = Literal["closed", "reset", "refused", "frozen"]
+
+CHUNK_BYTES = 16 * 1024
+LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class Host(Protocol):
+    """What a connection needs of the shaper it belongs to."""
+
+    def pacer(self, connection: int, up: bool) -> Pacer:
+        """The pacer of a direction."""
+        ...
+
+    def held_until(self) -> float:
+        """The monotonic moment before which nothing may move [s]."""
+        ...
+
+    def delivered(self, up: bool, payload_bytes: int, late: float) -> None:
+        """Counts a chunk that was passed on ``late`` seconds after it was due."""
+        ...
+
+    def ended(self, connection: Connection) -> None:
+        """Hears how it ended, once, when only the calling thread is left."""
+        ...
+
+
+class Connection:
+    """Relays between two sockets until both sides have closed, one has reset, or :meth:`end` is called.
+
+    A reader stamps what arrives; a writer waits until it is due, then sends it. The end of a stream and a reset travel
+    like any other message. The last thread to leave closes the sockets, unless the connection is to freeze.
+
+    Args:
+        number: which connection of the shaper it is.
+        client: its accepted socket, which belongs to the connection from now on.
+        target: address family and address to connect to.
+        host: the shaper.
+    """
+
+    def __init__(self, number: int, client: socket.socket, target: Address, host: Host) -> None:
+        self.number = number
+        self.ending: Ending | None = None
+        self.passed = [0, 0]  # bytes down and up
+        self._host, self._target = host, target
+        self._client, self._server = client, socket.socket(target[0], socket.SOCK_STREAM)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable from end() on, for threads that wait in poll
+        self._stop = threading.Event()  # set from end() on, for threads that wait for a moment
+        self._pipes = {True: Pipe(LIMIT_BYTES), False: Pipe(LIMIT_BYTES)}
+        self._lock = threading.RLock()
+        self._threads: list[threading.Thread] = []
+        self._running, self._closed = 0, False
+        self._done = threading.Event()
+
+    def start(self) -> None:
+        """Connects to the target and relays, in threads of its own."""
+        self._spawn(self._connect)
+
+    def end(self, ending: Ending) -> None:
+        """Ends it now, whatever is on the way: ``closed``, ``reset`` (both sides get a TCP reset), or ``frozen``.
+
+        A frozen connection stays open for its two sides and is never served again, until it is ended otherwise.
+        """
+        with self._lock:
+            if self._closed or self.ending == ending:
+                return
+            if self._done.is_set():  # it was frozen
+                self.ending = ending
+                self._close()
+                return
+            self.ending = self.ending or ending
+            os.eventfd_write(self._wake, 1)
+        self._stop.set()
+        for pipe in self._pipes.values():
+            pipe.close()
+
+    def join(self) -> None:
+        """Waits until all threads are gone; call :meth:`end` first."""
+        self._done.wait()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def gone(self) -> bool:
+        """Whether its sockets are closed and its threads have ended."""
+        return self._closed and not any(thread.is_alive() for thread in self._threads)
+
+    def _spawn(self, work: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=self._run, args=(work, *arguments), name=f"shaper-{self.number}", daemon=True)
+        with self._lock:
+            self._running += 1
+            self._threads.append(thread)
+        thread.start()
+
+    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except OSError:  # a side that is gone: the other one learns of it
+            self.end("reset")
+        with self._lock:
+            self._running -= 1
+            if self._running:
+                return
+            self.ending = self.ending or "closed"
+            if self.ending != "frozen":
+                self._close()
+            self._done.set()
+        self._host.ended(self)
+
+    def _close(self) -> None:
+        self._closed = True
+        for side in (self._client, self._server):
+            if self.ending in ("reset", "refused"):
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            side.close()
+        os.close(self._wake)
+
+    def _connect(self) -> None:
+        for side in (self._client, self._server):
+            side.setblocking(False)
+            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        failure = self._server.connect_ex(self._target[1])
+        if failure == errno.EINPROGRESS:
+            if not self._ready(self._poll(self._server, select.POLLOUT)):
+                return
+            failure = self._server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            self.end("refused")
+            return
+        for up, source, sink in ((True, self._client, self._server), (False, self._server, self._client)):
+            self._spawn(self._read, source, self._host.pacer(self.number, up), self._pipes[up])
+            self._spawn(self._write, sink, self._pipes[up], up)
+
+    def _read(self, source: socket.socket, pacer: Pacer, pipe: Pipe) -> None:
+        readable = self._poll(source, select.POLLIN)
+        chunk: bytes | None = b" "
+        while chunk and self._ready(readable):
+            try:
+                chunk = source.recv(CHUNK_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                chunk = None  # stands for a reset, as b"" does for the end
+            if not pipe.put(chunk, pacer.due(len(chunk or b""), time.monotonic())):
+                return
+
+    def _write(self, sink: socket.socket, pipe: Pipe, up: bool) -> None:
+        _sharpen_timers()
+        writable = self._poll(sink, select.POLLOUT)
+        while (entry := pipe.get()) and self._wait(entry[1]):
+            chunk, due = entry
+            late = time.monotonic() - max(due, self._host.held_until())
+            if chunk is None:
+                self.end("reset")
+                return
+            if not chunk:
+                sink.shutdown(socket.SHUT_WR)
+                return
+            if not self._send(sink, chunk, writable):
+                return
+            self.passed[up] += len(chunk)
+            self._host.delivered(up, len(chunk), late)
+
+    def _wait(self, due: float) -> bool:
+        """Sleeps until ``due``, and on while nothing may move; False if the connection ends before."""
+        while not self._stop.is_set():
+            left = max(due, self._host.held_until()) - time.monotonic()
+            if left <= 0.0:
+                return True
+            if left > 2e-3:
+                self._stop.wait(left - 1e-3)  # can be woken, but is less exact than the sleep that follows
+            else:
+                time.sleep(left)
+        return False
+
+    def _send(self, sink: socket.socket, chunk: bytes, writable: select.poll) -> bool:
+        rest = memoryview(chunk)
+        while rest:
+            try:
+                rest = rest[sink.send(rest) :]
+            except BlockingIOError:
+                if not self._ready(writable):
+                    return False
+        return True
+
+    def _poll(self, side: socket.socket, event: int) -> select.poll:
+        poll = select.poll()
+        poll.register(side, event)
+        poll.register(self._wake, select.POLLIN)
+        return poll
+
+    def _ready(self, poll: select.poll) -> bool:
+        """Waits for the side; False if the connection ends instead."""
+        return all(fd != self._wake for fd, _ in poll.poll())
+
+
+def _sharpen_timers() -> None:
+    """Asks Linux to end this thread's sleeps within 1 microsecond instead of 50, where it can be asked."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{threading.get_native_id()}/timerslack_ns").write_text("1000")

@@ -1,0 +1,74 @@
+"""What a link and a server are like, measured before a robot moves."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import RemoteError
+from specact.policies.bundle import Bundle
+from specact.remote.call import Call
+from specact.remote.line import Line
+from specact.types import Window
+from specact.verifiers import Miss
+from specact.wire.request import InferRequest
+
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came of a number of requests, one after the other.
+
+    Attributes:
+        total_ms, network_ms, queue_ms, target_ms: of each that was answered, ``[n]``.
+        lost: requests without an answer within two seconds.
+    """
+
+    total_ms: NDArray[np.float64]
+    network_ms: NDArray[np.float64]
+    queue_ms: NDArray[np.float64]
+    target_ms: NDArray[np.float64]
+    lost: int
+
+    @property
+    def deadline_ms(self) -> float:
+        """A deadline that all but about one answer in a hundred meets, with a fifth to spare."""
+        return 1.2 * float(np.quantile(self.total_ms, 0.99))
+
+
+def probe(line: Line, bundle: Bundle, requests: int, pause_s: float) -> Probe:
+    """Asks the server ``requests`` times, with a pause in between, as a robot would.
+
+    Args:
+        line: connected.
+        bundle: on this device.
+        requests: at least 1.
+        pause_s: between two of them; the control period [s].
+
+    Raises:
+        RemoteError: if none of them was answered.
+    """
+    spec = bundle.spec
+    window = Window(
+        np.zeros((spec.window, spec.state), np.float32),
+        np.zeros(spec.goal, np.float32) if spec.goal else None,
+        np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None,
+    )
+    rows, causes = [], []
+    for _ in range(requests):
+        call = Call(line, "infer", lambda identity: InferRequest(identity, 1e3 * _PATIENCE_S, window), _PATIENCE_S)
+        found = call.reply(spec, time.monotonic())
+        if isinstance(found, Miss):
+            causes.append(found.cause)
+        else:
+            times = found[1]
+            rows.append((times.total, times.network, times.queue, times.target))
+        time.sleep(pause_s)
+    if not rows:
+        raise RemoteError(f"none of {requests} requests was answered: {', '.join(sorted(set(causes)))}")
+    total, network, queue, target = 1e3 * np.array(rows).T
+    return Probe(total, network, queue, target, len(causes))

@@ -1,0 +1,94 @@
+"""Links by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError
+from specact.links.faults import LossyLink, OutageLink
+from specact.links.hop import HopLink
+from specact.links.link import LINKS, load_link
+from specact.links.mahimahi import MahimahiLink
+from specact.links.steady import SteadyLink
+from specact.links.trace import TraceLink
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> Path:
+    path = tmp_path / "up+down, really=1.csv"  # what separates names may appear in a path, but for mahimahi's comma
+    path.write_text("10\n20\n")
+    return path
+
+
+def test_presets_are_those_documented() -> None:
+    assert set(LINKS) == {"loopback", "wifi-paper", "lan", "5g", "lte"}
+    assert load_link("wifi-paper") == SteadyLink(12.054, 0.302, 55.4, 55.4)
+    for name, link in LINKS.items():
+        assert load_link(name) is link
+        assert link.jitter_ms <= link.rtt_ms / 5  # where mean and deviation hold within 4 %
+
+
+def test_additions_are_the_same_in_any_order() -> None:
+    wanted = OutageLink(LossyLink(HopLink(LINKS["lan"], 20.0, 2.0), 0.3, 500.0), ((5.0, 3.0), (9.0, 0.5)))
+    assert load_link("lan+rate=2+delay=20+loss=0.3+rto=500+outage=5:3+outage=9:0.5") == wanted
+    assert load_link("lan+outage=9:.5+rto=500+outage=5:3+loss=.3+delay=20+rate=2.0") == wanted
+    assert load_link("lan+delay=20") == HopLink(LINKS["lan"], 20.0)
+    assert load_link("wifi-paper+loss=0.3") == LossyLink(LINKS["wifi-paper"], 0.3)
+
+
+def test_recordings_by_path(series: Path, tmp_path: Path) -> None:
+    link = load_link(f"rtt:{series}")
+    assert isinstance(link, TraceLink)
+    np.testing.assert_array_equal(link.rtt_ms, [10.0, 20.0])
+    late = load_link(f"rtt:{series}+start=1.5+period=20")
+    assert isinstance(late, TraceLink) and (late.start_s, late.period_ms) == (1.5, 20.0)
+    up, down = tmp_path / "up", tmp_path / "down"
+    up.write_text("1\n2\n")
+    down.write_text("3\n")
+    both = load_link(f"mahimahi:{up},{down}+start=2")
+    assert isinstance(both, MahimahiLink) and both.start_s == 2.0
+    assert both.up.tolist() == [1, 2] and both.down.tolist() == [3]
+    assert isinstance(load_link(f"rtt:{series}+loss=0.1"), LossyLink)
+
+
+def test_a_recording_is_read_once_and_again_when_it_changed(series: Path) -> None:
+    first = load_link(f"rtt:{series}")
+    assert load_link(f"rtt:{series}") is first
+    series.write_text("10\n20\n30\n")
+    again = load_link(f"rtt:{series}")
+    assert isinstance(again, TraceLink) and len(again.rtt_ms) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("wifi-papr", "unknown link 'wifi-papr'; did you mean 'wifi-paper'"),
+        ("wifi-papr+loss=0.1", "unknown link 'wifi-papr'; did you mean 'wifi-paper'"),
+        ("", "unknown link ''.*Known: 5g, .*mahimahi:UP_PATH,DOWN_PATH.*rtt:PATH"),
+        ("wifi-paper+loss", "unknown link 'wifi-paper\\+loss'; did you mean 'wifi-paper'"),
+        ("rttt:x", "unknown link 'rttt:x'"),
+        ("lan+los=0.3", "unknown addition to a link 'los'; did you mean 'loss'"),
+        ("lan+loss=1", r"loss .* must lie in \[0, 1\), got 1.0"),
+        ("lan+loss=much", "loss= of a link must be a number, got 'much'"),
+        ("lan+loss=0.1+loss=0.2", "loss= is given twice"),
+        ("lan+rto=300", "rto= .* needs a loss= beside it"),
+        ("lan+loss=0.1+rto=0", "retransmission timeout must lie in"),
+        ("lan+rate=0", "rate of a link must be above 0"),
+        ("lan+rate=nan", "rate of a link must be above 0"),
+        ("lan+delay=-1", "delay added to a link must be"),
+        ("lan+outage=5", "START:DURATION in seconds, as in outage=5:3; got '5'"),
+        ("lan+outage=5:", "outage= of a link must be a number, got ''"),
+        ("lan+outage=5:-1", "duration > 0 s"),
+        ("lan+start=5", "start= belongs to a recorded link"),
+        ("lan+period=5", "period= belongs to a recorded link"),
+        ("mahimahi:a,b+period=5", "period= belongs to a recorded link"),
+        ("mahimahi:one", "needs two files"),
+        ("mahimahi:a,b,c", "needs two files"),
+        ("rtt:nowhere.csv", "cannot read the recorded link 'nowhere.csv': No such file"),
+        ("rtt:", "Is a directory"),
+    ],
+)
+def test_what_is_wrong_with_a_name_is_said(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_link(name)

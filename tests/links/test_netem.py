@@ -1,0 +1,84 @@
+"""Finding the kernel's network emulator, and telling it a link."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.links.link import load_link
+from specact.links.netem import find_netem, netem_options
+from specact.links.trace import TraceLink
+
+RELEASE = "6.1.0-test"
+MODULES = f"lib/modules/{RELEASE}"
+
+
+def machine(root: Path, files: dict[str, str | bytes], tc: bool = True) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if tc:
+        tool = root / "usr" / "sbin" / "tc"
+        tool.parent.mkdir(parents=True, exist_ok=True)
+        tool.touch(mode=0o755)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"proc/modules": "nf 1 0 - Live\nsch_netem 28672 0 - Live 0x0\n"}, "loaded"),
+        ({f"{MODULES}/modules.builtin": "kernel/net/sched/sch_netem.ko\n"}, "built in"),
+        ({f"{MODULES}/modules.dep": "kernel/a.ko:\nkernel/net/sched/sch_netem.ko.zst: kernel/a.ko\n"}, "a module"),
+        ({"proc/config.gz": gzip.compress(b"CONFIG_NET_SCH_NETEM=y\n")}, "/proc/config.gz"),
+        ({f"boot/config-{RELEASE}": "CONFIG_A=y\nCONFIG_NET_SCH_NETEM=y\n"}, "/boot/config"),
+    ],
+)
+def test_netem_is_found_where_the_kernel_shows_it(tmp_path: Path, files: dict[str, str | bytes], says: str) -> None:
+    found = find_netem(machine(tmp_path / "with", files), RELEASE)
+    assert found.available and says in found.why
+    without = find_netem(machine(tmp_path / "without", files, tc=False), RELEASE)
+    assert not without.available and "no tc" in without.why
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"proc/modules": "sch_netemu 1 0\n", f"{MODULES}/modules.dep": "kernel/x.ko: kernel/net/sched/sch_netem.ko\n"},
+        {"proc/config.gz": gzip.compress(b"# CONFIG_NET_SCH_NETEM is not set\n")},
+        {"proc/config.gz": gzip.compress(b"CONFIG_NET_SCH_NETEM=m\n")},  # and nothing in /lib/modules
+        {"proc/config.gz": b"not gzip"},
+        {"proc/config.gz": gzip.compress(b"CONFIG_NET_SCH_NETEM=y\n")[:-9]},
+        {"lib/modules/another/modules.builtin": "kernel/net/sched/sch_netem.ko\n"},
+    ],
+)
+def test_netem_is_not_found_where_it_is_not(tmp_path: Path, files: dict[str, str | bytes]) -> None:
+    found = find_netem(machine(tmp_path, files), RELEASE)
+    assert not found.available and "no sch_netem" in found.why
+
+
+def test_it_looks_at_this_machine_without_harm() -> None:
+    assert find_netem().why
+
+
+@pytest.mark.parametrize(
+    ("name", "up", "down"),
+    [
+        ("wifi-paper", "delay 6.027ms 0.214ms distribution normal rate 55400kbit", None),
+        ("5g", "delay 10.000ms 2.828ms distribution normal rate 50000kbit",
+         "delay 10.000ms 2.828ms distribution normal rate 100000kbit"),
+        ("wifi-paper+delay=20+rate=2+loss=0.3+outage=5:3",
+         "delay 16.027ms 0.214ms distribution normal rate 2000kbit loss random 30%", None),
+        ("loopback", "delay 0.000ms rate 1000000000kbit", None),
+    ],
+)  # fmt: skip
+def test_a_steady_link_in_the_words_of_tc(name: str, up: str, down: str | None) -> None:
+    assert netem_options(load_link(name), up=True) == up
+    assert netem_options(load_link(name), up=False) == (down or up)
+
+
+def test_a_recording_has_no_such_words() -> None:
+    assert netem_options(TraceLink(np.array([1.0])), up=True) is None

@@ -1,0 +1,237 @@
+"""Replay of round trips and of delivery opportunities, and the files they come from."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specact.errors import ConfigError
+from specact.links.link import load_link
+from specact.links.mahimahi import MahimahiLink, read_deliveries
+from specact.links.model import round_trip
+from specact.links.trace import TraceLink, read_round_trips
+
+DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).resolve().parents[2].parent / "shared/data")) / "network"
+RNG = np.random.default_rng(0)
+
+needs_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason="no recorded networks; SPECACT_DATA names no folder with them"
+)
+
+
+def write(folder: Path, content: str | bytes, name: str = "series") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+# Round trips: 10, 20 and 40 ms; back to back they cover [0, 10), [10, 30) and [30, 70) ms.
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "way_ms"), [(0, 5), (9.999, 5), (10, 10), (29.999, 10), (30, 20), (69.999, 20), (70, 5), (150, 10)]
+)
+def test_back_to_back_each_round_trip_stands_for_its_own_time(at_ms: float, way_ms: float) -> None:
+    link = TraceLink(np.array([10.0, 20.0, 40.0]))
+    assert link.delay(10**6, True, at_ms / 1e3, RNG) == link.delay(0, False, at_ms / 1e3, RNG) == way_ms / 1e3
+
+
+@pytest.mark.parametrize(("at_ms", "way_ms"), [(0, 5), (99.999, 5), (100, 10), (200, 20), (299.999, 20), (300, 5)])
+def test_with_a_period_each_stands_for_one_period(at_ms: float, way_ms: float) -> None:
+    assert TraceLink(np.array([10.0, 20.0, 40.0]), period_ms=100.0).delay(1, True, at_ms / 1e3, RNG) == way_ms / 1e3
+
+
+def test_a_stall_lasts_as_long_as_it_was_measured_only_back_to_back() -> None:
+    rtts = np.array([10.0, 7000.0, 10.0, 10.0])
+    assert round_trip(TraceLink(rtts), 1, 1, 0.01, RNG) == pytest.approx(7.0)
+    assert round_trip(TraceLink(rtts, period_ms=10.0), 1, 1, 0.01, RNG) == pytest.approx(3.5 + 0.005, abs=3e-3)
+
+
+def test_the_start_moves_the_recording() -> None:
+    link = TraceLink(np.array([10.0, 20.0, 40.0]), start_s=0.03)
+    assert [link.delay(1, True, at, RNG) for at in (0.0, 0.0399, 0.04)] == [0.02, 0.02, 0.005]
+
+
+def test_moments_are_exact_long_after_the_start() -> None:
+    # 0.1 s periods for a week: in floating point 0.1 k / 0.1 falls short of k for every tenth k or so.
+    link = TraceLink(np.arange(1.0, 8.0), period_ms=100.0)
+    ks = np.random.default_rng(1).integers(0, 6_048_000, 2000)
+    found = [link.delay(1, True, k * 0.1, RNG) * 2e3 - 1.0 for k in ks]
+    np.testing.assert_allclose(found, ks % 7, atol=1e-9)
+    assert (np.floor(ks * 0.1 / 0.1) != ks).any() or (np.floor((ks * 0.1 % 0.7) / 0.1) != ks % 7).any()
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "shown"),
+    [
+        ("1\n2\n\n3\n", 3, "''"),
+        ("1\n2\nabc\n", 3, "'abc'"),
+        ("12\n0\n", 2, "'0'"),
+        ("-1\n", 1, "'-1'"),
+        ("5\nnan\n", 2, "'nan'"),
+        ("5\ninf", 2, "'inf'"),
+        ("5\n1e10", 2, "'1e10'"),
+        ("rtt\n5\n", 1, "'rtt'"),
+        ("5\n1,5\n", 2, "'1,5'"),
+        ("5\n1_000\n", 2, "'1_000'"),
+        (b"5\n\xff\xfe\n", 2, "''"),
+    ],
+)
+def test_a_line_that_is_no_round_trip_is_named(tmp_path: Path, content: str | bytes, line: int, shown: str) -> None:
+    with pytest.raises(ConfigError, match=f"line {line}: .* must be a number of milliseconds above 0") as caught:
+        read_round_trips(write(tmp_path, content))
+    if isinstance(content, str):
+        assert f"line {line}: {shown} is not allowed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [("0\n5\n4\n", 3), ("1.5\n", 1), ("-1\n2\n", 1), ("1\n\n2\n", 2), ("0\n0\n", 2), ("0\nx\n3\n", 2), ("nan\n", 1)],
+)
+def test_a_line_that_is_no_delivery_is_named(tmp_path: Path, content: str, line: int) -> None:
+    with pytest.raises(ConfigError, match=f"line {line}: .* must be a whole number of milliseconds"):
+        read_deliveries(write(tmp_path, content))
+
+
+def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    for read in (read_round_trips, read_deliveries):
+        with pytest.raises(ConfigError, match="is empty"):
+            read(write(tmp_path, ""))
+        with pytest.raises(ConfigError, match="No such file"):
+            read(tmp_path / "missing")
+        with pytest.raises(ConfigError, match="Is a directory"):
+            read(tmp_path)
+
+
+def test_any_line_end_will_do(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(read_round_trips(write(tmp_path, "1.5\r\n 2 \n3e1")), [1.5, 2.0, 30.0])
+    np.testing.assert_array_equal(read_deliveries(write(tmp_path, "0\n0\n7\n")), [0, 0, 7])
+
+
+def test_a_replayed_link_cannot_be_changed() -> None:
+    mine = np.array([10.0])
+    link = TraceLink(mine)
+    mine[0] = 99.0
+    assert link.delay(1, True, 0.0, RNG) == 0.005
+    with pytest.raises(ValueError, match="read-only"):
+        link.rtt_ms[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: TraceLink(np.array([])), "row of numbers"),
+        (lambda: TraceLink(np.array([[1.0]])), "row of numbers"),
+        (lambda: TraceLink(np.array([1.0, math.nan])), "row of numbers"),
+        (lambda: TraceLink(np.array([1.0]), period_ms=0.0), "period"),
+        (lambda: TraceLink(np.array([1.0]), start_s=-1.0), "start"),
+        (lambda: MahimahiLink(np.array([2, 1]), np.array([1])), "up trace"),
+        (lambda: MahimahiLink(np.array([1]), np.array([0])), "down trace"),
+        (lambda: MahimahiLink(np.array([1]), np.array([1]), way_ms=math.nan), "way_ms"),
+        (lambda: MahimahiLink(np.array([1]), np.array([1]), start_s=-1.0), "start_s"),
+    ],
+)
+def test_a_recording_refuses_what_cannot_be(make: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+# Deliveries at 1, 3, 3 and 10 ms, then at 11, 13, 13, 20, ...
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "size", "leaves_ms"),
+    [
+        (0, 0, 1),
+        (0, 1, 1),
+        (0, 1500, 1),
+        (0, 1501, 3),
+        (0, 4500, 3),
+        (0, 4501, 10),
+        (0, 6000, 10),
+        (0, 6001, 11),
+        (3, 3000, 3),
+        (3, 3001, 10),
+        (3.000001, 1, 10),
+        (10, 1, 10),  # the last of a lap is still there at its own moment
+        (10, 1501, 11),
+        (10.000001, 1, 11),
+        (25, 15_001, 53),  # 11 packets from 25: 30; 31 33 33 40; 41 43 43 50; 51 53
+        (10_000_003, 1500, 10_000_003),
+    ],
+)
+def test_a_packet_leaves_at_every_recorded_moment(at_ms: float, size: int, leaves_ms: float) -> None:
+    link = MahimahiLink(np.array([1, 3, 3, 10]), np.array([1]), way_ms=7.0)
+    assert at_ms + 1e3 * link.delay(size, True, at_ms / 1e3, RNG) == pytest.approx(leaves_ms + 7.0, abs=1e-5)
+    assert at_ms + 1e3 * link.busy(size, True, at_ms / 1e3) == pytest.approx(leaves_ms, abs=2e-6 + 1e-12 * at_ms)
+
+
+def test_a_next_message_gets_other_opportunities() -> None:
+    link = MahimahiLink(np.array([1, 3, 3, 10]), np.array([1]))
+    at, left = 0.0, []
+    for _ in range(5):
+        left.append(round(1e3 * (at + link.delay(1500, True, at, RNG)), 3))
+        at += link.busy(1500, True, at)
+    assert left == [1, 3, 10, 11, 13]  # the second of each pair at 3 is what sharing a millisecond costs
+
+
+def test_directions_have_traces_of_their_own() -> None:
+    link = MahimahiLink(np.array([5]), np.array([2]))
+    assert link.delay(1, True, 0.0, RNG) == 0.005 and link.delay(1, False, 0.0, RNG) == 0.002
+    assert MahimahiLink(np.array([5]), np.array([2]), start_s=0.004).delay(1, True, 0.0, RNG) == pytest.approx(0.001)
+
+
+@given(
+    steps=st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    at_us=st.integers(0, 60_000),
+    packets=st.integers(1, 30),
+)
+@settings(deadline=None)
+def test_deliveries_are_those_found_by_counting(steps: list[int], at_us: int, packets: int) -> None:
+    trace = np.cumsum(steps)
+    if trace[-1] == 0:
+        trace[-1] = 1
+    laps = 100 + 60 // int(trace[-1])
+    moments = [lap * int(trace[-1]) + int(moment) for lap in range(laps) for moment in trace]
+    counted = [moment for moment in moments if moment * 1000 >= at_us][packets - 1]
+    delay = MahimahiLink(trace, trace).delay(packets * 1500, True, at_us / 1e6, RNG)
+    assert delay == pytest.approx(counted / 1e3 - at_us / 1e6, abs=1e-9)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("number", "median", "high", "most"),
+    [("003", 119, 157, 4692), ("024", 117, 225, 545), ("028", 24, 49, 83), ("035", 4.6, 60, 7037)],
+)
+def test_round_trips_of_real_robots(number: str, median: float, high: float, most: float) -> None:
+    rtts = read_round_trips(DATA / "telerobot_rtt" / f"tyrell_roundtrip{number}.csv")
+    found = [np.median(rtts), np.quantile(rtts, 0.99), rtts.max()]
+    np.testing.assert_allclose(found, [median, high, most], rtol=0.03)
+
+
+@needs_data
+def test_the_longest_stall_of_a_real_robot_is_met_in_full() -> None:
+    path = DATA / "telerobot_rtt" / "tyrell_roundtrip035.csv"
+    rtts = read_round_trips(path)
+    start = rtts[: rtts.argmax()].sum() / 1e3
+    link = load_link(f"rtt:{path}")
+    assert round_trip(link, 1000, 1000, start + 1e-6, RNG) == pytest.approx(rtts.max() / 1e3, abs=1e-3)
+    assert round_trip(load_link(f"rtt:{path}+start={start + 1e-6}"), 1, 1, 0.0, RNG) > 7.0
+
+
+@needs_data
+def test_the_longest_gap_of_a_real_lte_link_is_met_in_full() -> None:
+    up, down = (DATA / "mahimahi" / f"ATT-LTE-driving.{way}" for way in ("up", "down"))
+    trace = read_deliveries(up)
+    gaps = np.diff(trace)
+    before = int(trace[gaps.argmax()])
+    assert gaps.max() > 75_000
+    link = load_link(f"mahimahi:{up},{down}+delay=40")
+    assert link.delay(1, True, (before + 1) / 1e3, RNG) == pytest.approx((gaps.max() - 1 + 20) / 1e3, abs=0.021)
+    # Over a lap, what was recorded is what gets through.
+    assert MahimahiLink(trace, trace).delay(1500 * len(trace), True, 0.0, RNG) == trace[-1] / 1e3

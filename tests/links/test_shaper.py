@@ -1,0 +1,366 @@
+"""The shaper with real sockets. Times are checked from below; from above only so that a test ends."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specact.errors import ConfigError
+from specact.links.link import load_link
+from specact.links.shaper import LinkEvent, Shaper
+from specact.links.steady import SteadyLink
+
+Serving = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+PATIENCE = 20.0  # seconds before a test gives up
+A_WHILE = 0.15  # seconds in which something would have come, if it came
+
+
+@contextmanager
+def connected(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as side:
+        side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield side
+
+
+def receive(side: socket.socket, count: int) -> bytes:
+    parts = []
+    while count and (part := side.recv(min(count, 65536))):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def ask(side: socket.socket, data: bytes = b"ping") -> float:
+    """Seconds until an echo is back, unchanged."""
+    start = time.monotonic()
+    side.sendall(data)
+    assert receive(side, len(data)) == data
+    return time.monotonic() - start
+
+
+def assert_silent(side: socket.socket) -> None:
+    """Nothing comes for a while: no data, no end, no reset."""
+    side.settimeout(A_WHILE)
+    with pytest.raises(TimeoutError):
+        side.recv(1)
+    side.settimeout(PATIENCE)
+
+
+def until(condition: object) -> None:
+    """Waits for something that other threads are about to do."""
+    end = time.monotonic() + PATIENCE
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(1e-3)
+
+
+def resetting(side: socket.socket) -> None:
+    """Makes a socket end with a reset when it is closed."""
+    side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def listening_nowhere() -> int:
+    with socket.socket() as side:
+        side.bind(("127.0.0.1", 0))
+        port: int = side.getsockname()[1]
+        return port
+
+
+LOOPBACK = load_link("loopback")
+SLOW = SteadyLink(40.0, 0.0, 1e6, 1e6)
+
+
+@given(sizes=st.lists(st.integers(1, 60_000), min_size=1, max_size=12), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=10)
+def test_bytes_arrive_unchanged_and_in_order_both_ways(serving: Serving, sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    chunks = [rng.bytes(size) for size in sizes]
+    link = SteadyLink(rtt_ms=1.0, jitter_ms=1.0, up_mbit_s=1000.0, down_mbit_s=500.0)
+
+    def send(side: socket.socket) -> None:
+        for chunk in chunks:
+            side.sendall(chunk)
+        side.shutdown(socket.SHUT_WR)
+
+    heard: list[bytes] = []
+
+    def serve(side: socket.socket) -> None:  # both directions at the same time
+        sender = threading.Thread(target=send, args=(side,))
+        sender.start()
+        heard.append(receive(side, 10**9))
+        sender.join()
+
+    with serving(serve) as port, Shaper(link, "127.0.0.1", port, seed=seed) as shaper:
+        with connected(shaper.port) as client:
+            sender = threading.Thread(target=send, args=(client,))
+            sender.start()
+            assert receive(client, 10**9) == b"".join(chunks)
+            sender.join()
+        until(lambda: heard)
+        until(lambda: shaper.up_bytes == shaper.down_bytes == sum(sizes))
+    assert heard == [b"".join(chunks)]
+    assert shaper.connections == 1
+
+
+def test_messages_take_at_least_as_long_as_the_model_says(echo_port: int) -> None:
+    with Shaper(SLOW, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
+        times = [ask(client) for _ in range(6)]
+    assert min(times) >= 0.04
+    assert len(shaper.lateness) == 12 and (shaper.lateness >= 0.0).all()
+    # The check tells a shaper that does nothing: without delay some echo is faster.
+    with Shaper(LOOPBACK, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
+        assert min(ask(client) for _ in range(50)) < 0.04
+
+
+def test_each_direction_has_its_own_rate_and_what_follows_a_big_message_waits(serving: Serving) -> None:
+    start, heard = time.monotonic(), []
+
+    def serve(side: socket.socket) -> None:
+        receive(side, 50_000)
+        heard.append(time.monotonic() - start)
+        receive(side, 1)
+        heard.append(time.monotonic() - start)
+        side.sendall(bytes(50_000))
+
+    link = SteadyLink(rtt_ms=0.0, jitter_ms=0.0, up_mbit_s=4.0, down_mbit_s=1e6)  # up 0.5 MB/s
+    with serving(serve) as port, Shaper(link, "127.0.0.1", port) as shaper, connected(shaper.port) as client:
+        start = time.monotonic()
+        client.sendall(bytes(50_000))
+        client.sendall(b"x")
+        receive(client, 50_000)
+        done = time.monotonic() - start
+    assert 0.1 <= heard[0] <= heard[1] <= done
+
+
+def test_a_black_hole_keeps_everything_and_then_lets_it_go(echo_port: int) -> None:
+    with Shaper(LOOPBACK, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
+        ask(client)
+        start = time.monotonic()
+        shaper.black_hole(0.3)
+        shaper.black_hole(0.1)  # does not shorten the first
+        client.sendall(b"one ")
+        with connected(shaper.port) as late:  # accepted meanwhile, but not served
+            late.sendall(b"late")
+            assert_silent(client)
+            client.sendall(b"two ")
+            assert receive(client, 8) == b"one two "
+            assert time.monotonic() - start >= 0.3
+            assert receive(late, 4) == b"late"
+        ask(client)
+
+
+def test_the_end_of_a_stream_waits_in_a_black_hole_too(echo_port: int) -> None:
+    with Shaper(LOOPBACK, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
+        ask(client)
+        start = time.monotonic()
+        shaper.black_hole(0.2)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
+        assert time.monotonic() - start >= 0.2
+
+
+def test_reset_all_resets_both_sides_of_every_connection(serving: Serving) -> None:
+    ends: list[type[BaseException] | None] = []
+
+    def serve(side: socket.socket) -> None:
+        side.sendall(b"!")
+        try:
+            side.recv(1)
+            ends.append(None)
+        except OSError as error:
+            ends.append(type(error))
+
+    with serving(serve) as port, Shaper(SLOW, "127.0.0.1", port) as shaper:
+        with connected(shaper.port) as first, connected(shaper.port) as second:
+            assert first.recv(1) == second.recv(1) == b"!"
+            shaper.reset_all()
+            for client in (first, second):
+                with pytest.raises(ConnectionResetError):
+                    client.recv(1)
+        until(lambda: len(ends) == 2)
+        with connected(shaper.port) as third:  # new ones are served
+            assert third.recv(1) == b"!"
+    assert ends[:2] == [ConnectionResetError] * 2
+
+
+def test_refused_connections_are_refused_until_it_is_over(echo_port: int) -> None:
+    with Shaper(LOOPBACK, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
+        ask(client)
+        start, port = time.monotonic(), shaper.port
+        shaper.refuse(0.3)
+        refused = 0
+        while True:
+            try:
+                again = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+                break
+            except ConnectionRefusedError:
+                refused += 1
+                ask(client)  # those that exist go on
+        assert time.monotonic() - start >= 0.3 and refused > 0
+        with again:
+            ask(again)
+        assert shaper.port == port
+        shaper.refuse(30.0)  # and the end does not wait for it
+    assert shaper.connections == 2
+
+
+def test_a_half_open_connection_looks_open_and_is_never_served_again(serving: Serving) -> None:
+    ended = threading.Event()
+    first: list[socket.socket] = []
+
+    def serve(side: socket.socket) -> None:
+        side.sendall(side.recv(100))
+        if not first:
+            first.append(side)
+            assert_silent(side)
+            assert side.recv(1) == b""  # when the shaper itself ends
+            ended.set()
+
+    with serving(serve) as port, Shaper(LOOPBACK, "127.0.0.1", port) as shaper:
+        with connected(shaper.port) as client:
+            ask(client)
+            shaper.half_open()
+            shaper.half_open()  # twice is no harm
+            client.sendall(b"anyone?")
+            assert_silent(client)
+            client.sendall(b"still?")
+            with connected(shaper.port) as other:  # new ones are served
+                ask(other)
+        assert not ended.wait(A_WHILE)  # even though the client is gone
+    assert ended.wait(PATIENCE)
+
+
+def test_a_half_open_connection_can_still_be_reset(echo_port: int) -> None:
+    with Shaper(LOOPBACK, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
+        ask(client)
+        shaper.half_open()
+        shaper.reset_all()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+
+
+def test_a_client_that_ends_its_stream_still_gets_the_answer(serving: Serving) -> None:
+    def serve(side: socket.socket) -> None:
+        side.sendall(receive(side, 10**9)[::-1])
+
+    with serving(serve) as port, Shaper(SLOW, "127.0.0.1", port) as shaper, connected(shaper.port) as client:
+        client.sendall(b"abc")
+        client.shutdown(socket.SHUT_WR)
+        assert receive(client, 10) == b"cba"
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_a_reset_by_one_side_reaches_the_other(serving: Serving, who: str) -> None:
+    ends: list[type[BaseException]] = []
+
+    def serve(side: socket.socket) -> None:
+        side.sendall(side.recv(4))
+        if who == "server":
+            resetting(side)
+            return
+        with pytest.raises(ConnectionResetError):
+            side.recv(1)
+        ends.append(ConnectionResetError)
+
+    events: list[LinkEvent] = []
+    with serving(serve) as port, Shaper(SLOW, "127.0.0.1", port, on_event=events.append) as shaper:
+        with connected(shaper.port) as client:
+            ask(client)
+            start = time.monotonic()
+            if who == "server":
+                with pytest.raises(ConnectionResetError):
+                    client.recv(1)
+            else:
+                resetting(client)
+        until(lambda: len(events) == 2)
+        if who == "client":
+            until(lambda: ends)
+            assert time.monotonic() - start >= 0.02  # it travels like any message
+    assert events == [LinkEvent(0, "opened", 0, 0), LinkEvent(0, "reset", 4, 4)]
+
+
+def test_a_target_that_is_not_there_is_a_reset_for_the_client() -> None:
+    events: list[LinkEvent] = []
+    with Shaper(LOOPBACK, "127.0.0.1", listening_nowhere(), on_event=events.append) as shaper:
+        with connected(shaper.port) as client, pytest.raises(ConnectionResetError):
+            client.recv(1)
+        until(lambda: len(events) == 2)
+    assert [event.kind for event in events] == ["opened", "refused"]
+
+
+def test_a_receiver_that_does_not_read_holds_the_sender_back(serving: Serving) -> None:
+    release = threading.Event()
+    with (
+        serving(lambda side: (release.wait(PATIENCE), None)[1]) as port,
+        Shaper(LOOPBACK, "127.0.0.1", port) as shaper,
+        connected(shaper.port) as client,
+    ):
+        client.settimeout(0.3)
+        sent, block = 0, bytes(1 << 18)
+        with contextlib.suppress(TimeoutError):
+            while sent < 1 << 28:
+                sent += client.send(block)
+        # 4 MiB in the pipe; the rest is what four kernel buffers of a few MiB take.
+        assert 4 << 20 < sent < 1 << 27
+        release.set()
+
+
+def test_many_connections_at_once(echo_port: int) -> None:
+    events: list[LinkEvent] = []
+    with Shaper(LOOPBACK, "127.0.0.1", echo_port, on_event=events.append) as shaper:
+
+        def talk(number: int) -> None:
+            with connected(shaper.port) as client:
+                for i in range(5):
+                    ask(client, bytes([number, i]) * 50)
+
+        threads = [threading.Thread(target=talk, args=(number,)) for number in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        until(lambda: len(events) == 24)
+    assert (shaper.connections, shaper.up_bytes, shaper.down_bytes) == (12, 6000, 6000)
+    closed = [event for event in events if event.kind != "opened"]
+    assert sorted(event.connection for event in closed) == list(range(12))
+    assert all(event == LinkEvent(event.connection, "closed", 500, 500) for event in closed)
+
+
+def test_it_ends_at_once_whatever_is_on_the_way(echo_port: int) -> None:
+    minute = SteadyLink(120_000.0, 0.0, 1e6, 1e6)
+    start = time.monotonic()
+    with Shaper(minute, "127.0.0.1", echo_port) as shaper, connected(shaper.port) as client:
+        client.sendall(bytes(1 << 20))
+        shaper.black_hole(60.0)
+        until(lambda: shaper.connections == 1)
+    assert time.monotonic() - start < PATIENCE
+
+
+def test_the_same_seed_draws_the_same_delays(echo_port: int) -> None:
+    shaky = SteadyLink(20.0, 5.0, 1e6, 1e6)
+    shapers = [Shaper(shaky, "127.0.0.1", echo_port, seed=seed) for seed in (1, 1, 2)]
+    due = [[shaper.pacer(n, up).due(100, 0.0) for n in range(3) for up in (True, False)] for shaper in shapers]
+    assert due[0] == due[1] != due[2]
+    assert len(set(due[0])) == 6  # every connection and direction has a stream of its own
+
+
+def test_what_cannot_be_is_refused(echo_port: int) -> None:
+    with pytest.raises(ConfigError, match=r"seed of a shaper must lie in \[0, 2\^64\)"):
+        Shaper(LOOPBACK, "127.0.0.1", echo_port, seed=-1)
+    with pytest.raises(ConfigError, match="there is no address"):
+        Shaper(LOOPBACK, "no.such.host.invalid", 1)
+    with (
+        pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{echo_port}: Address already in use"),
+        Shaper(LOOPBACK, "127.0.0.1", echo_port, listen_port=echo_port),
+    ):
+        pass
