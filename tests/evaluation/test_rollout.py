@@ -15,13 +15,14 @@ from specact import load_bundle
 from specact.calibration import read_calibration
 from specact.errors import ConfigError
 from specact.evaluation import rollout
-from specact.evaluation.audit import REASONS, Audit
+from specact.evaluation.audit import REASONS, STAGES, Audit
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.metrics import Table
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
 from specact.evaluation.run import Evaluation, evaluate, read_table
 from specact.gates.settings import GateSettings
+from specact.links.link import LINKS
 from specact.types import CodeDistribution, StepRecord
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi", "gated_target", "oracle")
@@ -381,8 +382,8 @@ def test_the_step_table_and_the_progress_are_complete(made: Made, tiny_bundle: P
     evaluate(evaluation(tiny_bundle, methods=("draft",)), tmp_path, note, workers=1)
     assert told == [("draft", 0, 5), ("draft", 2, 5), ("draft", 4, 5), ("draft", 5, 5)]
     assert set(made.steps("adahi")) == {
-        "episode", "step", "transmitted", "reason", "score", "rejection", "draft_entropy", "target_entropy",
-        "action_change", "draft_s", "network_s", "target_s",
+        "episode", "step", "transmitted", "missed", "sent_ahead", "reason", "score", "rejection", "draft_entropy", "target_entropy",
+        "action_change", *(f"{stage}_s" for stage in STAGES),
         *(f"{name}_{k}" for name in ("drafted", "executed", "rejection", "accepted", "tv") for k in (0, 1)),
     }  # fmt: skip
     assert set(made.episodes("adahi")) == {"episode", "success", "score", "steps", "latency_s"}

@@ -6,7 +6,7 @@ import sys
 
 import tyro
 
-from specact.cli import calibrate, data, demo, doctor, eval_, export, proxy, run, serve, train
+from specact.cli import bench, calibrate, data, demo, doctor, eval_, export, proxy, run, serve, train
 from specact.cli.output import say_error
 from specact.errors import SpecactError
 
@@ -21,6 +21,7 @@ VERBS = {
     "serve": serve.serve,
     "run": run.run,
     "proxy": proxy.proxy,
+    "bench": bench.bench,
 }
 
 

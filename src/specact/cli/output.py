@@ -81,10 +81,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
             _optional(m["action_change_loss"]),
             f"{m['latency']['per_action_ms']:.2f}",
         )
+    how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
     table.caption = (
         "sent: transmission rate · true skip: share of skipped steps that the target would have accepted · "
         "loss: gated loss, skipped and would have been rejected · change: mean change of the action that verification "
-        "of a skipped step would have made · ms/action: draft, link and target in virtual time"
+        f"of a skipped step would have made · ms/action: {how}"
     )
     return table
 

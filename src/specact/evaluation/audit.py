@@ -12,6 +12,7 @@ from specact.rng import Role, stream
 from specact.sampling import rejection_probability, total_variation, verify
 from specact.types import CodeDistribution, StepRecord
 
+STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 REASONS = ("score", "tie", "first", "max_skips")
 
 
@@ -25,7 +26,8 @@ class Audit:
     ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the chunk between the
     executed action and the one verification would have given, with the step's own random stream, 0 where it was
     verified (normalised units); ``sent_ahead``, whether the request left
-    before the draft was computed; ``draft_s``, ``network_s``, ``target_s``, the stages' accounted times [s].
+    before the draft was computed; ``STAGE_s`` for each of :data:`STAGES`, its
+    time, accounted or measured [s].
 
     Args:
         tokenizer: turns codes into actions.
@@ -63,9 +65,7 @@ class Audit:
                 ]
             ),
             "sent_ahead": np.array([record.sent_ahead for record in records]),
-            "draft_s": np.array([record.times.draft for record in records]),
-            "network_s": np.array([record.times.offload.network for record in records]),
-            "target_s": np.array([record.times.offload.target for record in records]),
+            **{f"{stage}_s": np.array(times) for stage, times in _stages(records).items()},
         }
         accepted = np.stack(
             [
@@ -93,6 +93,13 @@ class Audit:
         verdict = verify(target, draft, record.proposal.codes, rng)
         verified = self._tokenizer.decode(verdict.codes, target.offsets)
         return float(np.linalg.norm(verified - record.chunk, axis=-1).mean())
+
+
+def _stages(records: Sequence[StepRecord]) -> dict[str, list[float]]:
+    every = [record.times for record in records]
+    own = {stage: [getattr(times, stage) for times in every] for stage in ("draft", "gate", "finish")}
+    far = {stage: [getattr(times.offload, stage) for times in every] for stage in STAGES[2:6]}
+    return own | far
 
 
 def _rows(distributions: Sequence[CodeDistribution], codes: NDArray[np.int64]) -> NDArray[np.float64]:

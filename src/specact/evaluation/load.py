@@ -81,18 +81,10 @@ async def _run(port: int, bundle: Bundle, robots: int, seconds: float, offered_h
     errors = itertools.count()
     try:
         start = time.monotonic() + 0.05
-        period_s = robots / offered_hz if offered_hz else None
+        period_s, stagger_s = (robots / offered_hz, 1.0 / offered_hz) if offered_hz else (None, 0.0)
         await asyncio.gather(
             *(
-                _ask(
-                    socket,
-                    bundle,
-                    start + (period_s or 0.0) * number / robots,
-                    period_s,
-                    start + seconds,
-                    results,
-                    errors,
-                )
+                _ask(socket, bundle, start + number * stagger_s, period_s, start + seconds, results, errors)
                 for number, socket in enumerate(sockets)
             )
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.evaluation.audit import STAGES
 from specact.evaluation.statistics import contrast, mean_interval, wilson
 
 Table = dict[str, NDArray[Any]]
@@ -39,7 +40,7 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
     skipped, unverified = ~sent, ~sent | steps["missed"]
     codebooks = sum(name.startswith("tv_") for name in steps)
     each = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
-    inference_ms = 1e3 * (steps["draft_s"] + steps["network_s"] + steps["target_s"])
+    inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
     actions = int(outcomes["steps"].sum())
     return {
         "success": {"n": n, "k": k, "rate": success.mean, "low": success.low, "high": success.high},
@@ -61,9 +62,7 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
             "inference_p50_ms": float(np.quantile(inference_ms, 0.50)),
             "inference_p95_ms": float(np.quantile(inference_ms, 0.95)),
             "inference_p99_ms": float(np.quantile(inference_ms, 0.99)),
-            "draft_ms": 1e3 * float(steps["draft_s"].mean()),
-            "network_ms": 1e3 * float(steps["network_s"].mean()),
-            "target_ms": 1e3 * float(steps["target_s"].mean()),
+            **{f"{stage}_ms": 1e3 * float(steps[f"{stage}_s"].mean()) for stage in STAGES},
             "actions_per_s": actions / float(outcomes["latency_s"].sum()),
         },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
@@ -85,8 +86,10 @@ class RealTime:
                 inferring = policy.wants_inference
                 action = policy.act(observation)
                 if inferring and (record := policy.record) is not None:
-                    # The ungated target needs no draft, so the draft's time is not the method's.
-                    latency_s += record.times.total - (0.0 if method.waits_for_draft else record.times.draft)
+                    if not method.waits_for_draft:
+                        # The ungated target needs no draft, so the draft's time is not the method's.
+                        record = replace(record, times=replace(record.times, draft=0.0))
+                    latency_s += record.times.total
                     target = record.target or bundle.target.infer(record.proposal.window)
                     audit.add([record], [record.proposal.draft], [target])
                 observation, _, terminated, truncated, info = env.step(action)

@@ -163,6 +163,7 @@ def evaluate(
         "bundle": bundle.name,
         "rate": what.rate,
         "link": what.link,
+        "realtime": what.realtime,
         "score": task.score,
         "methods": methods,
         "contrasts": contrasts(outcomes),

@@ -1,0 +1,205 @@
+"""``specact bench`` measures what steps cost over a link, and what a server gives to many robots."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from rich.table import Table
+
+from specact.cli.output import command_line, print_json, progress_bars, remarks, results
+from specact.errors import MissingExtraError
+from specact.files import write_json
+
+
+@dataclass
+class Latency:
+    """Time draft, remote target, hybrid and ADAHI on the same steps: the paper's codec and ours, overlap off and on."""
+
+    bundle: str = "ball"
+    """Path or name of the pair."""
+    link: str = "wifi-paper"
+    """See specact proxy --help."""
+    steps: int = 400
+    """Inferences per way."""
+    rate: float = 0.6
+    """Transmission rate the gate was calibrated for."""
+    stand_in: bool = True
+    """Let the target run a 12-layer 768-wide transformer besides, as a large policy would; needs the extra train."""
+    draft_ms: float | None = None
+    """Time of the draft, to stand in for a slower device; this machine's own if not given."""
+    seed: int = 0
+    """Of everything random."""
+    out: Path | None = None
+    """Folder for latency.json and, with the extra report, pictures."""
+    json: bool = False
+    """Print the measurement as JSON."""
+
+    def run(self) -> None:
+        from specact.evaluation.latency import measure_latency
+        from specact.policies.bundle import load_bundle
+
+        pair = load_bundle(self.bundle)
+        with tempfile.TemporaryDirectory() as folder, progress_bars() as update:
+            served = str(pair.path)
+            if self.stand_in:
+                served = str(_stand_in(pair, Path(folder) / "stand-in"))
+            found = measure_latency(
+                pair, served, self.link, self.steps, self.rate, self.draft_ms, self.seed,
+                lambda done, total: update("steps", done, total),
+            )  # fmt: skip
+        found |= {"bundle": pair.name, "stand_in": self.stand_in, "command": command_line()}
+        if self.out is not None:
+            write_json(self.out / "latency.json", found)
+            _draw(found, self.out)
+        if self.json:
+            print_json(found)
+            return
+        results.print(_latency_table(found))
+
+
+@dataclass
+class Server:
+    """Ask one server with 1, 16, 64 and 256 robots, batching on and off, interleaved in one run."""
+
+    bundle: str = "ball"
+    """Path or name of the bundle."""
+    robots: tuple[int, ...] = (1, 16, 64, 256)
+    """Numbers of robots."""
+    offered_hz: float = 1000.0
+    """Besides as fast as possible: requests per second of all robots together."""
+    seconds: float = 4.0
+    """Of each measurement."""
+    rounds: int = 3
+    """How often everything is measured."""
+    soak_s: float = 0.0
+    """Then keep 64 robots asking for this long, and watch the server's memory."""
+    out: Path | None = None
+    """Folder for server.json."""
+    json: bool = False
+    """Print the measurement as JSON."""
+
+    def run(self) -> None:
+        from specact.child import serving
+        from specact.evaluation.load import run_load
+        from specact.policies.bundle import load_bundle
+
+        pair, rows = load_bundle(self.bundle), []
+        with ExitStack() as stack, progress_bars() as update:
+            servers = {
+                size: stack.enter_context(serving(pair.path, "--max-batch", str(size), "--max-queue", "1024"))
+                for size in (64, 1)
+            }
+            todo = [(robots, offered, size) for robots in self.robots for offered in (None, self.offered_hz)
+                    for size in servers]  # fmt: skip
+            for turn in range(self.rounds):
+                for done, (robots, offered, size) in enumerate(todo):
+                    update("measurements", turn * len(todo) + done, self.rounds * len(todo))
+                    load = run_load(servers[size].port, pair, robots, self.seconds, offered)
+                    rows.append({"max_batch": size, "round": turn, **load.summary()})
+            update("measurements", self.rounds * len(todo), self.rounds * len(todo))
+            soak = _soak(servers[64].port, servers[64].pid, pair, self.soak_s, update) if self.soak_s else None
+        found = {"bundle": pair.name, "seconds": self.seconds, "rows": rows, "soak": soak, "command": command_line()}
+        if self.out is not None:
+            write_json(self.out / "server.json", found)
+        if self.json:
+            print_json(found)
+            return
+        results.print(_server_table(rows))
+        if soak is not None:
+            results.print(
+                f"memory over {soak['seconds']:.0f} s with 64 robots: {soak['first_mib']:.1f} MiB at first, "
+                f"{soak['last_mib']:.1f} at last, {soak['slope_mib_per_min']:+.3f} MiB a minute in the second half",
+                highlight=False,
+            )
+
+
+def bench(
+    action: Annotated[
+        Annotated[Latency, tyro.conf.subcommand("latency")] | Annotated[Server, tyro.conf.subcommand("server")],
+        tyro.conf.arg(name=""),
+    ],
+) -> None:
+    """Measure what steps cost over a link, or what a server gives to many robots; on loopback only."""
+    action.run()
+
+
+def _stand_in(pair: Any, folder: Path) -> Path:
+    try:
+        from specact.training.standin import make_stand_in
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "train") from error
+    make_stand_in(pair, folder)
+    return folder
+
+
+def _draw(found: dict[str, Any], out: Path) -> None:
+    try:
+        from specact.report.latency import draw_latency
+    except ModuleNotFoundError:
+        remarks.print("no pictures: pip install 'specact\\[report]'")
+        return
+    draw_latency(found, out / "latency.png")
+
+
+def _latency_table(found: dict[str, Any]) -> Table:
+    target = f"{found['target_ms']:.1f} ms target"
+    title = (
+        f"{found['bundle']}, {found['steps']} steps, link {found['link']}, {found['draft_ms']:.2f} ms draft, {target}"
+    )
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0))
+    for name in ("way", "sent", "mean ms", "95 %", "p50", "p99", "actions/s", "bound", "over"):
+        table.add_column(name, justify="left" if name == "way" else "right", no_wrap=True)
+    for name, way in found["ways"].items():
+        mean, quantiles = way["mean_ms"], way["quantiles_ms"]
+        table.add_row(
+            name, f"{way['transmission_rate']:.2f}", f"{mean['mean']:.2f}", f"{mean['low']:.2f}-{mean['high']:.2f}",
+            f"{quantiles['p50']:.2f}", f"{quantiles['p99']:.2f}", f"{1e3 / mean['mean']:.1f}", f"{way['bound_ms']:.2f}",
+            f"{way['over_bound']:+.1%}",
+        )  # fmt: skip
+    table.caption = "bound: draft + sent x (link + target), one after the other; over: median of blocks above it"
+    return table
+
+
+def _server_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="verified steps of many robots, medians over rounds", box=None, padding=(0, 2, 0, 0))
+    for name in ("robots", "offered/s", "max batch", "steps/s", "p50 ms", "p99 ms", "batch", "errors"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for key in dict.fromkeys((row["robots"], row["offered_hz"], row["max_batch"]) for row in rows):
+        mine = [row for row in rows if (row["robots"], row["offered_hz"], row["max_batch"]) == key]
+        steps, p50, p99, batch = (
+            float(np.median([row[name] for row in mine])) for name in ("steps_per_s", "p50_ms", "p99_ms", "batch")
+        )
+        offered = "all it can" if key[1] is None else f"{key[1]:.0f}"
+        errors = sum(row["errors"] for row in mine)
+        table.add_row(
+            str(key[0]), offered, str(key[2]), f"{steps:.0f}", f"{p50:.2f}", f"{p99:.2f}", f"{batch:.1f}", str(errors)
+        )
+    return table
+
+
+def _soak(port: int, pid: int, pair: Any, seconds: float, update: Callable[[str, int, int], None]) -> dict[str, Any]:
+    from specact.evaluation.load import resident_mib, run_load
+
+    began, samples = time.monotonic(), []
+    while (passed := time.monotonic() - began) < seconds:
+        update("soak", int(passed), int(seconds))
+        run_load(port, pair, 64, min(10.0, seconds), 500.0)
+        samples.append((time.monotonic() - began, resident_mib(pid)))
+    when, held = np.array(samples).T
+    later = when >= when[-1] / 2
+    slope = float(np.polyfit(when[later], held[later], 1)[0]) if later.sum() > 1 else 0.0
+    return {
+        "seconds": when[-1],
+        "first_mib": held[0],
+        "last_mib": held[-1],
+        "slope_mib_per_min": 60.0 * slope,
+        "samples": samples,
+    }

@@ -1,0 +1,220 @@
+"""What a step costs over a real link: methods, codecs and overlap side by side, interleaved step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.agent import SpeculativePolicy
+from specact.calibration import calibrated_gate
+from specact.child import linked, serving
+from specact.envs import load_task
+from specact.evaluation.audit import STAGES
+from specact.evaluation.rollout import start_of
+from specact.evaluation.statistics import mean_interval
+from specact.gates import Always, Gate, Never
+from specact.gates.forecast import Forecast
+from specact.links.link import load_link, round_trip
+from specact.policies.bundle import Bundle, load_bundle
+from specact.policies.policy import CodePolicy
+from specact.policies.timing import measure_inference
+from specact.remote.channel import Endpoint
+from specact.remote.line import Line
+from specact.remote.target import RemoteTarget, remote_verifier
+from specact.rng import Role, stream
+from specact.types import CodeDistribution, StepRecord, Window
+from specact.verifiers import TargetSampler, Verifier
+
+METHODS = ("target", "hybrid", "adahi")
+CODECS = ("json", "stream")
+_DEADLINE_MS, _BLOCK, _WARM_UP = 2_000.0, 25, 10
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to get an action.
+
+    Attributes:
+        method: ``draft``, or one of :data:`METHODS`.
+        codec: ``json`` (HTTP, the server samples where there is something to verify: the paper's way) or ``stream``
+            (WebSocket and msgpack, the device samples); none for the draft.
+        overlap: whether requests leave ahead of the draft; the device samples then.
+    """
+
+    method: str
+    codec: str | None = None
+    overlap: bool = False
+
+    @property
+    def name(self) -> str:
+        return " ".join(part for part in (self.method, self.codec, "overlap" if self.overlap else None) if part)
+
+
+WAYS = (Way("draft"), *(Way(m, codec, overlap) for m in METHODS for codec in CODECS for overlap in (False, True)))
+
+
+class SlowDraft:
+    """A draft on a device that needs longer: it answers as before, ``took_s`` after it was asked.
+
+    Args:
+        policy: the draft.
+        took_s: at least what it takes here [s].
+    """
+
+    def __init__(self, policy: CodePolicy, took_s: float) -> None:
+        self._policy, self._took_s = policy, took_s
+
+    def infer(self, window: Window) -> CodeDistribution:
+        until = time.monotonic() + self._took_s
+        answer = self._policy.infer(window)
+        time.sleep(max(0.0, until - time.monotonic()))
+        return answer
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self.infer(window) for window in windows]
+
+
+def measure_latency(
+    pair: Bundle, server_bundle: str, link: str, steps: int, rate: float, draft_ms: float | None, seed: int,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Times every way of :data:`WAYS` on the same observations, in random order within each step.
+
+    Args:
+        pair: the bundle on the device; its calibrated gate is used.
+        server_bundle: path of what the server serves, with the same tokenizer.
+        link: see :func:`~specact.links.link.load_link`.
+        steps: inferences per way.
+        rate: transmission rate the gate was calibrated for.
+        draft_ms: time of the draft to stand in for a slower device [ms]; None for this machine's own.
+        seed: of everything random.
+        progress: told (steps done, in all).
+
+    Returns:
+        ``draft_ms``, ``target_ms``, ``link_ms`` (what the bounds are made of) and per way: ``transmission_rate``,
+        ``missed``, ``total_ms`` of each inference, ``stages_ms`` (means), ``mean_ms`` with its 95 % interval over
+        blocks of steps, ``bound_ms`` (draft + rate x (link + target)), ``over_bound`` (median over blocks).
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(server_bundle))
+        relay = stack.enter_context(linked(server.port, link, seed))
+        draft = pair.draft if draft_ms is None else SlowDraft(pair.draft, draft_ms / 1e3)
+        policies = {way: _policy(way, pair, draft, rate, relay.port, seed, stack) for way in WAYS}
+        records: dict[Way, list[StepRecord]] = {way: [] for way in WAYS}
+        order = stream(seed, Role.ENVIRONMENT, robot=1)
+        for step, (episode, observation) in zip(range(-_WARM_UP, steps), observations(pair, seed), strict=False):
+            for index in order.permutation(len(WAYS)):
+                record = _step(policies[WAYS[index]], episode, observation)
+                if step >= 0:
+                    records[WAYS[index]].append(record)
+            progress(max(0, step + 1), steps)
+    costs = _costs(pair, load_bundle(server_bundle), link, seed) | ({} if draft_ms is None else {"draft_ms": draft_ms})
+    ways = {way.name: _summary(way, records[way], costs) for way in WAYS}
+    return costs | {"steps": steps, "link": link, "rate": rate, "seed": seed, "ways": ways}
+
+
+def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
+    """What the robot sees whenever it infers, on episodes that the target drives."""
+    task, spec = load_task(pair.env), pair.spec
+    env = task.make()
+    policy = SpeculativePolicy(pair, Always(), seed=seed)
+    episode = 0
+    while True:
+        policy.reset(episode)
+        observation, _ = env.reset(seed=start_of(seed, episode))
+        for step in range(task.max_steps):
+            if step % spec.execute == 0:
+                yield episode, observation
+            observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+            if terminated or truncated:
+                break
+        episode += 1
+
+
+def _policy(
+    way: Way, pair: Bundle, draft: CodePolicy, rate: float, port: int, seed: int, stack: ExitStack
+) -> SpeculativePolicy:
+    gate: Gate = Never() if way.method == "draft" else Always()
+    if way.method == "adahi":
+        gate = calibrated_gate(pair, "deviation", rate)
+    verifier: Verifier | None = None
+    if way.codec is not None:
+        endpoint = Endpoint("http" if way.codec == "json" else "ws", "127.0.0.1", port)
+        line = stack.enter_context(Line(endpoint, pair, way.name))
+        line.connect(30.0)
+        if way.method == "target":
+            verifier = TargetSampler(RemoteTarget(line, pair.spec, _DEADLINE_MS), pair.tokenizer)
+        else:
+            at_server = way.codec == "json" and not way.overlap
+            verifier = remote_verifier(line, pair, _DEADLINE_MS, "server" if at_server else "device")
+    forecast = Forecast(gate) if way.overlap else None
+    return SpeculativePolicy(pair, gate, draft=draft, verifier=verifier, forecast=forecast, seed=seed)
+
+
+def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepRecord:
+    """One inference; the rest of its chunk is played at once."""
+    if policy.record is None or policy.record.episode != episode:
+        policy.reset(episode)
+    policy.act(observation)
+    record = policy.record
+    assert record is not None
+    while not policy.wants_inference:
+        policy.act(observation)
+    return record
+
+
+def _costs(pair: Bundle, served: Bundle, link: str, seed: int) -> dict[str, float]:
+    """The parts of the bound, each measured or modelled alone: what remains is overhead."""
+    spec, model, rng = pair.spec, load_link(link), stream(seed, Role.LINK, robot=1)
+    up = 4 * (spec.window * spec.state + spec.goal)
+    down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
+    trips = [round_trip(model, up, down, float(at), rng) for at in range(1000)]
+    return {
+        "draft_ms": 1e3 * measure_inference(pair.draft, spec),
+        "target_ms": 1e3 * measure_inference(served.target, spec),
+        "link_ms": 1e3 * float(np.mean(trips)),
+    }
+
+
+def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -> dict[str, Any]:
+    # The ungated target needs no draft, so the draft's time is not its own, unless the request was under way meanwhile.
+    needs_draft = way.method != "target"
+    counted = needs_draft or way.overlap
+    total = np.array([1e3 * (r.times.total - (0.0 if counted else r.times.draft)) for r in records])
+    sent = float(np.mean([record.decision.transmit for record in records]))
+    bound = (costs["draft_ms"] if needs_draft else 0.0) + sent * (costs["link_ms"] + costs["target_ms"])
+    blocks = _blocks(total)
+    mean = mean_interval(blocks)
+    ahead = [record for record in records if record.sent_ahead]
+    return {
+        "method": way.method,
+        "codec": way.codec,
+        "overlap": way.overlap,
+        "transmission_rate": sent,
+        "missed": sum(record.miss is not None for record in records),
+        "sent_ahead": len(ahead) / len(records),
+        "precision": float(np.mean([record.decision.transmit for record in ahead])) if ahead else None,
+        "mean_ms": {"mean": mean.mean, "low": mean.low, "high": mean.high},
+        "quantiles_ms": dict(zip(("p50", "p95", "p99"), np.quantile(total, (0.5, 0.95, 0.99)).tolist(), strict=True)),
+        "bound_ms": bound,
+        "over_bound": float(np.median(blocks)) / bound - 1.0,
+        "stages_ms": {stage: 1e3 * float(np.mean([_stage(r, stage) for r in records])) for stage in STAGES},
+        "total_ms": total.tolist(),
+    }
+
+
+def _blocks(total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means over runs of consecutive steps: what a control loop feels, without the two humps of gated methods."""
+    whole = len(total) // _BLOCK * _BLOCK
+    return np.asarray(total[:whole].reshape(-1, _BLOCK).mean(axis=1) if whole else total)
+
+
+def _stage(record: StepRecord, stage: str) -> float:
+    times = record.times if stage in ("draft", "gate", "finish") else record.times.offload
+    return float(getattr(times, stage))

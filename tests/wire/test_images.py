@@ -1,0 +1,135 @@
+"""Camera frames: raw they come back as they were, as JPEG as Pillow reads them; anything else is a typed refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from specact.errors import MissingExtraError, WireError
+from specact.policies.policy import PolicySpec
+from specact.wire import json, msgpack
+from specact.wire.images import read_image, to_jpeg
+from specact.wire.protocol import max_message_bytes
+from specact.wire.request import read_request
+
+Image = pytest.importorskip("PIL.Image")
+
+SHAPE = (2, 12, 16, 3)
+
+
+def gradient() -> NDArray[np.uint8]:
+    frames = np.zeros(SHAPE, np.uint8)
+    frames[0, :, :, 0] = np.linspace(0, 255, 16)
+    frames[1, :, :, 2] = np.linspace(255, 0, 12)[:, None]
+    return frames
+
+
+def jpeg(size: tuple[int, int], mode: str = "RGB", kind: str = "JPEG") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind)
+    return file.getvalue()
+
+
+def claiming(width: int, height: int) -> bytes:
+    """A JPEG whose header says it has another size."""
+    file = jpeg((16, 12))
+    at = file.index(b"\xff\xc0") + 5
+    return file[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + file[at + 4 :]
+
+
+def test_a_jpeg_is_read_as_pillow_reads_it() -> None:
+    frames = gradient()
+    found = read_image(to_jpeg(frames, 90), SHAPE)
+    assert found.dtype == np.uint8
+    for frame, file in zip(found, to_jpeg(frames, 90), strict=True):
+        np.testing.assert_array_equal(frame, np.asarray(Image.open(io.BytesIO(file)).convert("RGB")))
+    # It is lossy: close, and not the same.
+    assert 0 < np.abs(found.astype(int) - frames).mean() < 8
+    assert sum(map(len, to_jpeg(frames, 10))) < sum(map(len, to_jpeg(frames, 95)))
+
+
+def test_a_request_carries_frames_raw_or_as_jpeg(spec: PolicySpec, examples: dict[str, dict[str, Any]]) -> None:
+    image = examples["infer"]["image"]
+    for codec in (msgpack, json):
+        found = read_request(codec.decode(codec.encode(examples["infer"])), spec).window.image
+        np.testing.assert_array_equal(found, image)
+    files = to_jpeg(image, 100)
+    found = read_request(msgpack.decode(msgpack.encode(examples["infer"] | {"image": files})), spec).window.image
+    np.testing.assert_array_equal(found, read_image(files, image.shape))
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_four_colours_become_rgb(mode: str) -> None:
+    assert read_image([jpeg((16, 12), mode)] * 2, SHAPE).shape == SHAPE
+
+
+@pytest.mark.parametrize("file", [jpeg((16, 12), kind=kind) for kind in ("PNG", "GIF", "BMP", "TIFF")] + [b"", b"\xff"])
+def test_other_formats_are_refused(file: bytes) -> None:
+    with pytest.raises(WireError, match="not a readable JPEG"):
+        read_image([file] * 2, SHAPE)
+
+
+@pytest.mark.parametrize("size", [(12, 16), (16, 13), (17, 12), (10_000, 10_000), (65_500, 65_500)])
+def test_a_size_is_refused_by_its_header(size: tuple[int, int]) -> None:
+    with pytest.raises(WireError, match=r"a JPEG of \(\d+, \d+\) pixels came where \(16, 12\) are expected"):
+        read_image([claiming(*size)] * 2, SHAPE)
+
+
+def test_the_usual_way_to_open_a_file_would_raise_an_error_of_its_own() -> None:
+    """The wrong variant: neither an OSError nor a ValueError, so that no reader expects it."""
+    with pytest.raises(Image.DecompressionBombError) as raised:
+        Image.open(io.BytesIO(claiming(65_500, 65_500)), formats=["JPEG"])
+    assert not isinstance(raised.value, OSError | ValueError | SyntaxError | EOFError | IndexError)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_damaged_jpeg_is_read_or_refused_and_nothing_else(data: st.DataObject) -> None:
+    file = bytearray(to_jpeg(gradient()[:1], 90)[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(file) - 1))
+        match data.draw(st.sampled_from("xcpe")):
+            case "x":
+                file[at] = data.draw(st.integers(0, 255))
+            case "c":
+                del file[at : at + data.draw(st.integers(1, 20))]
+            case "p":
+                file[at:at] = data.draw(st.binary(max_size=10))
+            case "e":
+                del file[at + 1 :]
+    try:
+        assert read_image([bytes(file)], (1, *SHAPE[1:])).shape == (1, *SHAPE[1:])
+    except WireError as error:
+        assert error.code == "bad_message"
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 4), (96, 96), (240, 320)])
+def test_even_noise_at_the_highest_quality_fits_into_a_message(
+    size: tuple[int, int], spec: PolicySpec, examples: dict[str, dict[str, Any]]
+) -> None:
+
+    frames = np.random.default_rng(0).integers(0, 256, (spec.window, *size, 3)).astype(np.uint8)
+    files = []
+    for frame in frames:
+        file = io.BytesIO()
+        Image.fromarray(frame).save(file, "JPEG", quality=100, subsampling=0)
+        files.append(file.getvalue())
+    limit = max_message_bytes(dataclasses.replace(spec, image=size))
+    assert len(msgpack.encode(examples["verify"] | {"image": files})) < limit
+
+
+def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = to_jpeg(gradient(), 90)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for call in (lambda: to_jpeg(gradient(), 90), lambda: read_image(files, SHAPE)):
+        with pytest.raises(MissingExtraError, match="pillow"):
+            call()
+    read_image(gradient(), SHAPE)  # raw frames need nothing

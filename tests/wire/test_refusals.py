@@ -1,0 +1,308 @@
+"""What a reader refuses, one reason at a time: the type of the error and a word that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import tracemalloc
+from types import ModuleType
+from typing import Any
+
+import msgpack as plain_msgpack
+import numpy as np
+import pytest
+
+from specact.errors import WireError
+from specact.policies.policy import PolicySpec
+from specact.wire import json, msgpack
+from specact.wire.handshake import check_hello, read_hello, read_welcome, shared_spec
+from specact.wire.protocol import max_message_bytes
+from specact.wire.reply import read_reply
+from specact.wire.request import read_request
+
+Fields = dict[str, Any]
+Examples = dict[str, Fields]
+
+MISSING = object()
+ROW = np.full(5, 0.2)
+
+
+def law(*changed: tuple[int, float]) -> np.ndarray:
+    rows = np.tile(ROW, (2, 1))
+    for place, value in changed:
+        rows[0, place] = value
+    return rows
+
+
+def read(kind: str, fields: Fields, spec: PolicySpec) -> object:
+    if kind == "hello":
+        return read_hello(fields)
+    if kind == "welcome":
+        return read_welcome(fields)
+    return read_request(fields, spec) if kind in ("infer", "verify") else read_reply(fields, spec)
+
+
+# message, field, value in its place, a word of the refusal.
+REFUSALS: list[tuple[str, str, Any, str]] = [
+    *[(kind, "v", value, "protocol 1")
+      for kind in ("hello", "welcome", "infer", "verify", "distribution", "verdict")
+      for value in (0, 2, 1.0, True, "1", None, MISSING, -1, 2**64 - 1, [1], np.ones(3, np.int64))],
+    *[(kind, "type", value, "expected a message")
+      for kind in ("hello", "infer", "distribution")
+      for value in ("other", "welcome!", None, MISSING, 1, ["infer"], np.zeros(3), {"infer": 1}, "\n\u202e")],
+    *[(kind, "id", value, "id")
+      for kind in ("infer", "verify", "distribution", "verdict")
+      for value in (-1, 2**63, 1.0, True, "1", None, MISSING, [1], np.zeros((), np.int64))],
+    *[("infer", "deadline_ms", value, "deadline_ms is a number from 0 to 60000")
+      for value in (-1e-9, 60_000.1, math.inf, math.nan, True, "100", None, MISSING, [1.0], np.zeros(()), 2**63)],
+    *[("infer", "state", value, "state")
+      for value in (np.zeros((2, 3)), np.zeros((2, 3), np.int64), np.zeros((3, 2), np.float32), 0.0, None, MISSING,
+                    np.zeros((2, 4), np.float32), np.zeros(6, np.float32), np.zeros((1, 2, 3), np.float32),
+                    np.zeros((), np.float32), [[0.0] * 3] * 2, b"\0" * 24, "zeros")],
+    *[("infer", "state", np.full((2, 3), value, np.float32), "NaN or infinite") for value in (np.nan, np.inf, -np.inf)],
+    *[("infer", "goal", value, "goal") for value in (np.zeros(3, np.float32), np.zeros(2), MISSING, None)],
+    *[("infer", "image", value, "image")
+      for value in (np.zeros((2, 2, 4, 3), np.float32), np.zeros((2, 4, 2, 3), np.uint8), MISSING, None, b"\xff\xd8",
+                    np.zeros((1, 2, 4, 3), np.uint8), [b"\xff\xd8"], [b"\xff\xd8"] * 3, [b"", b""], ["a", "b"], [])],
+    *[("infer", "report", value, "report")
+      for value in ({"steps": -1}, {"steps": 1.0}, {"steps": True}, {"steps": 2**63}, {"other": 1}, {b"steps": 1},
+                    [], None, 1, "steps", {"steps": None}, {"steps": np.zeros(3)})],
+    *[("verify", "draft_probs", value, "draft_probs")
+      for value in (law((0, -1e-300)), law((0, 0.2 + 2e-6)), law((0, 0.2 - 2e-6)), law((0, 1e308), (1, 1e308)),
+                    np.zeros((2, 5)), law((0, np.nan)), law((0, np.inf)), law((0, -0.2), (1, 0.6)),
+                    law().astype(np.float32), law()[:1], law().T, ROW, MISSING, None)],
+    *[("verify", "draft_conditional", value, "draft_conditional")
+      for value in (law(), np.zeros((5, 5)), np.eye(4), np.eye(5, dtype=np.float32), None, -np.eye(5))],
+    *[("verify", "codes", np.array(value), "codes must lie in [0, 5)") for value in ([0, 5], [-1, 0], [2**62, 0])],
+    *[("verify", "codes", value, "codes")
+      for value in (np.zeros(3, np.int64), np.zeros(2), np.zeros(2, np.bool_), np.zeros((2, 1), np.int64), 1, MISSING)],
+    *[("verify", "address", value, "address")
+      for value in ([0, 0, 0], [0] * 5, [0, 0, 0, -1], [0, 0, 0, 0.0], [0, 0, 0, True], None, MISSING, {},
+                    [0, 0, 0, None], np.zeros(4, np.int64), "0000", [np.zeros(3)] * 4)],
+    *[("distribution", name, value, name)
+      for name, value in (("probs", law((0, -0.1), (1, 0.5))), ("probs", MISSING), ("conditional", np.ones((5, 5))),
+                          ("offsets", np.full((2, 5, 2, 3), np.nan, np.float32)), ("offsets", MISSING),
+                          ("offsets", np.zeros((2, 5, 3, 2), np.float32)))],
+    *[("distribution", "times", value, word)
+      for value, word in ((MISSING, "times"), ([], "times"), ({}, "queue_ms"),
+                          ({"queue_ms": -1.0, "target_ms": 0.0, "total_ms": 0.0, "batch": 1}, "queue_ms"),
+                          ({"queue_ms": 0.0, "target_ms": math.nan, "total_ms": 0.0, "batch": 1}, "target_ms"),
+                          ({"queue_ms": 0.0, "target_ms": 0.0, "total_ms": math.inf, "batch": 1}, "total_ms"),
+                          *[({"queue_ms": 0.0, "target_ms": 0.0, "total_ms": 0.0, "batch": batch}, "batch")
+                            for batch in (0, 1.0, True, None)])],
+    *[("verdict", name, value, word)
+      for name, value, word in (("codes", np.array([0, 5]), "codes"), ("rejection", np.array([0.0, 1.1]), "rejection"),
+                                ("rejection", np.array([-0.1, 0.0]), "rejection"),
+                                ("accepted", np.zeros(2, np.int64), "accepted"),
+                                ("chunk", np.full((2, 3), np.inf, np.float32), "chunk"),
+                                ("chunk", np.zeros((3, 2), np.float32), "chunk"), ("chunk", MISSING, "chunk"))],
+    *[("error", name, value, "error")
+      for name, value in (("code", "unheard_of"), ("code", MISSING), ("code", ["expired"]), ("message", 1))],
+    *[("hello", name, value, "hello")
+      for name, value in (("robot", "x" * 65), ("robot", "a\nb"), ("robot", "\u202e"), ("robot", 1), ("robot", MISSING),
+                          ("tokenizer", None), ("spec", []), ("spec", {"window": {}}), ("spec", {"window": True}),
+                          ("spec", {"window": "1"}), ("spec", {"image": [1, [2]]}), ("spec", {"image": [True]}))],
+    *[("welcome", name, value, "welcome")
+      for name, value in (("bundle", 1), ("target", MISSING), ("version", None), ("max_message_bytes", 1.0),
+                          ("max_message_bytes", 2**31), ("max_message_bytes", True))],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "word"), REFUSALS)
+def test_a_field_that_is_wrong_is_refused_and_named(
+    kind: str, name: str, value: Any, word: str, spec: PolicySpec, examples: Examples
+) -> None:
+    fields = examples[kind]
+    read(kind, fields, spec)  # the rest of it is right
+    if value is MISSING:
+        del fields[name]
+    else:
+        fields[name] = value
+    with pytest.raises(WireError) as refused:
+        read(kind, fields, spec)
+    assert refused.value.code == ("unsupported_protocol" if name == "v" else "bad_message")
+    assert word in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_what_is_not_known_is_ignored(spec: PolicySpec, plain_spec: PolicySpec, examples: Examples) -> None:
+    for kind, fields in examples.items():
+        assert type(read(kind, fields | {"later": np.zeros(3)}, spec)) is type(read(kind, fields, spec))
+    window = read_request(examples["infer"], plain_spec).window
+    assert window.goal is None and window.image is None
+
+
+@pytest.mark.parametrize("codebooks", [1, 3])
+def test_a_conditional_belongs_to_two_codebooks(codebooks: int, spec: PolicySpec, examples: Examples) -> None:
+    other = dataclasses.replace(spec, codebooks=codebooks)
+    verify = examples["verify"] | {
+        "draft_probs": np.tile(ROW, (codebooks, 1)), "codes": np.zeros(codebooks, np.int64)
+    }  # fmt: skip
+    with pytest.raises(WireError, match=f"this one has {codebooks}"):
+        read_request(verify, other)
+    del verify["draft_conditional"]
+    read_request(verify, other)
+    offsets = np.zeros((codebooks, 5, 2, 3), np.float32)
+    reply = examples["distribution"] | {"probs": np.tile(ROW, (codebooks, 1)), "offsets": offsets}
+    with pytest.raises(WireError, match=f"this one has {codebooks}"):
+        read_reply(reply, other)
+
+
+def test_an_error_can_be_read_whatever_version_it_is_of(examples: Examples) -> None:
+    with pytest.raises(WireError, match="too late") as refused:
+        read_welcome(examples["error"] | {"v": 2})
+    assert refused.value.code == "expired"
+
+
+def test_the_handshake_names_everything_that_differs(spec: PolicySpec, examples: Examples) -> None:
+    ours = shared_spec(spec)
+    for name in ours:
+        for value in (None if name == "image" else 77, MISSING):
+            theirs = {key: entry for key, entry in ours.items() if key != name or value is not MISSING}
+            if value is not MISSING:
+                theirs[name] = value
+            with pytest.raises(WireError, match=f"differ in {name}") as refused:
+                check_hello(read_hello(examples["hello"] | {"spec": theirs}), ours, "0123456789abcdef")
+            assert refused.value.code == "mismatch"
+    with pytest.raises(WireError, match="tokenizer 'another'") as refused:
+        check_hello(read_hello(examples["hello"] | {"tokenizer": "another"}), ours, "0123456789abcdef")
+    assert refused.value.code == "mismatch"
+    nothing = read_hello(examples["hello"] | {"spec": {}})
+    with pytest.raises(WireError, match=", ".join(f"{name} None / .*" for name in ours)):
+        check_hello(nothing, ours, "0123456789abcdef")
+    # Numbers are compared as numbers, and names that only the device knows do not matter.
+    same = {**ours, "temperature": 0.5, "later": [1, 2]}
+    check_hello(read_hello(examples["hello"] | {"spec": same}), ours, "0123456789abcdef")
+
+
+# Frames that no encoder of ours writes.
+
+
+def ext(body: bytes, kind: int = 1) -> bytes:
+    return bytes(plain_msgpack.packb({"state": plain_msgpack.ExtType(kind, body)}))
+
+
+HEAD = b"\x81\xa5state"
+SHAPES = {
+    "unknown extension type": ext(b"\0\0\0\0\0\0", 2),
+    "object dtype": ext(b"\x05\0"),
+    "last dtype": ext(b"\xff\0"),
+    "no header": ext(b""),
+    "half a header": ext(b"\0"),
+    "five dimensions": ext(b"\0\x05" + struct.pack("<5I", 1, 1, 1, 1, 1) + bytes(4)),
+    "half a shape": ext(b"\0\x01\x01\0"),
+    "too few bytes": ext(b"\0\x01" + struct.pack("<I", 2) + bytes(7)),
+    "too many bytes": ext(b"\0\x01" + struct.pack("<I", 2) + bytes(9)),
+    "bytes of a scalar": ext(b"\0\0" + bytes(5)),
+    "2^64 elements": ext(b"\x02\x04" + struct.pack("<4I", *[65536] * 4)),
+    "2^62 float32": ext(b"\0\x02" + struct.pack("<2I", 2**31, 2**31)),
+    "2^32 - 1 rows": ext(b"\x02\x01" + struct.pack("<I", 2**32 - 1) + b"x"),
+    "none of a great many": ext(b"\0\x04" + struct.pack("<4I", 0, 2**32 - 1, 2**32 - 1, 2**32 - 1)),
+    "a bool that is 2": ext(b"\x04\x01" + struct.pack("<I", 2) + b"\x01\x02"),
+    "a key of bytes": b"\x81\xc4\x01a\x01",
+    "a key that is an integer": b"\x81\x01\x01",
+    "a key that is a list": b"\x81\x91\x01\x01",
+    "a list": b"\x91\x01",
+    "a number": b"\x01",
+    "a bare array": ext(b"\0\0" + bytes(4))[len(HEAD) :],
+    "text that is no UTF-8": b"\x81\xa1a\xa1\xff",
+    "the reserved byte": b"\xc1",
+    "nothing": b"",
+    "65 entries": b"\xde\x00\x41" + b"".join(b"\xa2%02d\x01" % i for i in range(65)),
+    "a list of 65": b"\x81\xa1a\xdc\x00\x41" + b"\x01" * 65,
+    "a list of 2^32 - 1": b"\x81\xa1a\xdd\xff\xff\xff\xff",
+    "a map of 2^32 - 1": b"\xdf\xff\xff\xff\xff",
+    "a text of 2^32 - 1": HEAD + b"\xdb\xff\xff\xff\xff",
+    "a binary of 2^32 - 1": HEAD + b"\xc6\xff\xff\xff\xff",
+    "an extension of 2^32 - 1": HEAD + b"\xc9\xff\xff\xff\xff\x01",
+    "lists in lists": b"\x81\xa1a" + b"\x91" * 20_000,
+    "lists of 64 in lists": b"\x81\xa1a" + b"\xdc\x00\x40" * 8_000,
+    "maps in maps": b"\x81\xa1a" * 7_000,
+    "a broken timestamp": b"\x81\xa1a\xc7\x0c\xff" + b"\xff" * 12,
+}
+BODIES = {
+    "nothing": b"",
+    "a list": b"[]",
+    "a number": b"1",
+    "two objects": b"{}{}",
+    "NaN": b'{"state":[[NaN]]}',
+    "infinity": b'{"deadline_ms":Infinity}',
+    "UTF-16": '{"v":1}'.encode("utf-16"),
+    "UTF-32": '{"v":1}'.encode("utf-32"),
+    "a byte order mark": b'\xef\xbb\xbf{"v":1}',
+    "no UTF-8": b'{"v":"\xff"}',
+    "half a surrogate pair": b'{"v":"\xed\xa0\x80"}',
+    "lists in lists": b'{"a":' + b"[" * 13_000,
+    "closed lists in lists": b'{"a":' + b"[" * 13_000 + b"]" * 13_000 + b"}",
+    "objects in objects": b'{"a":' * 5_000,
+    "an integer of 5000 digits": b'{"id":' + b"1" * 5_000 + b"}",
+    "a float32 that is ragged": b'{"state":[[1,2],[3]]}',
+    "numbers beside lists": b'{"state":[1,[2]]}',
+    "text in an array": b'{"state":[["1"]]}',
+    "bool in an array": b'{"state":[[true]]}',
+    "null in an array": b'{"state":[[null]]}',
+    "1e400 in an array": b'{"state":[[1e400]]}',
+    "five dimensions": b'{"state":[[[[[1]]]]]}',
+    "a float among codes": b'{"codes":[1.0]}',
+    "a bool among codes": b'{"codes":[true]}',
+    "a code of 2^63": b'{"codes":[9223372036854775808]}',
+    "a pixel of 256": b'{"image":[256]}',
+    "a pixel of -1": b'{"image":[-1]}',
+    "a float32 of 400 digits": b'{"state":[' + b"9" * 400 + b"]}",
+    "a number where bool belongs": b'{"accepted":[1]}',
+}
+
+
+@pytest.mark.parametrize(
+    ("codec", "payload"),
+    [*((msgpack, payload) for payload in SHAPES.values()), *((json, payload) for payload in BODIES.values())],
+    ids=[*(f"msgpack {name}" for name in SHAPES), *(f"json {name}" for name in BODIES)],
+)
+def test_a_payload_that_is_no_message_is_refused_without_memory(codec: ModuleType, payload: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError) as refused:
+            codec.decode(payload)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert refused.value.code == "bad_message"
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 400
+    # The deepest that msgpack goes, 1024 lists of 64 places, are the most that any of these makes.
+    assert peak < 1_200_000
+
+
+def test_a_shape_that_would_wrap_around_is_not_fooled_by_its_product() -> None:
+    """The wrong variant: in 64 bits the product of this shape is 0, and so is the number of bytes."""
+    shape = np.array([65536] * 4)
+    assert int(np.prod(shape)) == 0
+    with pytest.raises(WireError, match="does not have 0 bytes"):
+        msgpack.decode(SHAPES["2^64 elements"])
+
+
+def test_values_of_the_allowed_size_cannot_be_made_into_much_memory(spec: PolicySpec) -> None:
+    """The most memory for a byte of message: empty lists and maps, as many as a message may hold."""
+    size = max_message_bytes(spec)
+    # A list of 64 lists of 64 lists ..., three bytes each and one per empty map inside.
+    tight = b"\x81\xa1a" + b"\xdc\x00\x40" + (b"\xdc\x00\x40" + b"\x80" * 64) * 64
+    lists = b'{"a":[' + b"[]," * (size // 3 - 4) + b"[]]}"
+    for codec, payload in ((msgpack, tight), (json, lists)):
+        tracemalloc.start()
+        try:
+            codec.decode(payload)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 80 * len(payload) + 100_000
+
+
+@pytest.mark.parametrize("depth", [5, 100, 500, 900, 960, 990, 1_000, 5_000])
+def test_deep_values_in_fields_that_are_named_in_the_refusal(depth: int, spec: PolicySpec) -> None:
+    """What can just be parsed must not overflow the stack where it is quoted."""
+    nested = b"[" * depth + b"]" * depth
+    for name in (b"v", b"type", b"spec", b"robot", b"id", b"times"):
+        payload = b'{"v":1,"type":"hello","%s":%s}' % (name, nested)
+        for reader in (read_hello, read_welcome, lambda fields: read_request(fields, spec)):
+            with pytest.raises(WireError):
+                reader(json.decode(payload))
