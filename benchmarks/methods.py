@@ -19,6 +19,8 @@ from specact.evaluation.run import Evaluation, evaluate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+# Readings were chosen on seed 0, see readings.py: this table is on other episodes.
+SEED = 1
 EPISODES = {"ball": 500, "swarm": 500, "pusht": 200, "kitchen": 100}
 # Kitchen episodes are long; its oracle on the action change is left out.
 LEFT_OUT = {"kitchen": {"oracle_action"}}
@@ -29,7 +31,7 @@ def main() -> None:
     for name in sys.argv[1:] or EPISODES:
         env = name.partition("-")[0]
         methods = tuple(method for method in METHODS if method not in LEFT_OUT.get(env, ()))
-        what = Evaluation(bundle=name, env=None, methods=methods, episodes=EPISODES[env])
+        what = Evaluation(bundle=name, env=None, methods=methods, episodes=EPISODES[env], seed=SEED)
         with progress_bars() as update:
             summary = evaluate(
                 what, ROOT / "runs" / "methods" / name, update, command=f"python benchmarks/methods.py {name}"

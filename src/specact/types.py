@@ -104,7 +104,7 @@ class OffloadTimes:
     Where the request left ahead of the draft, each stage counts with the share of it that was still waited for.
 
     Attributes:
-        encode: writing the request and reading the reply.
+        encode: writing and reading messages, on both ends.
         network: on the link, both ways.
         queue: at the server, until the target was free.
         target: the target's inference, and on a server sampling where it does that.

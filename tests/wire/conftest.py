@@ -55,7 +55,7 @@ def _examples(spec: PolicySpec) -> dict[str, dict[str, Any]]:
         rng.normal(size=spec.goal).astype(np.float32),
         rng.integers(0, 256, (spec.window, 2, 4, 3)).astype(np.uint8),
     )
-    report = {name: 3 for name in REPORTED}
+    report = dict.fromkeys(REPORTED, 3)
     laws = rng.dirichlet(np.ones(spec.codes), spec.codebooks)
     conditional = rng.dirichlet(np.ones(spec.codes), spec.codes)
     offsets = rng.normal(size=(*grid, spec.chunk, spec.actions)).astype(np.float32)

@@ -64,7 +64,7 @@ def laws(draw: st.DrawFn, shape: tuple[int, ...]) -> NDArray[np.float64]:
     total = rows.sum(-1, keepdims=True)
     rows = np.divide(rows, total, out=rows.copy(), where=total > 1e-3)
     rows[..., 0] = np.maximum(0.0, 1.0 - rows[..., 1:].sum(-1))
-    return rows
+    return np.asarray(rows)
 
 
 @st.composite
@@ -240,7 +240,7 @@ def test_noise_is_refused(codec: ModuleType, spec: PolicySpec, payload: bytes) -
 
 
 # What a stranger could put in place of any value.
-ODD = st.deferred(
+ODD: st.SearchStrategy[Any] = st.deferred(
     lambda: (
         st.none()
         | st.booleans()
@@ -251,7 +251,9 @@ ODD = st.deferred(
         | st.dictionaries(st.text(max_size=3), ODD, max_size=3)
     )
 )
-ODD_BINARY = ODD | st.binary(max_size=4) | hnp.arrays(st.sampled_from(list(map(np.dtype, "fdBl?"))), (3,))
+ODD_BINARY: st.SearchStrategy[Any] = (
+    ODD | st.binary(max_size=4) | hnp.arrays(st.sampled_from(list(map(np.dtype, "fdBl?"))), (3,))
+)
 
 
 @both_codecs

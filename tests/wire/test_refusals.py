@@ -43,6 +43,11 @@ def read(kind: str, fields: Fields, spec: PolicySpec) -> object:
     return read_request(fields, spec) if kind in ("infer", "verify") else read_reply(fields, spec)
 
 
+REPORTS: list[Any] = [
+    *({"steps": count} for count in (-1, 1.0, True, 2**63, None, "1", np.zeros(3))), {"other": 1}, {b"steps": 1},
+    [], None, 1, "steps",
+]  # fmt: skip
+
 # message, field, value in its place, a word of the refusal.
 REFUSALS: list[tuple[str, str, Any, str]] = [
     *[(kind, "v", value, "protocol 1")
@@ -60,14 +65,12 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
       for value in (np.zeros((2, 3)), np.zeros((2, 3), np.int64), np.zeros((3, 2), np.float32), 0.0, None, MISSING,
                     np.zeros((2, 4), np.float32), np.zeros(6, np.float32), np.zeros((1, 2, 3), np.float32),
                     np.zeros((), np.float32), [[0.0] * 3] * 2, b"\0" * 24, "zeros")],
-    *[("infer", "state", np.full((2, 3), value, np.float32), "NaN or infinite") for value in (np.nan, np.inf, -np.inf)],
+    *[("infer", "state", np.full((2, 3), odd, np.float32), "NaN or infinite") for odd in (np.nan, np.inf, -np.inf)],
     *[("infer", "goal", value, "goal") for value in (np.zeros(3, np.float32), np.zeros(2), MISSING, None)],
     *[("infer", "image", value, "image")
       for value in (np.zeros((2, 2, 4, 3), np.float32), np.zeros((2, 4, 2, 3), np.uint8), MISSING, None, b"\xff\xd8",
                     np.zeros((1, 2, 4, 3), np.uint8), [b"\xff\xd8"], [b"\xff\xd8"] * 3, [b"", b""], ["a", "b"], [])],
-    *[("infer", "report", value, "report")
-      for value in ({"steps": -1}, {"steps": 1.0}, {"steps": True}, {"steps": 2**63}, {"other": 1}, {b"steps": 1},
-                    [], None, 1, "steps", {"steps": None}, {"steps": np.zeros(3)})],
+    *[("infer", "report", value, "report") for value in REPORTS],
     *[("verify", "draft_probs", value, "draft_probs")
       for value in (law((0, -1e-300)), law((0, 0.2 + 2e-6)), law((0, 0.2 - 2e-6)), law((0, 1e308), (1, 1e308)),
                     np.zeros((2, 5)), law((0, np.nan)), law((0, np.inf)), law((0, -0.2), (1, 0.6)),

@@ -30,7 +30,7 @@ class Latency:
     steps: int = 400
     """Inferences per way."""
     rate: float = 0.6
-    """Transmission rate the gate was calibrated for."""
+    """ADAHI's transmission rate; its threshold is found on the steps that are timed."""
     stand_in: bool = True
     """Let the target run a 12-layer 768-wide transformer besides, as a large policy would; needs the extra train."""
     draft_ms: float | None = None
@@ -150,9 +150,9 @@ def _draw(found: dict[str, Any], out: Path) -> None:
 
 
 def _latency_table(found: dict[str, Any]) -> Table:
-    target = f"{found['target_ms']:.1f} ms target"
     title = (
-        f"{found['bundle']}, {found['steps']} steps, link {found['link']}, {found['draft_ms']:.2f} ms draft, {target}"
+        f"{found['bundle']}, {found['steps']} steps, link {found['link']}, "
+        f"draft {found['draft_ms']:.2f} ms, target {found['target_ms']:.1f} ms"
     )
     table = Table(title=title, box=None, padding=(0, 2, 0, 0))
     for name in ("way", "sent", "mean ms", "95 %", "p50", "p99", "actions/s", "bound", "over"):

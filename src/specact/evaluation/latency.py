@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.agent import SpeculativePolicy
-from specact.calibration import calibrated_gate
+from specact.calibration import threshold_for_rate
 from specact.child import linked, serving
 from specact.envs import load_task
 from specact.evaluation.audit import STAGES
@@ -20,10 +21,10 @@ from specact.evaluation.rollout import start_of
 from specact.evaluation.statistics import mean_interval
 from specact.gates import Always, Gate, Never
 from specact.gates.forecast import Forecast
+from specact.gates.settings import GateChoices, GateSettings
 from specact.links.link import load_link, round_trip
-from specact.policies.bundle import Bundle, load_bundle
+from specact.policies.bundle import Bundle
 from specact.policies.policy import CodePolicy
-from specact.policies.timing import measure_inference
 from specact.remote.channel import Endpoint
 from specact.remote.line import Line
 from specact.remote.target import RemoteTarget, remote_verifier
@@ -33,7 +34,7 @@ from specact.verifiers import TargetSampler, Verifier
 
 METHODS = ("target", "hybrid", "adahi")
 CODECS = ("json", "stream")
-_DEADLINE_MS, _BLOCK, _WARM_UP = 2_000.0, 25, 10
+_DEADLINE_MS, _BLOCK, _WARM_UP, _ROUNDS = 2_000.0, 25, 10, 6
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,11 @@ def measure_latency(
     """Times every way of :data:`WAYS` on the same observations, in random order within each step.
 
     Args:
-        pair: the bundle on the device; its calibrated gate is used.
+        pair: the bundle on the device.
         server_bundle: path of what the server serves, with the same tokenizer.
         link: see :func:`~specact.links.link.load_link`.
         steps: inferences per way.
-        rate: transmission rate the gate was calibrated for.
+        rate: ADAHI's transmission rate; its threshold is found on these very observations.
         draft_ms: time of the draft to stand in for a slower device [ms]; None for this machine's own.
         seed: of everything random.
         progress: told (steps done, in all).
@@ -101,20 +102,22 @@ def measure_latency(
         ``missed``, ``total_ms`` of each inference, ``stages_ms`` (means), ``mean_ms`` with its 95 % interval over
         blocks of steps, ``bound_ms`` (draft + rate x (link + target)), ``over_bound`` (median over blocks).
     """
+    seen = list(islice(observations(pair, seed), _WARM_UP + steps))
+    gate = _calibrated(pair, seen, rate, seed)
     with ExitStack() as stack:
         server = stack.enter_context(serving(server_bundle))
         relay = stack.enter_context(linked(server.port, link, seed))
         draft = pair.draft if draft_ms is None else SlowDraft(pair.draft, draft_ms / 1e3)
-        policies = {way: _policy(way, pair, draft, rate, relay.port, seed, stack) for way in WAYS}
+        policies = {way: _policy(way, pair, draft, gate, relay.port, seed, stack) for way in WAYS}
         records: dict[Way, list[StepRecord]] = {way: [] for way in WAYS}
         order = stream(seed, Role.ENVIRONMENT, robot=1)
-        for step, (episode, observation) in zip(range(-_WARM_UP, steps), observations(pair, seed), strict=False):
+        for step, (episode, observation) in enumerate(seen, start=-_WARM_UP):
             for index in order.permutation(len(WAYS)):
                 record = _step(policies[WAYS[index]], episode, observation)
                 if step >= 0:
                     records[WAYS[index]].append(record)
             progress(max(0, step + 1), steps)
-    costs = _costs(pair, load_bundle(server_bundle), link, seed) | ({} if draft_ms is None else {"draft_ms": draft_ms})
+    costs = _costs(pair, records, link, seed)
     ways = {way.name: _summary(way, records[way], costs) for way in WAYS}
     return costs | {"steps": steps, "link": link, "rate": rate, "seed": seed, "ways": ways}
 
@@ -138,11 +141,11 @@ def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
 
 
 def _policy(
-    way: Way, pair: Bundle, draft: CodePolicy, rate: float, port: int, seed: int, stack: ExitStack
+    way: Way, pair: Bundle, draft: CodePolicy, settings: GateSettings, port: int, seed: int, stack: ExitStack
 ) -> SpeculativePolicy:
     gate: Gate = Never() if way.method == "draft" else Always()
     if way.method == "adahi":
-        gate = calibrated_gate(pair, "deviation", rate)
+        gate = settings.build(pair.target, pair.tokenizer)
     verifier: Verifier | None = None
     if way.codec is not None:
         endpoint = Endpoint("http" if way.codec == "json" else "ws", "127.0.0.1", port)
@@ -157,6 +160,20 @@ def _policy(
     return SpeculativePolicy(pair, gate, draft=draft, verifier=verifier, forecast=forecast, seed=seed)
 
 
+def _calibrated(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
+    """The bundle's own deviation gate with a threshold for this rate on these observations, found without the link."""
+    settings = GateChoices().over(pair.recommended_gates).settings("deviation")
+    settings = replace(settings, threshold=-np.inf)
+    for _ in range(_ROUNDS):
+        policy = SpeculativePolicy(pair, settings.build(pair.target, pair.tokenizer), seed=seed)
+        decisions = [_step(policy, episode, observation).decision for episode, observation in seen]
+        free = np.array([decision.score for decision in decisions if decision.reason in ("score", "tie")])
+        wanted = (rate * len(decisions) - (len(decisions) - len(free))) / len(free)
+        threshold, tie = threshold_for_rate(free, float(np.clip(wanted, 0.0, 1.0)))
+        settings = replace(settings, threshold=threshold, tie_probability=tie)
+    return settings
+
+
 def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepRecord:
     """One inference; the rest of its chunk is played at once."""
     if policy.record is None or policy.record.episode != episode:
@@ -169,15 +186,23 @@ def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepReco
     return record
 
 
-def _costs(pair: Bundle, served: Bundle, link: str, seed: int) -> dict[str, float]:
-    """The parts of the bound, each measured or modelled alone: what remains is overhead."""
+def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: int) -> dict[str, float]:
+    """The parts of the bound: both inferences as they took within this run, and the link as it is modelled.
+
+    What remains is overhead: messages, processes, sampling, records. Times of the same run make the comparison fair on
+    a machine that is shared with others.
+    """
+    alone = [
+        r.times.offload.target for way, rs in records.items() if not way.overlap for r in rs if r.decision.transmit
+    ]
+    drafts = [record.times.draft for record in records[WAYS[0]]]
     spec, model, rng = pair.spec, load_link(link), stream(seed, Role.LINK, robot=1)
     up = 4 * (spec.window * spec.state + spec.goal)
     down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
     trips = [round_trip(model, up, down, float(at), rng) for at in range(1000)]
     return {
-        "draft_ms": 1e3 * measure_inference(pair.draft, spec),
-        "target_ms": 1e3 * measure_inference(served.target, spec),
+        "draft_ms": 1e3 * float(np.mean(drafts)),
+        "target_ms": 1e3 * float(np.mean(alone)),
         "link_ms": 1e3 * float(np.mean(trips)),
     }
 

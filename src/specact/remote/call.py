@@ -65,13 +65,13 @@ class Call:
 
     def _times(self, server: ServerTimes, arrived: float, finished: float, asked: float) -> OffloadTimes:
         # Only durations cross the wire: what the server did not need, the network did.
-        at_server = server.total_ms / 1e3
-        queue = min(server.queue_ms / 1e3, at_server)
+        at_server, queue, target = server.total_ms / 1e3, server.queue_ms / 1e3, server.target_ms / 1e3
+        at_both_ends = self._encode_s + finished - arrived + max(0.0, at_server - queue - target)
         network = max(0.0, arrived - self._left - self._encode_s - at_server)
         share = min(1.0, (finished - asked) / (finished - self._left))
         return OffloadTimes(
-            encode=share * (self._encode_s + finished - arrived),
+            encode=share * at_both_ends,
             network=share * network,
             queue=share * queue,
-            target=share * (at_server - queue),
+            target=share * target,
         )

@@ -14,7 +14,7 @@ from specact.server.app import create_app
 from specact.server.service import Service
 from specact.server.transport import BoundedHttp, BoundedWebSocket
 
-_KEEP_ALIVE_S = 75
+_KEEP_ALIVE_S, _PING_S = 75, 20.0
 # How long connections may take to close once everything is answered; a request that never arrives whole ends there.
 _GOODBYE_S = 6
 
@@ -45,6 +45,8 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         ws_max_size=service.limit,
         # Compression would cost more time than a few kilobytes save.
         ws_per_message_deflate=False,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PING_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GOODBYE_S,
         log_level="warning",

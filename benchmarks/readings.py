@@ -1,0 +1,95 @@
+"""The readings of the action deviation that the paper leaves open, in closed loop: ADAHI against random at equal rate.
+
+Run: python benchmarks/readings.py [BUNDLE ...]
+
+This is where the bundles' recommended readings come from, so it uses another seed (0) than the table of methods (1).
+Run folders go to runs/readings and resume; the summaries are kept in benchmarks/results/readings.json, and
+benchmarks/results/readings.md is written from that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from methods import EPISODES, RESULTS, ROOT
+
+from specact.cli.output import progress_bars
+from specact.evaluation.run import Evaluation, evaluate
+from specact.gates.settings import GateChoices
+
+CHOICES = {
+    "euclidean": GateChoices(reading="euclidean", max_skips="unlimited"),
+    "path_ratio": GateChoices(reading="path_ratio", max_skips="unlimited"),
+    "disparity": GateChoices(reading="disparity", max_skips="unlimited"),
+    "zscore": GateChoices(reading="zscore", max_skips="unlimited"),
+    "jump": GateChoices(reading="jump", max_skips="unlimited"),
+    "euclidean, at most 4 skips": GateChoices(reading="euclidean", max_skips=4),
+    "disparity, at most 4 skips": GateChoices(reading="disparity", max_skips=4),
+    "zscore, at most 4 skips": GateChoices(reading="zscore", max_skips=4),
+}
+CALIBRATION = {"ball": 200, "swarm": 100, "pusht": 60, "kitchen": 16}
+
+
+def main() -> None:
+    kept = RESULTS / "readings.json"
+    results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    for bundle in sys.argv[1:] or EPISODES:
+        for name, choices in CHOICES.items():
+            what = Evaluation(
+                bundle=bundle, env=None, methods=("adahi", "random"), episodes=EPISODES[bundle], gates=choices,
+                calibration_episodes=CALIBRATION[bundle],
+            )  # fmt: skip
+            folder = ROOT / "runs" / "readings" / f"{bundle}-{name.replace(', ', '-').replace(' ', '-')}"
+            with progress_bars() as update:
+                summary = evaluate(what, folder, update, command=f"python benchmarks/readings.py {bundle}")
+            results.setdefault(bundle, {})[name] = brief(summary)
+            kept.write_text(json.dumps(results, indent=2) + "\n")
+    text = markdown(results)
+    (RESULTS / "readings.md").write_text(text)
+    print(text)
+
+
+def brief(summary: dict[str, Any]) -> dict[str, Any]:
+    """What the table shows of one evaluation."""
+    methods = summary["methods"]
+    (contrast,) = (row["score"] for row in summary["contrasts"] if row["first"] == "adahi")
+    return {
+        "episodes": summary["episodes"],
+        "seed": summary["seed"],
+        "adahi": methods["adahi"]["score"],
+        "random": methods["random"]["score"],
+        "difference": contrast,
+        "transmission_rate": methods["adahi"]["transmission_rate"],
+        "true_skip_ratio": [methods[name]["true_skip_ratio"] for name in ("adahi", "random")],
+        "action_change_loss": [methods[name]["action_change_loss"] for name in ("adahi", "random")],
+        "held_out_rate": summary["calibration"]["deviation"]["held_out_rate"],
+    }
+
+
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """One table per environment."""
+    parts = []
+    for bundle, rows in sorted(results.items()):
+        first = next(iter(rows.values()))
+        parts += [
+            f"### {bundle}, {first['episodes']} paired episodes, seed {first['seed']}",
+            "",
+            "| reading | ADAHI | random | difference [95 %], p | sent | true skip | action change |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for name, row in rows.items():
+            d = row["difference"]
+            pairs = (f"{a:.3f} / {b:.3f}" for a, b in (row["true_skip_ratio"], row["action_change_loss"]))
+            parts.append(
+                f"| {name} | {row['adahi']['mean']:.3f} | {row['random']['mean']:.3f} | {d['difference']:+.3f} "
+                f"[{d['low']:+.3f}, {d['high']:+.3f}], p = {d['p']:.2g} | {row['transmission_rate']:.3f} "
+                f"| {' | '.join(pairs)} |"
+            )
+        parts.append("")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()
