@@ -115,8 +115,8 @@ def environment() -> dict[str, str]:
 def specact_run(command: list[str], environment: dict[str, str]) -> Run:
     """Runs ``specact ARGUMENTS`` in a process of its own."""
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         words = [*command, *map(str, arguments)]
-        return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300, check=False)
+        return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=cwd, timeout=300, check=False)
 
     return run

@@ -20,10 +20,11 @@ INTERVAL = {"mean", "low", "high"}
 METHOD = {
     "success", "score", "control_steps", "inferences", "transmission_rate", "true_skip_ratio", "acceptance",
     "primary_rejection", "gated_loss", "action_change_loss", "gate_efficiency", "draft_entropy", "target_entropy",
-    "latency",
+    "latency", "missed", "sent_ahead",
 }  # fmt: skip
 SUMMARY = {
     "env", "episodes", "seed", "bundle", "rate", "link", "score", "methods", "contrasts", "calibration", "seconds",
+    "realtime",
 }  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 def test_help_names_every_verb(specact_run: Run) -> None:
     done = specact_run("--help")
     assert done.returncode == 0
-    for verb in ("demo", "data", "train", "calibrate", "eval", "export", "doctor"):
+    for verb in ("demo", "data", "train", "calibrate", "eval", "export", "doctor", "serve", "run", "proxy", "bench"):
         assert verb in done.stdout
 
 

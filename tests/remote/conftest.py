@@ -1,11 +1,44 @@
-"""A real server process for the tests of the device's side."""
+"""For the tests of the device's side: a real server, one that misbehaves as told, and a robot that checks itself."""
 
-from collections.abc import Iterator
+from __future__ import annotations
 
+import dataclasses
+import os
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
 
-from specact import Bundle, load_bundle
+from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
 from specact.child import Child, serving
+from specact.fallback import EXECUTE_DRAFT, Fallback
+from specact.gates import Always
+from specact.gates.forecast import Forecast
+from specact.remote.line import Line
+from specact.remote.target import remote_verifier
+from specact.rng import Role, stream
+from specact.sampling import verify
+from specact.types import StepRecord
+from specact.wire import msgpack
+from specact.wire.handshake import Welcome, welcome_fields
+from specact.wire.reply import DistributionReply, ServerTimes, VerdictReply, reply_fields
+from specact.wire.request import InferRequest, VerifyRequest, read_request
+
+PERIOD_S = 0.05
+Fields = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +50,405 @@ def ball() -> Bundle:
 def server() -> Iterator[Child]:
     with serving("ball") as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def exact_server() -> Iterator[Child]:
+    """One request per inference: then even requests that a fault piled up get the very bits of a local target."""
+    with serving("ball", "--max-batch", "1") as process:
+        yield process
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fails if the test leaves a thread or an open file or socket behind."""
+    threads, files = set(threading.enumerate()), _open_files()
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert not left, f"threads left: {left}"
+    assert _open_files() == files
+
+
+def _open_files() -> int:
+    return len(list(Path(f"/proc/{os.getpid()}/fd").iterdir()))
+
+
+# ---- a server that misbehaves as told -------------------------------------------------------------------------------
+
+
+class Peer:
+    """A device's connection, as the misbehaving server sees it."""
+
+    def __init__(self, side: socket.socket) -> None:
+        self.side, self.protocol = side, ServerProtocol(max_size=None)
+        self.headers: dict[str, str] = {}
+        self.pongs: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def say(self, message: Fields | bytes | str, pieces: int = 1) -> None:
+        """Sends a message, text as a text frame, in so many fragments."""
+        text = isinstance(message, str)
+        payload = message.encode() if isinstance(message, str) else message
+        data = payload if isinstance(payload, bytes) else msgpack.encode(payload)
+        size = -(-len(data) // pieces) or 1
+        parts = [data[start : start + size] for start in range(0, len(data), size)] or [b""]
+        for i, part in enumerate(parts):
+            opcode = Opcode.CONT if i else Opcode.TEXT if text else Opcode.BINARY
+            self.raw(Frame(opcode, part, fin=i == len(parts) - 1).serialize(mask=False))
+
+    def raw(self, data: bytes) -> None:
+        """Sends these very bytes."""
+        with self._lock:
+            self.side.sendall(data)
+
+    def reset(self) -> None:
+        """Ends the connection as a crash would."""
+        self.side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.side.close()
+
+    def messages(self) -> Iterator[bytes]:
+        """What the device sends, until it or we end the connection; answers the opening handshake, pings, closing."""
+        while data := self.side.recv(65536):
+            self.protocol.receive_data(data)
+            for event in self.protocol.events_received():
+                if isinstance(event, Request):
+                    self.headers = dict(event.headers.raw_items())
+                    self.protocol.send_response(self.protocol.accept(event))
+                elif isinstance(event, Frame) and event.opcode is Opcode.BINARY:
+                    yield bytes(event.data)
+                elif isinstance(event, Frame) and event.opcode is Opcode.PONG:
+                    self.pongs.append(bytes(event.data))
+            self.raw(b"".join(self.protocol.data_to_send()))
+            if self.protocol.state is not State.OPEN:
+                return
+
+
+Behave = Callable[[Peer, "InferRequest | VerifyRequest"], None]
+
+
+class Rogue:
+    """A server in a thread that greets and answers as told.
+
+    Attributes:
+        port: where it listens.
+        behave: is told of every request; :meth:`honest` answers as a server should.
+        greet: is told of every hello.
+        requests: all of them, whichever connection they came by.
+    """
+
+    def __init__(self, bundle: Bundle, behave: Behave | None = None, port: int = 0) -> None:
+        self._bundle = bundle
+        self.behave: Behave = behave or self.honest
+        self.greet: Callable[[Peer], None] = self.welcome
+        self.requests: list[InferRequest | VerifyRequest] = []
+        self.peers: list[Peer] = []
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads: list[threading.Thread] = [threading.Thread(target=self._accept, name="rogue")]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(20)
+        self._listener.close()
+        for peer in self.peers:
+            hang_up(peer.side)
+        for thread in self._threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+    def welcome(self, peer: Peer) -> None:
+        peer.say(welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20)))
+
+    def answer(self, request: InferRequest | VerifyRequest) -> Fields:
+        """The right reply, as a map."""
+        target, times = self._bundle.target.infer(request.window), ServerTimes(0.0, 0.1, 0.2, 1)
+        if isinstance(request, InferRequest):
+            return reply_fields(DistributionReply(request.id, target, times))
+        seed, robot, episode, step = request.address
+        rng = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step)
+        draft = dataclasses.replace(target, probs=request.draft_probs)
+        verdict = verify(target, draft, request.codes, rng)
+        chunk = self._bundle.tokenizer.decode(verdict.codes, target.offsets)
+        return reply_fields(VerdictReply(request.id, verdict, chunk, times))
+
+    def honest(self, peer: Peer, request: InferRequest | VerifyRequest) -> None:
+        peer.say(self.answer(request))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                side, _ = self._listener.accept()
+            except OSError:
+                return
+            self.peers.append(Peer(side))
+            self._threads.append(threading.Thread(target=self._serve, args=(self.peers[-1],), name="rogue peer"))
+            self._threads[-1].start()
+
+    def _serve(self, peer: Peer) -> None:
+        with peer.side:
+            peer.side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            greeted = False
+            try:
+                for payload in peer.messages():
+                    if greeted:
+                        self.requests.append(read_request(msgpack.decode(payload), self._bundle.spec))
+                        self.behave(peer, self.requests[-1])
+                    else:
+                        greeted = True
+                        self.greet(peer)
+            except OSError:
+                return
+
+
+Misbehaving = Callable[..., AbstractContextManager[Rogue]]
+
+
+@pytest.fixture
+def misbehaving(ball: Bundle) -> Misbehaving:
+    """``with misbehaving(behave) as rogue``; without ``behave`` it is honest."""
+
+    @contextmanager
+    def make(behave: Behave | None = None, port: int = 0) -> Iterator[Rogue]:
+        rogue = Rogue(ball, behave, port)
+        try:
+            yield rogue
+        finally:
+            rogue.close()
+
+    return make
+
+
+@pytest.fixture
+def listening() -> Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]:
+    """``with listening(serve) as port`` hands every connection to ``serve``, in a thread."""
+
+    @contextmanager
+    def listen(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+        listener, sides = socket.create_server(("127.0.0.1", 0)), list[socket.socket]()
+        threads: list[threading.Thread] = []
+
+        def handle(side: socket.socket) -> None:
+            with side:
+                try:
+                    serve(side)
+                except OSError:
+                    return
+
+        def accept() -> None:
+            while True:
+                try:
+                    side, _ = listener.accept()
+                except OSError:
+                    return
+                sides.append(side)
+                threads.append(threading.Thread(target=handle, args=(side,), name="listening"))
+                threads[-1].start()
+
+        acceptor = threading.Thread(target=accept, name="listening")
+        acceptor.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            acceptor.join(20)
+            listener.close()
+            for side in sides:
+                hang_up(side)
+            for thread in threads:
+                thread.join(20)
+                assert not thread.is_alive()
+
+    return listen
+
+
+def hang_up(side: socket.socket) -> None:
+    """Wakes whoever reads or writes there."""
+    try:
+        side.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+# ---- a robot that checks itself -------------------------------------------------------------------------------------
+
+
+class Metronome:
+    """Measures what the machine itself does to a thread that wants to wake up: how late that is, at worst [s]."""
+
+    def __enter__(self) -> Metronome:
+        self.worst, self._stop = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="metronome")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._stop.is_set():
+            due = time.monotonic() + 0.005
+            time.sleep(0.005)
+            self.worst = max(self.worst, time.monotonic() - due)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One control step: when ``act`` began, how long it took [s], what it did and gave."""
+
+    began: float
+    stall: float
+    record: StepRecord
+    action: np.ndarray
+
+
+class Robot:
+    """A policy in a control loop of 20 Hz, real time, every step of which infers.
+
+    Args:
+        bundle: its chunks are cut to one action.
+        line: to the server.
+        overlap: the deviation gate with requests that leave ahead of the draft; otherwise every step is transmitted.
+        deadline_ms: of a step.
+        sampling: where codes are drawn.
+        fallback: for missed steps.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        line: Line,
+        *,
+        overlap: bool = False,
+        deadline_ms: float = 40.0,
+        sampling: str = "device",
+        fallback: Fallback = EXECUTE_DRAFT,
+    ) -> None:
+        self.bundle = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, execute=1))
+        self.line, self.deadline_ms, self.fallback = line, deadline_ms, fallback
+        gate = calibrated_gate(bundle, "deviation", 0.6) if overlap else Always()
+        self.policy = SpeculativePolicy(
+            self.bundle,
+            gate,
+            verifier=remote_verifier(line, bundle, deadline_ms, sampling),  # type: ignore[arg-type]
+            forecast=Forecast(gate) if overlap else None,
+            fallback=fallback,
+            seed=5,
+        )
+        line.report = self.policy.counts
+        self.steps: list[Step] = []
+        self.noise = 0.0
+        walk = np.random.default_rng(0).standard_normal((20_000, bundle.spec.state))
+        self._walk = np.clip(0.6 * walk, -1.0, 1.0)
+
+    def run(self, proceed: Callable[[], bool], period_s: float = PERIOD_S) -> Robot:
+        """Drives while ``proceed`` says so; never catches up."""
+        with Metronome() as metronome:
+            due = time.monotonic()
+            while proceed():
+                self._step()
+                due = max(due + period_s, time.monotonic())
+                time.sleep(max(0.0, due - time.monotonic()))
+        self.noise = max(self.noise, metronome.worst)
+        return self
+
+    def play(self, steps: int, period_s: float = 0.0) -> Robot:
+        """Drives for so many steps, without pause if not told otherwise."""
+        until = len(self.steps) + steps
+        return self.run(lambda: len(self.steps) < until, period_s)
+
+    def _step(self) -> None:
+        observation = {"state": self._walk[len(self.steps)], "goal": np.array([0.3, -0.2])}
+        began = time.monotonic()
+        action = self.policy.act(observation)
+        stall = time.monotonic() - began
+        assert self.policy.record is not None
+        self.steps.append(Step(began, stall, self.policy.record, action))
+
+    @property
+    def verified(self) -> int:
+        """Steps the target answered so far."""
+        return sum(step.record.verdict is not None for step in self.steps)
+
+    @property
+    def causes(self) -> Counter[str]:
+        """Misses so far, by cause."""
+        return Counter(step.record.miss for step in self.steps if step.record.miss is not None)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that missed steps spent waiting for the target, all together."""
+        return sum(step.record.times.offload.total for step in self.steps if step.record.miss is not None)
+
+    def check(self, *causes: str) -> None:
+        """Everything that has to hold whatever the link and the server do; misses may have these causes only."""
+        # Deadline and one period, as promised. To this is added by how much a thread that only sleeps overslept at
+        # worst meanwhile: that is the machine's doing, and nothing here could wake up earlier either.
+        longest = max(step.stall for step in self.steps)
+        assert longest <= self.deadline_ms / 1e3 + PERIOD_S + self.noise, f"{longest} s with {self.noise} s of noise"
+        counts = self.policy.counts
+        assert set(self.causes) <= set(causes), self.causes
+        assert self.causes.total() == counts["missed"] and counts["steps"] == len(self.steps)
+        assert counts["transmitted"] == self.verified + counts["missed"]
+        for step in self.steps:
+            assert step.record.decision.transmit == (step.record.verdict is not None or step.record.miss is not None)
+            assert step.record.verdict is None or step.record.miss is None
+            self._check_action(step)
+
+    def _check_action(self, step: Step) -> None:
+        """Bit for bit what this step's own window asks for, and no other's."""
+        record, proposal = step.record, step.record.proposal
+        codes, chunk = proposal.codes, proposal.chunk
+        if record.verdict is not None:
+            target = self.bundle.target.infer(proposal.window)
+            rng = stream(5, Role.VERIFY, robot=0, episode=0, step=record.step)
+            codes = verify(target, proposal.draft, proposal.codes, rng).codes
+            chunk = self.bundle.tokenizer.decode(codes, target.offsets)
+            assert record.target is None or (
+                np.array_equal(record.target.probs, target.probs)
+                and np.array_equal(record.target.offsets, target.offsets)
+            ), f"step {record.step} has the target's answer to another step"
+        assert np.array_equal(record.codes, codes), f"step {record.step} has codes of another step"
+        if record.miss is None or self.fallback.on_miss == "execute_draft":
+            action = self.bundle.tokenizer.to_environment(chunk[0])
+            assert np.array_equal(step.action, action), f"step {record.step} executes another step's action"
+
+
+@pytest.fixture
+def robot(ball: Bundle) -> Callable[..., Robot]:
+    """Makes one: ``robot(line, overlap=True)``."""
+    return lambda line, **options: Robot(ball, line, **options)
+
+
+@pytest.fixture(scope="session")
+def driving() -> Callable[..., AbstractContextManager[None]]:
+    """``with driving(*robots)`` drives them, each in a thread, while the block does something to their link."""
+
+    @contextmanager
+    def drive(*robots: Robot) -> Iterator[None]:
+        stop = threading.Event()
+        with ThreadPoolExecutor(len(robots)) as pool:
+            runs = [pool.submit(robot.run, lambda: not stop.is_set()) for robot in robots]
+            try:
+                yield
+            finally:
+                stop.set()
+                for run in runs:
+                    run.result()
+
+    return drive
+
+
+@pytest.fixture(scope="session")
+def wait_for() -> Callable[..., float]:
+    """``wait_for(what, within_s)`` returns after how many seconds it came true."""
+
+    def wait(what: Callable[[], bool], within_s: float = 20.0) -> float:
+        start = time.monotonic()
+        while not what():
+            assert time.monotonic() - start < within_s, f"it did not happen within {within_s} s"
+            time.sleep(0.005)
+        return time.monotonic() - start
+
+    return wait

@@ -1,0 +1,145 @@
+"""The verbs that need a server, each against a real one on loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specact.child import Child, linked, serving
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+ROBOT = """
+import numpy as np
+
+class Walker:
+    def __init__(self):
+        self.taken = []
+
+    def observe(self):
+        return {"state": np.full(8, 0.01 * len(self.taken)), "goal": np.array([0.2, 0.1])}
+
+    def act(self, action):
+        assert action.shape == (2,)
+        self.taken.append(action)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Child]:
+    with serving("ball") as child:
+        yield child
+
+
+def test_run_drives_a_simulated_robot_at_its_control_rate(specact_run: Run, server: Child) -> None:
+    done = specact_run(
+        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--episodes", "1", "--deadline-ms",
+        "2000", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["ticks"] > 20
+    assert summary["inferences"] == -(-summary["ticks"] // 5)
+    assert summary["misses"] == {} and not summary["stopped"]
+    assert 0.0 < summary["transmission_rate"] < 1.0
+    # One request per transmitted inference, and some that had left ahead in vain.
+    assert summary["line"]["answered"] == round(summary["transmission_rate"] * summary["inferences"])
+    assert summary["line"]["sent"] >= summary["line"]["answered"]
+
+
+def test_run_drives_anything_with_observe_and_act(specact_run: Run, server: Child, tmp_path: Path) -> None:
+    (tmp_path / "walker.py").write_text(ROBOT)
+    done = specact_run(
+        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "walker:Walker",
+        "--seconds", "1", "--gate", "always", "--deadline-ms", "2000", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "sent       1.00" in done.stdout
+    refused = specact_run(
+        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "walker:Runner",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "Runner" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_run_without_a_server_says_so_before_anything_moves(specact_run: Run) -> None:
+    done = specact_run("run", "--bundle", "ball", "--server", "ws://127.0.0.1:1", "--episodes", "1")
+    assert done.returncode == 2
+    assert "ws://127.0.0.1:1" in done.stderr and "refused" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_rule_that_can_stop_asks_for_the_stop_action(specact_run: Run, server: Child) -> None:
+    done = specact_run("run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--on-miss", "stop")
+    assert done.returncode == 2
+    assert "stop_action" in done.stderr
+
+
+def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, server: Child) -> None:
+    with linked(server.port, "wifi-paper") as relay:
+        done = specact_run("doctor", "--server", f"ws://127.0.0.1:{relay.port}", "--requests", "10", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["server"]
+    assert found["bundle"] == "ball" and found["lost"] == 0
+    assert found["stages_ms"]["network"]["p50"] > 6.0
+    assert found["deadline_ms"] > found["stages_ms"]["total"]["p50"]
+
+
+@pytest.mark.parametrize("wire", ["stream", "json"])
+def test_eval_in_real_time_takes_the_actions_of_virtual_time(specact_run: Run, wire: str, tmp_path: Path) -> None:
+    """Only times differ: steps, scores and decisions of both are those of the same episodes."""
+    shared = ("eval", "--bundle", "ball", "--methods", "hybrid,adahi", "--episodes", "1", "--json")
+    virtual = specact_run(*shared, "--out", str(tmp_path / "virtual"), "--workers", "1")
+    real = specact_run(
+        *shared, "--out", str(tmp_path / "real"), "--realtime", "--wire", wire, "--deadline-ms", "5000", "--link",
+        "loopback",
+    )  # fmt: skip
+    assert virtual.returncode == real.returncode == 0, virtual.stderr + real.stderr
+    ours, theirs = json.loads(real.stdout), json.loads(virtual.stdout)
+    assert ours["realtime"] and not theirs["realtime"]
+    for name in ("hybrid", "adahi"):
+        one, other = ours["methods"][name], theirs["methods"][name]
+        assert one["missed"] == 0.0
+        for key in ("success", "control_steps", "transmission_rate", "gated_loss"):
+            assert one[key] == pytest.approx(other[key])
+        assert one["latency"]["network_ms"] > 0.0
+
+
+def test_an_oracle_has_no_real_time(specact_run: Run, tmp_path: Path) -> None:
+    done = specact_run("eval", "--bundle", "ball", "--methods", "oracle", "--realtime", "--out", str(tmp_path / "o"))
+    assert done.returncode == 2
+    assert "oracle" in done.stderr
+
+
+def test_bench_latency_times_every_way_on_the_same_steps(specact_run: Run, tmp_path: Path) -> None:
+    done = specact_run(
+        "bench", "latency", "--steps", "12", "--no-stand-in", "--link", "lan", "--out", str(tmp_path), "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["ways"]) == 13
+    for name, way in found["ways"].items():
+        assert len(way["total_ms"]) == 12 and way["missed"] == 0
+        assert way["transmission_rate"] == {"draft": 0.0, "target": 1.0, "hybrid": 1.0}.get(
+            way["method"], way["transmission_rate"]
+        )
+        assert way["sent_ahead"] == 0.0 or way["overlap"], name
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_server_counts_what_robots_are_given(specact_run: Run) -> None:
+    done = specact_run(
+        "bench", "server", "--robots", "2", "--seconds", "0.5", "--rounds", "1", "--offered-hz", "50", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["robots"], row["offered_hz"], row["max_batch"]) for row in rows] == [
+        (2, None, 64), (2, None, 1), (2, 50.0, 64), (2, 50.0, 1),
+    ]  # fmt: skip
+    assert all(row["errors"] == 0 and row["answered"] > 0 for row in rows)
+    assert all(row["batch"] == 1.0 for row in rows if row["max_batch"] == 1)
+    assert all(10 <= row["answered"] <= 26 for row in rows if row["offered_hz"])
