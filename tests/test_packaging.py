@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from specact.child import serving
+
 ROOT = Path(__file__).parents[1]
 BALL = "specact/pretrained/ball/"
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin", ".joblib")
@@ -26,7 +28,7 @@ import sys
 
 import numpy as np
 
-for package in ("torch", "gymnasium", "mujoco", "scipy", "matplotlib", "pyarrow"):
+for package in ("torch", "fastapi", "gymnasium", "mujoco", "scipy", "matplotlib", "pyarrow"):
     assert importlib.util.find_spec(package) is None, f"{package} is installed; the base install must not bring it"
 
 import specact
@@ -47,6 +49,28 @@ for gate in (specact.gates.Never(), specact.gates.Always(), specact.gates.Action
     transmitted.append(sum(records.values()) / len(records))
 never, always, deviation = transmitted
 assert (never, always) == (0.0, 1.0) and 0.0 < deviation <= 1.0, transmitted
+"""
+
+
+REMOTE = """
+import sys
+
+import numpy as np
+
+import specact
+from specact.remote.channel import Endpoint
+from specact.remote.line import Line
+from specact.remote.target import remote_verifier
+
+bundle = specact.load_bundle("ball")
+for scheme, sampling in (("ws", "device"), ("ws", "server"), ("http", "server")):
+    with Line(Endpoint(scheme, "127.0.0.1", int(sys.argv[1])), bundle) as line:
+        line.connect(10.0)
+        verifier = remote_verifier(line, bundle, 5000.0, sampling)
+        policy = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier)
+        for _ in range(20):
+            policy.act({"state": np.zeros(bundle.spec.state), "goal": np.zeros(bundle.spec.goal)})
+        assert policy.counts["missed"] == 0 and policy.counts["verified"] == 8, policy.counts
 """
 
 
@@ -99,3 +123,5 @@ def test_acts_with_the_base_dependencies_only(wheel: Path, tmp_path: Path) -> No
     # -I: neither the checkout, through PYTHONPATH, nor the user's packages are visible.
     execute(python, "-I", "-c", DEVICE, cwd=tmp_path)
     execute(tmp_path / "venv/bin/specact", "--help", cwd=tmp_path)
+    with serving("ball") as server:
+        execute(python, "-I", "-c", REMOTE, str(server.port), cwd=tmp_path)

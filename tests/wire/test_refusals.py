@@ -300,6 +300,17 @@ def test_values_of_the_allowed_size_cannot_be_made_into_much_memory(spec: Policy
         assert peak < 80 * len(payload) + 100_000
 
 
+@pytest.mark.parametrize("digits", [b"1e39", b"-3.5e38", b"1" + b"0" * 39, b"1" + b"0" * 300, b"1e308"])
+def test_a_number_too_large_for_float32_is_infinite_and_refused(
+    digits: bytes, spec: PolicySpec, examples: Examples
+) -> None:
+    payload = json.encode(examples["infer"]).replace(b'"state":[[', b'"state":[[%s,' % digits).replace(
+        X, b"],["
+    )  # fmt: skip
+    with pytest.raises(WireError, match=r"state holds NaN or infinite numbers|state is not an array"):
+        read_request(json.decode(payload), spec)
+
+
 @pytest.mark.parametrize("depth", [5, 100, 500, 900, 960, 990, 1_000, 5_000])
 def test_deep_values_in_fields_that_are_named_in_the_refusal(depth: int, spec: PolicySpec) -> None:
     """What can just be parsed must not overflow the stack where it is quoted."""
