@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
+import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError, RemoteError, unknown_name
 
 Fields = dict[str, Any]
 PORT = 8600
+# What one look takes at most: a hostile peer's thousands of tiny frames in it cost no more than about 40 ms.
+_READ = 1 << 13
+_HOST = re.compile(r"[0-9A-Za-z_.:%-]+")
 
 
 class ChannelClosedError(Exception):
@@ -58,7 +64,8 @@ class Channel(Protocol):
 
     @property
     def heard(self) -> float:
-        """When the last byte arrived, in seconds of the monotonic clock."""
+        """Since when the server is silent, in seconds of the monotonic clock: when the last byte arrived, or, without
+        pings, when something was asked last."""
         ...
 
     def close(self) -> None:
@@ -75,6 +82,9 @@ class Endpoint:
         host, port: of the server.
         token: bearer token, or None.
         tls: context for ``wss`` and ``https``; None for the system's certificates.
+
+    Raises:
+        ConfigError: for anything of this that no server can have.
     """
 
     scheme: str
@@ -82,6 +92,17 @@ class Endpoint:
     port: int
     token: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.scheme not in ("ws", "wss", "http", "https"):
+            raise unknown_name("scheme of a server's URL", self.scheme, ("ws", "wss", "http", "https"))
+        labels = self.host.split(".")
+        if not _HOST.fullmatch(self.host) or not all(0 < len(label) < 64 for label in labels):
+            raise ConfigError(f"{self.host!r} is not the name or address of a host")
+        if not 0 < self.port < 65536:
+            raise ConfigError(f"a server's port lies between 1 and 65535, got {self.port}")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
+            raise ConfigError("a token is one line of printable ASCII")
 
     @classmethod
     def parse(cls, url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Endpoint:
@@ -92,22 +113,68 @@ class Endpoint:
         """
         try:
             parts = urlsplit(url if "://" in url else f"ws://{url}")
-            host, port = parts.hostname, parts.port or PORT
+            host, port = parts.hostname, PORT if parts.port is None else parts.port
         except ValueError as error:
             raise ConfigError(f"{url!r} is not a server's URL ({error}); write ws://host:port") from None
-        if parts.scheme not in ("ws", "wss", "http", "https"):
-            raise unknown_name("scheme of a server's URL", parts.scheme, ("ws", "wss", "http", "https"))
-        if not host or parts.path not in ("", "/"):
-            raise ConfigError(f"{url!r} is not a server's URL; write ws://host:port, without a path")
+        if not host or parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+            raise ConfigError(f"{url!r} is not a server's URL; write ws://host:port and nothing else")
         return cls(parts.scheme, host, port, token, tls)
 
     @property
     def encrypted(self) -> bool:
         return self.scheme in ("wss", "https")
 
-    def context(self) -> ssl.SSLContext:
-        """The TLS context to connect with."""
-        return self.tls or ssl.create_default_context()
+    def connect(self, until: float) -> socket.socket:
+        """A connected socket, with TLS where the scheme says so.
+
+        Args:
+            until: when it must be there, in seconds of the monotonic clock.
+
+        Raises:
+            RemoteError: if it is not.
+        """
+        try:
+            side = socket.create_connection((self.host, self.port), max(0.001, until - time.monotonic()))
+        except OSError as error:
+            raise RemoteError(f"no connection to {self}: {error}") from None
+        try:
+            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not self.encrypted:
+                return side
+            side.settimeout(max(0.001, until - time.monotonic()))
+            return (self.tls or ssl.create_default_context()).wrap_socket(side, server_hostname=self.host)
+        except OSError as error:
+            side.close()
+            raise RemoteError(f"no connection to {self}: {error}") from None
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+def send_all(side: socket.socket, data: bytes, timeout: float) -> None:
+    """Hands bytes to the network.
+
+    Raises:
+        ChannelClosedError: if that is impossible within ``timeout`` seconds; an unknown part of them has left then.
+    """
+    try:
+        side.settimeout(max(0.001, timeout))
+        side.sendall(data)
+    except OSError as error:
+        raise ChannelClosedError(f"the connection broke while sending: {error}") from None
+
+
+def receive_some(side: socket.socket, timeout: float) -> bytes | None:
+    """What has arrived, waiting for at most ``timeout`` seconds; None for nothing, empty if the other side has ended.
+
+    Raises:
+        ChannelClosedError: if the connection broke.
+    """
+    try:
+        side.settimeout(max(0.0, timeout))
+        return side.recv(_READ)
+    except (TimeoutError, BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return None
+    except OSError as error:
+        raise ChannelClosedError(f"the connection broke: {error}") from None

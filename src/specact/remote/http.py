@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
-import select
-import socket
+import re
 import time
-from typing import Any
 
-from specact.errors import RemoteError
-from specact.remote.channel import ChannelClosedError, Endpoint, Fields
+from specact.remote.channel import ChannelClosedError, Endpoint, Fields, receive_some, send_all
 from specact.wire import json
 
 _PATHS = {"hello": "/v1/hello", "infer": "/v1/infer", "verify": "/v1/verify"}
-_REST = 0.05
+_LARGEST_HEAD = 1 << 14
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
 
 
 class HttpChannel:
     """A kept-alive HTTP connection; see :class:`~specact.remote.channel.Channel`.
+
+    The replies are read here and not by the standard library, whose reader waits for a slow one as long as it takes.
 
     Args:
         endpoint: where to.
@@ -31,22 +30,15 @@ class HttpChannel:
     pings = False
 
     def __init__(self, endpoint: Endpoint, timeout: float, max_message_bytes: int) -> None:
-        self._endpoint, self._limit = endpoint, max_message_bytes
-        self._headers = {"Content-Type": "application/json"}
+        self._limit = max_message_bytes
+        host = str(endpoint).partition("://")[2]
+        self._headers = f"Host: {host}\r\nContent-Type: application/json\r\n"
         if endpoint.token is not None:
-            self._headers["Authorization"] = f"Bearer {endpoint.token}"
-        options: dict[str, Any] = {"context": endpoint.context()} if endpoint.encrypted else {}
-        kind = http.client.HTTPSConnection if endpoint.encrypted else http.client.HTTPConnection
-        self._connection = kind(endpoint.host, endpoint.port, timeout=timeout, **options)
+            self._headers += f"Authorization: Bearer {endpoint.token}\r\n"
+        self._received = b""
         self.busy = False
+        self._socket = endpoint.connect(time.monotonic() + timeout)
         self.heard = time.monotonic()
-        try:
-            self._connection.connect()
-        except OSError as error:
-            self._connection.close()
-            raise RemoteError(f"no connection to {endpoint}: {error}") from None
-        self._socket: socket.socket = self._connection.sock
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def encode(self, fields: Fields) -> bytes:
         return json.encode(fields)
@@ -56,40 +48,47 @@ class HttpChannel:
 
     def send(self, kind: str, payload: bytes, timeout: float) -> None:
         if self.busy:
-            self.close()
             raise ChannelClosedError("the last reply is still on its way, and HTTP cannot tell it from the next one")
-        try:
-            self._socket.settimeout(max(0.001, timeout))
-            self._connection.request("POST", _PATHS[kind], payload, self._headers)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise ChannelClosedError(f"the connection broke while sending: {error}") from None
-        self.busy = True
+        head = f"POST {_PATHS[kind]} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
+        send_all(self._socket, head.encode() + payload, timeout)
+        self.busy, self.heard = True, time.monotonic()
 
     def receive(self, timeout: float) -> bytes | None:
-        if not self.busy:
-            return None
-        poll = select.poll()
-        try:
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(1e3 * timeout):
+        until = time.monotonic() + timeout
+        while (reply := self._reply()) is None:
+            data = receive_some(self._socket, until - time.monotonic())
+            if data == b"":
+                raise ChannelClosedError("the server closed the connection")
+            if data is not None:
+                self._received += data
+                self.heard = time.monotonic()
+            if not self.busy and self._received:
+                raise ChannelClosedError("the server spoke without being asked")
+            if data is None and time.monotonic() >= until or not self.busy:
                 return None
-            # Its first byte is here; the rest of a small reply follows at once.
-            self._socket.settimeout(max(_REST, timeout))
-            response = self._connection.getresponse()
-            payload = response.read(self._limit + 1)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            self.close()
-            raise ChannelClosedError(f"the connection broke: {error}") from None
         self.busy = False
-        self.heard = time.monotonic()
-        if len(payload) > self._limit:
-            self.close()
-            raise ChannelClosedError("the reply is larger than any valid one")
-        return payload
+        return reply
 
     def ping(self) -> None:
         """HTTP has no sign of life."""
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
+
+    def _reply(self) -> bytes | None:
+        """The reply that has arrived, if it is there as a whole."""
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        if not end:
+            if len(head) > _LARGEST_HEAD:
+                raise ChannelClosedError("the head of the reply is larger than any valid one")
+            return None
+        length = _LENGTH.search(head)
+        if not head.startswith(b"HTTP/1.") or length is None:
+            raise ChannelClosedError("the reply is not one of HTTP/1.1 with a length")
+        size = int(length[1])
+        if size > self._limit:
+            raise ChannelClosedError("the reply is larger than any valid one")
+        if len(body) < size:
+            return None
+        self._received = body[size:]
+        return body[:size]
