@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from specact.cli.output import progress_bars
+from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.methods import METHODS
-from specact.evaluation.run import Evaluation, evaluate
+from specact.evaluation.run import evaluate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

@@ -16,7 +16,8 @@ from typing import Any
 from methods import EPISODES, RESULTS, ROOT
 
 from specact.cli.output import progress_bars
-from specact.evaluation.run import Evaluation, evaluate
+from specact.evaluation.evaluation import Evaluation
+from specact.evaluation.run import evaluate
 from specact.gates.settings import GateChoices
 
 CHOICES = {

@@ -11,8 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.methods import METHODS
-from specact.evaluation.run import Evaluation, evaluate
+from specact.evaluation.run import evaluate
 
 
 def main() -> None:

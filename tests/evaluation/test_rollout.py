@@ -17,10 +17,11 @@ from specact.errors import ConfigError
 from specact.evaluation import rollout
 from specact.evaluation.audit import REASONS, STAGES, Audit
 from specact.evaluation.calibrate import CalibrationRun, calibrate
+from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.metrics import Table
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
-from specact.evaluation.run import Evaluation, evaluate, read_table
+from specact.evaluation.run import evaluate, read_table
 from specact.gates.settings import GateSettings
 from specact.links.link import LINKS
 from specact.types import CodeDistribution, StepRecord

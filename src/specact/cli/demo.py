@@ -31,7 +31,8 @@ def demo(
         json: print the summary as JSON.
     """
     try:
-        from specact.evaluation.run import Evaluation, evaluate
+        from specact.evaluation.evaluation import Evaluation
+        from specact.evaluation.run import evaluate
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "pyarrow", "sim") from error
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")

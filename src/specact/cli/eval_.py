@@ -59,7 +59,8 @@ def eval_(
         json: print the summary as JSON.
     """
     try:
-        from specact.evaluation.run import Evaluation, evaluate, parse_methods
+        from specact.evaluation.evaluation import Evaluation
+        from specact.evaluation.run import evaluate, parse_methods
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "pyarrow", "sim") from error
     what = Evaluation(

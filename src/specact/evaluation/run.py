@@ -3,104 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
-import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from specact import __version__
-from specact.agent import Offset
 from specact.calibration import Calibration, find_calibration, read_calibration
 from specact.calibration import file_name as calibration_file
 from specact.envs import load_task
-from specact.errors import ConfigError, unknown_name
 from specact.evaluation.calibrate import CalibrationRun, calibrate
+from specact.evaluation.evaluation import Evaluation
+from specact.evaluation.manifest import claim
 from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
-from specact.evaluation.realtime import RealTime, Wire
+from specact.evaluation.realtime import RealTime
 from specact.evaluation.rollout import Shard
 from specact.files import write_json, write_whole
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, GateSettings
-from specact.links.link import load_link
+from specact.gates.settings import CALIBRATED, GateSettings
 from specact.policies.bundle import Bundle, load_bundle
-from specact.policies.timing import measure_inference
-
-_MEASURED = "every time is measured over real sockets; the simulated world waits"
-_ACCOUNTED = (
-    "times are accounted in virtual time as draft + link + target, one after the other as in the paper; "
-    "with overlap, link + target run beside the draft where the request left ahead"
-)
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What to evaluate.
-
-    Attributes:
-        bundle: name or path.
-        env: the environment's name; None for the bundle's own.
-        methods: names, see :data:`~specact.evaluation.methods.METHODS`.
-        episodes: per method; episode k starts the same for all of them.
-        seed: of everything random.
-        rate: transmission rate the gates are calibrated for; ``random`` runs at the rate ADAHI achieved.
-        link: name of a link preset.
-        offset: see :class:`~specact.agent.SpeculativePolicy`.
-        overlap: whether requests leave ahead of the draft where the gate's forecast says so.
-        gates: readings that the papers leave open.
-        draft_ms, target_ms: accounted time of one inference; None measures it on this machine.
-        kappa: factor on the draft's time, to stand in for a slower device.
-        shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
-        calibration_episodes: per round, where a calibration has to be made first.
-        realtime: over real sockets, on a link shaped by a relay, with measured times; else in virtual time.
-        wire, deadline_ms: of the real sockets, see :class:`~specact.evaluation.realtime.RealTime`.
-    """
-
-    bundle: str
-    env: str | None
-    methods: tuple[str, ...]
-    episodes: int
-    seed: int = 0
-    rate: float = 0.6
-    link: str = "wifi-paper"
-    offset: Offset = "target"
-    overlap: bool = False
-    gates: GateChoices = BUNDLES_OWN
-    draft_ms: float | None = None
-    target_ms: float | None = None
-    kappa: float = 1.0
-    shard: int = 20
-    calibration_episodes: int = 40
-    realtime: bool = False
-    wire: Wire = "stream"
-    deadline_ms: float = 200.0
-
-    def __post_init__(self) -> None:
-        for method in self.methods:
-            load_method(method)
-        load_link(self.link)
-        if self.offset not in get_args(Offset):
-            raise unknown_name("offset", self.offset, get_args(Offset))
-        if not self.methods or len(set(self.methods)) != len(self.methods):
-            raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
-        if self.episodes < 1 or self.shard < 1 or self.seed < 0:
-            raise ConfigError("episodes and shard must be at least 1, and seed not negative")
-        if self.realtime and any(load_method(method).gate.startswith("oracle") for method in self.methods):
-            raise ConfigError("an oracle asks the target before it decides, so its time means nothing; leave it out")
-        if not 0.0 < self.rate < 1.0:
-            raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")
 
 
 def evaluate(
@@ -127,7 +56,7 @@ def evaluate(
     bundle = load_bundle(what.bundle)
     env = what.env or bundle.env
     task = load_task(env)
-    manifest = _claim(out, what, bundle, env, command)
+    manifest = claim(out, what, bundle, env, command)
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}
     steps: dict[str, Table] = {}
@@ -244,38 +173,6 @@ def _calibration(
     made = calibrate(bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
     made.save(path.parent)
     return made
-
-
-def _claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) -> dict[str, Any]:
-    """The run folder's manifest: a new one, or the one of the same run that was stopped."""
-    request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env, "fingerprint": bundle.fingerprint}))
-    path = out / "manifest.json"
-    if path.exists():
-        try:
-            manifest = json.loads(path.read_text())
-            found, made_by = manifest["evaluation"], manifest["command"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is damaged ({error}); choose another --out, or remove that folder") from None
-        if found != request:
-            raise ConfigError(f"{out} holds another run ({made_by}); choose another --out")
-        return dict(manifest)
-    draft_ms = what.draft_ms if what.draft_ms is not None else 1e3 * measure_inference(bundle.draft, bundle.spec)
-    target_ms = what.target_ms if what.target_ms is not None else 1e3 * measure_inference(bundle.target, bundle.spec)
-    manifest = {
-        "command": command,
-        "specact": __version__,
-        "evaluation": request,
-        "timing": {"draft_ms": what.kappa * draft_ms, "target_ms": target_ms},
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "onnxruntime": onnxruntime.__version__,
-        },
-        "order": _MEASURED if what.realtime else _ACCOUNTED,
-    }
-    write_json(path, manifest)
-    return manifest
 
 
 def _write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:

@@ -1,0 +1,71 @@
+"""What is to be evaluated, in plain values; a run folder's manifest repeats it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from specact.agent import Offset
+from specact.errors import ConfigError, unknown_name
+from specact.evaluation.methods import load_method
+from specact.evaluation.realtime import Wire
+from specact.gates.settings import BUNDLES_OWN, GateChoices
+from specact.links.link import load_link
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to evaluate.
+
+    Attributes:
+        bundle: name or path.
+        env: the environment's name; None for the bundle's own.
+        methods: names, see :data:`~specact.evaluation.methods.METHODS`.
+        episodes: per method; episode k starts the same for all of them.
+        seed: of everything random.
+        rate: transmission rate the gates are calibrated for; ``random`` runs at the rate ADAHI achieved.
+        link: name of a link preset.
+        offset: see :class:`~specact.agent.SpeculativePolicy`.
+        overlap: whether requests leave ahead of the draft where the gate's forecast says so.
+        gates: readings that the papers leave open.
+        draft_ms, target_ms: accounted time of one inference; None measures it on this machine.
+        kappa: factor on the draft's time, to stand in for a slower device.
+        shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
+        calibration_episodes: per round, where a calibration has to be made first.
+        realtime: over real sockets, on a link shaped by a relay, with measured times; else in virtual time.
+        wire, deadline_ms: of the real sockets, see :class:`~specact.evaluation.realtime.RealTime`.
+    """
+
+    bundle: str
+    env: str | None
+    methods: tuple[str, ...]
+    episodes: int
+    seed: int = 0
+    rate: float = 0.6
+    link: str = "wifi-paper"
+    offset: Offset = "target"
+    overlap: bool = False
+    gates: GateChoices = BUNDLES_OWN
+    draft_ms: float | None = None
+    target_ms: float | None = None
+    kappa: float = 1.0
+    shard: int = 20
+    calibration_episodes: int = 40
+    realtime: bool = False
+    wire: Wire = "stream"
+    deadline_ms: float = 200.0
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            load_method(method)
+        load_link(self.link)
+        if self.offset not in get_args(Offset):
+            raise unknown_name("offset", self.offset, get_args(Offset))
+        if not self.methods or len(set(self.methods)) != len(self.methods):
+            raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
+        if self.episodes < 1 or self.shard < 1 or self.seed < 0:
+            raise ConfigError("episodes and shard must be at least 1, and seed not negative")
+        if self.realtime and any(load_method(method).gate.startswith("oracle") for method in self.methods):
+            raise ConfigError("an oracle asks the target before it decides, so its time means nothing; leave it out")
+        if not 0.0 < self.rate < 1.0:
+            raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")
