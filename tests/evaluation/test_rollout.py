@@ -383,7 +383,8 @@ def test_the_step_table_and_the_progress_are_complete(made: Made, tiny_bundle: P
     evaluate(evaluation(tiny_bundle, methods=("draft",)), tmp_path, note, workers=1)
     assert told == [("draft", 0, 5), ("draft", 2, 5), ("draft", 4, 5), ("draft", 5, 5)]
     assert set(made.steps("adahi")) == {
-        "episode", "step", "transmitted", "missed", "sent_ahead", "reason", "score", "rejection", "draft_entropy", "target_entropy",
+        "episode", "step", "transmitted", "missed", "sent_ahead", "reason", "score", "rejection",
+        "draft_entropy", "target_entropy",
         "action_change", *(f"{stage}_s" for stage in STAGES),
         *(f"{name}_{k}" for name in ("drafted", "executed", "rejection", "accepted", "tv") for k in (0, 1)),
     }  # fmt: skip
