@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from specact.errors import RemoteError
 _COMMAND = "from specact.cli.main import main; main()"
 # What the commands say once they listen.
 _ANNOUNCED = re.compile(r"(?:serving \S+ on wss?://|listening on )(\S+):(\d+)(?:;| for)")
+_LOOK_EVERY_S = 0.01
 
 
 class Child:
@@ -30,6 +31,7 @@ class Child:
     Attributes:
         port: where it listens.
         pid: of the process.
+        said: what it wrote until it was ready; everything, after it ended.
 
     Raises:
         RemoteError: on entering, if it did not get ready; with what it said.
@@ -42,18 +44,20 @@ class Child:
         # One thread per process unless asked otherwise: the machine is shared with what measures it.
         self._environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", **os.environ, **(environment or {})}
         self._ready_within_s = ready_within_s
-        self._said: list[str] = []
+        self.said = ""
         self.port = self.pid = 0
 
     def __enter__(self) -> Child:
+        # Into a file: a pipe that nobody reads would stop a talkative process when it is full.
+        self._output = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            self._command, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            self._command, env=self._environment, stdout=self._output, stderr=subprocess.STDOUT
         )
         self.pid = self._process.pid
         try:
             self._await_announcement()
-        except RemoteError:
-            self.stop()
+        except BaseException:
+            self.kill()
             raise
         return self
 
@@ -61,11 +65,6 @@ class Child:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    @property
-    def said(self) -> str:
-        """Everything it wrote; complete after :meth:`stop`."""
-        return "".join(self._said)
 
     def stop(self, within_s: float = 15.0) -> int:
         """Asks it to end, kills it if it does not, and returns its exit status; may be called twice."""
@@ -78,33 +77,33 @@ class Child:
         return self._reap(15.0)
 
     def _reap(self, within_s: float) -> int:
-        if self._process.stdout is not None and not self._process.stdout.closed:
-            try:
-                rest = self._process.communicate(timeout=within_s)[0]
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                rest = self._process.communicate()[0]
-            self._said.append(rest.decode(errors="replace"))
-        return self._process.wait()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        status = self._process.wait()
+        if not self._output.closed:
+            self._listen()
+            self._output.close()
+        return status
+
+    def _listen(self) -> None:
+        # By position, as the process writes on with an offset that it shares with this file.
+        written = os.fstat(self._output.fileno()).st_size
+        self.said = os.pread(self._output.fileno(), written, 0).decode(errors="replace")
 
     def _await_announcement(self) -> None:
-        pipe, until = self._process.stdout, time.monotonic() + self._ready_within_s
-        assert pipe is not None
-        os.set_blocking(pipe.fileno(), False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while (left := until - time.monotonic()) > 0.0:
-                selector.select(left)
-                text = pipe.read()
-                if text:
-                    self._said.append(text.decode(errors="replace"))
-                found = _ANNOUNCED.search(self.said)
-                if found:
-                    self.port = int(found[2])
-                    os.set_blocking(pipe.fileno(), True)
-                    return
-                if text == b"" or self._process.poll() is not None:
-                    break
+        until = time.monotonic() + self._ready_within_s
+        while time.monotonic() < until:
+            ended = self._process.poll() is not None
+            self._listen()
+            found = _ANNOUNCED.search(self.said)
+            if found:
+                self.port = int(found[2])
+                return
+            if ended:
+                break
+            time.sleep(_LOOK_EVERY_S)
         raise RemoteError(f"it did not start: {self.said.strip() or 'it said nothing'}")
 
 

@@ -121,7 +121,7 @@ def run_loop(
     """
     if not period_s > 0.0:
         raise ConfigError(f"a control period must be positive, got {period_s} s")
-    due = clock.now()
+    planned = due = clock.now()
     while proceed():
         began = clock.now()
         inferring, acted = policy.wants_inference and not policy.stopped, True
@@ -132,8 +132,8 @@ def run_loop(
         stall = clock.now() - began
         if acted:
             robot.act(action)
-        note(Tick(began - due, stall, policy.record if inferring and acted else None, acted))
-        due += period_s
+        note(Tick(began - planned, stall, policy.record if inferring and acted else None, acted))
+        planned = due = due + period_s
         now = clock.now()
         if now > due:
             # Late: the next tick is due now; the ones that were missed are not made up for in a rush.

@@ -119,6 +119,10 @@ class SpeculativeVerifier:
         answer = self._target.ask(proposal.window)
         if isinstance(answer, Miss):
             return answer
+        fits = (answer.target.conditional is None) == (proposal.draft.conditional is None)
+        if not fits and not isinstance(self._target, LocalTarget):
+            # A server may say anything; a pair in this process that does not fit is a mistake, and raises below.
+            return Miss("invalid", answer.times)
         verdict = verify(answer.target, proposal.draft, proposal.codes, rng)
         return Verification(
             verdict, self._tokenizer.decode(verdict.codes, answer.target.offsets), answer.target, answer.times

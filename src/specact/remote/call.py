@@ -34,7 +34,7 @@ class Call:
         self._line = line
         self._left = time.monotonic()
         self._until = self._left + deadline_s
-        self._id = line.send(kind, lambda identity: request_fields(make(identity)), deadline_s * patient)
+        self._id = line.send(kind, lambda identity: request_fields(make(identity)), deadline_s, patient)
         self._encode_s = time.monotonic() - self._left
 
     @property
@@ -50,7 +50,12 @@ class Call:
             asked: when the reply was wanted, in seconds of the monotonic clock; what had passed before is not counted
                 as waiting.
         """
-        found = "disconnected" if self._id is None else self._line.wait(self._id, self._until - time.monotonic())
+        left = self._until - time.monotonic()
+        if self._id is not None:
+            found = self._line.wait(self._id, left)
+        else:
+            # Waiting until the line was free can have used up all the time there was.
+            found = "disconnected" if left > 0.0 else "deadline"
         arrived = time.monotonic()
         if isinstance(found, str):
             return Miss(found, OffloadTimes(network=arrived - asked))
@@ -64,14 +69,17 @@ class Call:
         return reply, self._times(reply.times, arrived, finished, asked)
 
     def _times(self, server: ServerTimes, arrived: float, finished: float, asked: float) -> OffloadTimes:
-        # Only durations cross the wire: what the server did not need, the network did.
-        at_server, queue, target = server.total_ms / 1e3, server.queue_ms / 1e3, server.target_ms / 1e3
-        at_both_ends = self._encode_s + finished - arrived + max(0.0, at_server - queue - target)
-        network = max(0.0, arrived - self._left - self._encode_s - at_server)
+        # Only durations cross the wire: what the server did not need, the network did. Nor can it have needed more than
+        # there was, whatever it says.
+        queue, target = server.queue_ms / 1e3, server.target_ms / 1e3
+        there_was = max(0.0, arrived - self._left - self._encode_s)
+        at_server = max(server.total_ms / 1e3, queue + target)
+        true = min(1.0, there_was / at_server) if at_server else 1.0
+        at_both_ends = self._encode_s + finished - arrived + true * (at_server - queue - target)
         share = min(1.0, (finished - asked) / (finished - self._left))
         return OffloadTimes(
             encode=share * at_both_ends,
-            network=share * network,
-            queue=share * queue,
-            target=share * target,
+            network=share * (there_was - true * at_server),
+            queue=share * true * queue,
+            target=share * true * target,
         )

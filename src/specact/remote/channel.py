@@ -64,8 +64,7 @@ class Channel(Protocol):
 
     @property
     def heard(self) -> float:
-        """Since when the server is silent, in seconds of the monotonic clock: when the last byte arrived, or, without
-        pings, when something was asked last."""
+        """When the last byte arrived, or without pings the last request left, in seconds of the monotonic clock."""
         ...
 
     def close(self) -> None:
@@ -96,7 +95,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         if self.scheme not in ("ws", "wss", "http", "https"):
             raise unknown_name("scheme of a server's URL", self.scheme, ("ws", "wss", "http", "https"))
-        labels = self.host.split(".")
+        labels = self.host.removesuffix(".").split(".")
         if not _HOST.fullmatch(self.host) or not all(0 < len(label) < 64 for label in labels):
             raise ConfigError(f"{self.host!r} is not the name or address of a host")
         if not 0 < self.port < 65536:

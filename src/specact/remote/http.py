@@ -54,19 +54,20 @@ class HttpChannel:
         self.busy, self.heard = True, time.monotonic()
 
     def receive(self, timeout: float) -> bytes | None:
-        until = time.monotonic() + timeout
+        until = time.monotonic() + (timeout if self.busy else 0.0)
         while (reply := self._reply()) is None:
             data = receive_some(self._socket, until - time.monotonic())
-            if data == b"":
+            if data is None:
+                if time.monotonic() >= until:
+                    return None
+                continue
+            if not data:
                 raise ChannelClosedError("the server closed the connection")
-            if data is not None:
-                self._received += data
-                self.heard = time.monotonic()
-            if not self.busy and self._received:
+            if not self.busy:
                 raise ChannelClosedError("the server spoke without being asked")
-            if data is None and time.monotonic() >= until or not self.busy:
-                return None
-        self.busy = False
+            self._received += data
+            self.heard = time.monotonic()
+        self.busy, self._received = False, b""
         return reply
 
     def ping(self) -> None:
@@ -88,7 +89,6 @@ class HttpChannel:
         size = int(length[1])
         if size > self._limit:
             raise ChannelClosedError("the reply is larger than any valid one")
-        if len(body) < size:
-            return None
-        self._received = body[size:]
-        return body[:size]
+        if len(body) > size:
+            raise ChannelClosedError("the server said more than it was asked")
+        return body if len(body) == size else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,8 @@ from specact.wire.protocol import max_message_bytes
 
 _SUSPECT_AFTER = 3
 _LOOK_EVERY_S, _PROBE_EVERY_S = 0.25, 0.05
+# A server answers what it is asked; one that says more than this in one go is hung up on.
+_MOST_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,12 @@ class LineSettings:
 
     Attributes:
         connect_timeout_s: for connecting and the handshake together [s].
-        first_delay_s, longest_delay_s: the wait before a reconnection, doubled from one failure to the next [s].
+        first_delay_s, longest_delay_s: the wait before a reconnection, doubled from one failure to the next [s]. A
+            connection that did not last for ``longest_delay_s`` is a failure, too; after one that did there is no wait.
         silence_s: without a sign of life for this long, in spite of asking, the connection is given up [s].
 
     Raises:
-        ConfigError: for a value that is not positive.
+        ConfigError: for a value that is not positive and finite.
     """
 
     connect_timeout_s: float = 2.0
@@ -43,8 +47,8 @@ class LineSettings:
     silence_s: float = 3.0
 
     def __post_init__(self) -> None:
-        if min(self.connect_timeout_s, self.first_delay_s, self.longest_delay_s, self.silence_s) <= 0.0:
-            raise ConfigError(f"the settings of a line must all be positive, got {self}")
+        if not all(0.0 < value < math.inf for value in vars(self).values()):
+            raise ConfigError(f"the settings of a line must all be positive and finite, got {self}")
 
 
 DEFAULT_SETTINGS = LineSettings()
@@ -85,6 +89,8 @@ class Line:
         self._next_id = 0
         # Requests whose reply may still come, and under what it is counted then.
         self._open: dict[int, str] = {}
+        # The reply to the newest request, if it came before it was waited for.
+        self._early: Fields | None = None
         self._misses = 0
         self.welcome: Welcome | None = None
         self.problem: str | None = "not connected yet"
@@ -102,7 +108,7 @@ class Line:
         self.close()
 
     def close(self) -> None:
-        """Hangs up and ends the thread; may be called twice."""
+        """Hangs up and ends the thread, within ``connect_timeout_s``; may be called twice."""
         self._closing.set()
         self._wake.set()
         self._keeper.join()
@@ -119,28 +125,35 @@ class Line:
             raise RemoteError(f"no connection to {self._endpoint} within {timeout:g} s: {self.problem}")
         return self.welcome
 
-    def send(self, kind: str, fields: Callable[[int], Fields], patience_s: float = 0.0) -> int | None:
+    def send(self, kind: str, fields: Callable[[int], Fields], deadline_s: float, patient: bool) -> int | None:
         """Sends a request at once; never waits for a connection.
 
         Args:
             kind: the message's type.
             fields: makes the message, given its id.
-            patience_s: how long to wait for a reply nobody wants that blocks the channel, as it can with HTTP [s].
+            deadline_s: how long the network may take to accept the request; after that the connection is given up.
+            patient: whether to wait as long for a reply nobody wants that blocks the channel, as it can with HTTP.
 
         Returns:
             The id, or None if there is no connection, none that gives a sign of life, or none that is free in time.
         """
+        until = time.monotonic() + deadline_s
         with self._lock:
             channel = self._channel
             if channel is None or self._misses >= _SUSPECT_AFTER:
                 self._wake.set()
                 return None
             self._next_id += 1
+            if self._early is not None:
+                self._early = None
+                self.counts["unwanted"] += 1
             try:
-                self._drain(channel, patience_s)
+                self._drain(channel, deadline_s if patient else 0.0)
                 if channel.busy:
+                    self._misses += patient
                     return None
-                channel.send(kind, channel.encode(fields(self._next_id)), 0.005)
+                payload = channel.encode(fields(self._next_id))
+                channel.send(kind, payload, until - time.monotonic())
             except ChannelClosedError as error:
                 self._drop(str(error))
                 return None
@@ -149,67 +162,81 @@ class Line:
             return self._next_id
 
     def wait(self, identity: int, timeout: float) -> Fields | Cause:
-        """The reply to a request, or the reason why there is none: ``deadline``, ``disconnected`` or ``invalid``."""
+        """The reply to a request, or why there is none to read: ``deadline``, ``disconnected`` or ``invalid``."""
         until = time.monotonic() + timeout
         with self._lock:
+            early = self._early
+            if early is not None and request_id(early) == identity:
+                self._early = None
+                self.counts["answered"] += 1
+                return early
             if self._channel is None or identity not in self._open:
                 return "disconnected"
             self._open[identity] = "late"
             try:
-                while True:
-                    payload = self._channel.receive(max(0.0, until - time.monotonic()))
-                    if payload is None:
-                        self._misses += 1
-                        self._wake.set()
-                        return "deadline"
-                    self._misses = 0
-                    fields = self._read(self._channel, payload)
-                    if fields is not None and request_id(fields) == identity:
-                        del self._open[identity]
-                        self.counts["answered"] += 1
-                        return fields
-                    self._count_unasked(fields)
+                return self._await(self._channel, identity, until)
             except ChannelClosedError as error:
                 self._drop(str(error))
                 return "disconnected"
 
+    def _await(self, channel: Channel, identity: int, until: float) -> Fields | Cause:
+        for _ in range(_MOST_AT_ONCE):
+            # Where replies come one at a time, the next one is this request's, readable or not.
+            only = channel.busy
+            payload = channel.receive(max(0.0, until - time.monotonic()))
+            if payload is None:
+                self._misses += 1
+                self._wake.set()
+                return "deadline"
+            self._misses = 0
+            fields = self._read(channel, payload)
+            if fields is not None and request_id(fields) == identity:
+                del self._open[identity]
+                self.counts["answered"] += 1
+                return fields
+            self._count_unasked(fields)
+            if only:
+                return "invalid"
+        raise ChannelClosedError("the server says far more than it is asked")
+
     def _keep(self) -> None:
-        delay = self._settings.first_delay_s
+        delay, since = 0.0, 0.0
         while not self._closing.is_set():
             if self._channel is not None:
                 self._look_after()
-                delay = self._settings.first_delay_s
-                wait = _LOOK_EVERY_S if self._misses < _SUSPECT_AFTER else _PROBE_EVERY_S
-            elif self._connect():
+                if time.monotonic() - since > self._settings.longest_delay_s:
+                    delay = 0.0
+                self._wake.wait(_LOOK_EVERY_S if self._misses < _SUSPECT_AFTER else _PROBE_EVERY_S)
+                self._wake.clear()
                 continue
-            else:
-                wait, delay = delay, min(2.0 * delay, self._settings.longest_delay_s)
-            # While disconnected a waking robot must not shorten the back-off.
-            (self._wake if self._channel is not None else self._closing).wait(wait)
-            self._wake.clear()
+            # A robot that wants to send must not shorten the back-off, nor may a connection that did not last.
+            if not self._closing.wait(delay):
+                delay = min(max(2.0 * delay, self._settings.first_delay_s), self._settings.longest_delay_s)
+                self._connect()
+                since = time.monotonic()
 
-    def _connect(self) -> bool:
+    def _connect(self) -> None:
         kind = WebSocketChannel if self._endpoint.scheme in ("ws", "wss") else HttpChannel
+        until = time.monotonic() + self._settings.connect_timeout_s
         try:
             channel = kind(self._endpoint, self._settings.connect_timeout_s, self._limit)
         except RemoteError as error:
             self.problem = str(error)
-            return False
+            return
         try:
-            channel.send("hello", channel.encode(self._hello), self._settings.connect_timeout_s)
-            payload = channel.receive(self._settings.connect_timeout_s)
+            channel.send("hello", channel.encode(self._hello), until - time.monotonic())
+            payload = channel.receive(until - time.monotonic())
             if payload is None:
                 raise ChannelClosedError("the server did not answer the hello in time")
             welcome = read_welcome(channel.decode(payload))
         except (ChannelClosedError, WireError) as error:
             channel.close()
             self.problem = f"{self._endpoint} refuses this device: {error}"
-            return False
+            return
         with self._lock:
             self._channel, self.welcome, self.problem, self._misses = channel, welcome, None, 0
             self.counts["connections"] += 1
         self._connected.set()
-        return True
 
     def _look_after(self) -> None:
         """Takes in what came unasked, and asks a silent server for a sign of life."""
@@ -218,14 +245,16 @@ class Line:
             return
         try:
             channel = self._channel
-            if channel is None or not channel.pings:
-                self._misses = 0
+            if channel is None:
                 return
             before = channel.heard
             self._drain(channel)
             silence = time.monotonic() - channel.heard
             if channel.heard > before:
                 self._misses = 0
+            elif not channel.pings and not channel.busy:
+                # Nothing was asked, so nothing can be heard.
+                return
             elif silence > self._settings.silence_s:
                 raise ChannelClosedError(f"no sign of life for {silence:.1f} s")
             elif silence > self._settings.silence_s / 3 or self._misses >= _SUSPECT_AFTER:
@@ -236,9 +265,20 @@ class Line:
             self._lock.release()
 
     def _drain(self, channel: Channel, patience_s: float = 0.0) -> None:
-        """Counts and drops replies that nobody waits for any more."""
-        while (payload := channel.receive(patience_s if channel.busy else 0.0)) is not None:
-            self._count_unasked(self._read(channel, payload))
+        """Takes in replies that nobody waits for at the moment."""
+        for _ in range(_MOST_AT_ONCE):
+            payload = channel.receive(patience_s if channel.busy else 0.0)
+            if payload is None:
+                return
+            self._misses = 0
+            fields, newest = self._read(channel, payload), self._next_id
+            if fields is not None and request_id(fields) == newest and self._open.get(newest) == "unwanted":
+                # It was sent ahead of the draft, and may be asked for when that is there.
+                self._early = fields
+                del self._open[newest]
+            else:
+                self._count_unasked(fields)
+        raise ChannelClosedError("the server says far more than it is asked")
 
     def _read(self, channel: Channel, payload: bytes) -> Fields | None:
         try:
@@ -256,3 +296,4 @@ class Line:
             self._channel, self.problem = None, why
             # Whatever was under way is lost; an old id can never match again.
             self._open.clear()
+            self._wake.set()

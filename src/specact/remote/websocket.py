@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import deque
 
@@ -14,11 +13,12 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from specact.errors import RemoteError
-from specact.remote.channel import ChannelClosedError, Endpoint, Fields
+from specact.remote.channel import ChannelClosedError, Endpoint, Fields, receive_some, send_all
 from specact.wire import msgpack
 
 _PATH = "/v1/stream"
-_READ = 1 << 16
+# What is no request is small: if it does not leave within this, the network has taken nothing for long.
+_AT_ONCE_S = 0.005
 
 
 class WebSocketChannel:
@@ -40,18 +40,12 @@ class WebSocketChannel:
         self._messages: deque[bytes] = deque()
         self._parts: list[bytes] = []
         self.heard = time.monotonic()
-        uri = parse_uri(f"{endpoint}{_PATH}")
-        self._protocol = ClientProtocol(uri, max_size=max_message_bytes)
+        self._text = False
+        self._protocol = ClientProtocol(parse_uri(f"{endpoint}{_PATH}"), max_size=max_message_bytes)
+        self._socket = endpoint.connect(until)
         try:
-            self._socket = socket.create_connection((endpoint.host, endpoint.port), timeout)
-        except OSError as error:
-            raise RemoteError(f"no connection to {endpoint}: {error}") from None
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if endpoint.encrypted:
-                self._socket = endpoint.context().wrap_socket(self._socket, server_hostname=endpoint.host)
             self._open(endpoint, until)
-        except (OSError, ChannelClosedError, InvalidHandshake) as error:
+        except (ChannelClosedError, InvalidHandshake) as error:
             self.close()
             raise RemoteError(f"{endpoint} does not speak WebSocket with us: {error}") from None
         except RemoteError:
@@ -82,13 +76,13 @@ class WebSocketChannel:
         if self._protocol.state is not State.OPEN:
             raise ChannelClosedError("the connection is closed")
         self._protocol.send_ping(b"")
-        self._flush(0.05)
+        self._flush(_AT_ONCE_S)
 
     def close(self) -> None:
         try:
             if self._protocol.state is State.OPEN:
                 self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
-                self._flush(0.05)
+                self._flush(_AT_ONCE_S)
         except ChannelClosedError:
             pass
         self._socket.close()
@@ -112,29 +106,23 @@ class WebSocketChannel:
                 raise RemoteError(f"{endpoint} accepted the connection but did not answer in time")
 
     def _flush(self, timeout: float) -> None:
-        self._socket.settimeout(max(0.001, timeout))
+        data = b"".join(self._protocol.data_to_send())
         try:
-            for data in self._protocol.data_to_send():
-                if data:
-                    self._socket.sendall(data)
-        # After a timeout an unknown part of the frame has left: the stream cannot be continued.
-        except OSError as error:
+            if data:
+                send_all(self._socket, data, timeout)
+        except ChannelClosedError:
             self._broken()
-            raise ChannelClosedError(f"the connection broke while sending: {error}") from None
+            raise
 
     def _read(self, timeout: float) -> None:
         """Takes in what is there, waiting for at most ``timeout`` seconds."""
-        self._socket.settimeout(timeout)
         try:
-            data = self._socket.recv(_READ)
-        except (TimeoutError, BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            # A TLS socket that would block says so in its own way.
-            if "did not complete" in str(error):
-                return
+            data = receive_some(self._socket, timeout)
+        except ChannelClosedError:
             self._broken()
-            raise ChannelClosedError(f"the connection broke: {error}") from None
+            raise
+        if data is None:
+            return
         if data:
             self.heard = time.monotonic()
             self._protocol.receive_data(data)
@@ -145,16 +133,22 @@ class WebSocketChannel:
                 self._take(event)
             elif not isinstance(event, Response):
                 raise InvalidMessage("unexpected event")
-        self._flush(0.05)
+        self._flush(_AT_ONCE_S)
         if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
-            raise ChannelClosedError("the server closed the connection")
+            why = self._protocol.parser_exc or self._protocol.close_rcvd
+            raise ChannelClosedError(f"the connection ended: {why}")
 
     def _take(self, frame: Frame) -> None:
-        if frame.opcode in (Opcode.BINARY, Opcode.CONT):
+        if frame.opcode not in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+            return
+        if frame.opcode is not Opcode.CONT:
+            self._text = frame.opcode is Opcode.TEXT
+        if frame.data:
             self._parts.append(bytes(frame.data))
-            if frame.fin:
-                self._messages.append(b"".join(self._parts))
-                self._parts.clear()
+        if frame.fin:
+            # Text is no message of ours, whatever it says.
+            self._messages.append(b"" if self._text else b"".join(self._parts))
+            self._parts.clear()
 
     def _broken(self) -> None:
         self._protocol.state = State.CLOSED

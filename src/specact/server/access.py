@@ -7,6 +7,9 @@ import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from fastapi import Depends
+from fastapi.security import HTTPBearer
+
 from specact.errors import WireError
 from specact.wire.protocol import ErrorCode
 
@@ -16,10 +19,15 @@ class Access:
 
     Args:
         token: the bearer token, or None where loopback is protection enough.
+
+    Attributes:
+        described: dependencies of the routes that want the token.
     """
 
     def __init__(self, token: str | None) -> None:
         self._expected = None if token is None else f"Bearer {token}".encode()
+        # For OpenAPI; it is allows() that decides.
+        self.described = [] if token is None else [Depends(HTTPBearer(auto_error=False))]
 
     def allows(self, headers: Mapping[str, str]) -> bool:
         """Whether the token is right, in a time that does not depend on how much of it is, and the origin our own."""

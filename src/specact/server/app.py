@@ -23,7 +23,10 @@ from specact.wire.protocol import ErrorCode
 
 _PAGE = Path(__file__).with_name("status.html")
 # The page brings everything with it and talks to nobody but us.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 _REFUSED = refusals({401: "wrong token"})
 
 
@@ -49,13 +52,24 @@ def create_app(service: Service) -> FastAPI:
         ready = service.worker.ready and not service.draining
         return JSONResponse({"ready": ready, "bundle": service.bundle.name}, 200 if ready else 503)
 
-    @app.get("/metrics", summary="Counters and histograms for Prometheus", response_class=Response, responses=_REFUSED)
+    @app.get(
+        "/metrics",
+        summary="Counters and histograms for Prometheus",
+        response_class=Response,
+        responses=_REFUSED,
+        dependencies=access.described,
+    )
     async def metrics(request: Request) -> Response:
         if not access.allows(request.headers):
             return _unauthorized()
         return Response(service.telemetry.prometheus(service.worker.queued), media_type="text/plain; version=0.0.4")
 
-    @app.get("/v1/status", summary="The live numbers of the status page", responses=_REFUSED)
+    @app.get(
+        "/v1/status",
+        summary="The live numbers of the status page",
+        responses=_REFUSED,
+        dependencies=access.described,
+    )
     async def status(request: Request) -> Response:
         if not access.allows(request.headers):
             return _unauthorized()
@@ -65,7 +79,7 @@ def create_app(service: Service) -> FastAPI:
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> Response:
         # The page itself holds no secret; its numbers need the token.
-        return HTMLResponse(_PAGE.read_text(), headers={"Content-Security-Policy": _POLICY})
+        return HTMLResponse(_PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": _POLICY})
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -35,7 +35,7 @@ STATUS = {
 
 def message_routes(service: Service, access: Access) -> APIRouter:
     """``POST /v1/hello``, ``/v1/infer`` and ``/v1/verify``."""
-    router = APIRouter()
+    router = APIRouter(dependencies=access.described)
 
     def endpoint(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def post(request: Request) -> Response:

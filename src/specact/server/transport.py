@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
@@ -50,6 +51,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         pong = b"".join(self.conn.data_to_send())
         if self.writable.is_set():
             self.transport.write(pong)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # A refusal is an answer; uvicorn would log an error for want of one.
+            self.handshake_complete = True
 
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text":

@@ -1,0 +1,362 @@
+"""The parts of the server in this process, where a test can hold the clock, the target and the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hmac
+import json
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from specact import Bundle
+from specact.errors import ConfigError, WireError
+from specact.server import http as server_http
+from specact.server import stream as server_stream
+from specact.server.access import Access
+from specact.server.app import create_app
+from specact.server.service import Service
+from specact.server.settings import ServerSettings, is_loopback
+from specact.server.worker import TargetWorker
+from specact.types import CodeDistribution, Window
+from specact.wire import msgpack
+from specact.wire.protocol import ErrorCode
+from specact.wire.request import InferRequest, request_fields
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Fields
+
+TOKEN = "correct horse battery staple"
+Message = MutableMapping[str, Any]
+
+
+# Access.
+
+
+def test_it_is_the_comparison_in_constant_time_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    verdicts = iter([True, False, True])
+
+    def compare(shown: bytes, expected: bytes) -> bool:
+        compared.append((shown, expected))
+        return next(verdicts)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    access = Access(TOKEN)
+    shown = [f"Bearer {TOKEN}x", f"Bearer {TOKEN}", ""]
+    assert [access.allows({"authorization": text}) for text in shown] == [True, False, True]
+    # Nothing else looked at it before: not its length, not its scheme.
+    assert compared == [(text.encode(), f"Bearer {TOKEN}".encode()) for text in shown]
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        *(({"host": host}, "a token is needed") for host in ("0.0.0.0", "::", "192.0.2.1", "robots.example", "", "1")),
+        ({"token": "x" * 15}, "at least 16"),
+        ({"token": "x" * 16 + "\n" + "y" * 16}, "one line"),
+        ({"token": "\N{LOCK}" * 16}, "ASCII"),
+        ({"certificate": Path("cert.pem")}, "both"),
+        ({"key": Path("key.pem")}, "both"),
+        ({"certificate": Path("none"), "key": Path("none")}, "there is no file"),
+        *(({"port": port}, "port") for port in (-1, 65536)),
+        *(({name: 0}, "at least 1") for name in ("max_batch", "max_queue", "max_robots")),
+        *(({"max_wait_ms": value}, "max_wait_ms") for value in (-1.0, float("nan"), float("inf"), 1e9)),
+        *(({"drain_s": value}, "drain_s") for value in (-1.0, float("nan"), float("inf"))),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        ServerSettings(**settings)
+
+
+def test_a_token_opens_the_server_to_others_and_is_not_shown() -> None:
+    settings = ServerSettings(host="0.0.0.0", token=TOKEN)
+    assert TOKEN not in repr(settings)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_is_what_only_this_machine_reaches(host: str) -> None:
+    assert is_loopback(host)
+    ServerSettings(host=host)
+
+
+# The worker.
+
+
+class Target:
+    """Stands in for a policy: counts, and answers when it is let.
+
+    Attributes:
+        batches: the size of each inference.
+        broken: what to raise instead of an answer.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._policy = bundle.target
+        self.batches: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.broken: Exception | None = None
+
+    def infer(self, window: Window) -> CodeDistribution:
+        return self._policy.infer(window)
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        assert self.gate.wait(30.0)
+        self.batches.append(len(windows))
+        if self.broken is not None:
+            raise self.broken
+        return self._policy.infer_batch(windows)
+
+
+@pytest.fixture
+def target(ball: Bundle) -> Target:
+    return Target(ball)
+
+
+@pytest.fixture
+def service(ball: Bundle, target: Target) -> Iterator[Service]:
+    """With room for two in a batch and four in the queue."""
+    bundle = dataclasses.replace(ball, target=cast(Any, target))
+    made = Service(bundle, ServerSettings(max_batch=2, max_queue=4))
+    yield made
+    target.gate.set()
+    made.worker.stop()
+
+
+def outcomes(worker: TargetWorker, jobs: Sequence[tuple[InferRequest, float]], then: Callable[[], None]) -> list[str]:
+    """What becomes of requests that arrived so long ago [s], once ``then`` was called: ``ok`` or the error's code."""
+
+    async def submit() -> list[Any]:
+        futures = [worker.submit(request, time.monotonic() - ago) for request, ago in jobs]
+        then()
+        return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 30.0)
+
+    return [result.code if isinstance(result, WireError) else "ok" for result in asyncio.run(submit())]
+
+
+def test_what_has_expired_is_not_computed(service: Service, target: Target, windows: list[Window]) -> None:
+    service.worker.start()
+    target.gate.clear()
+    request = InferRequest(1, 20_000.0, windows[0])
+    jobs = [(request, 0.0), (request, 20.1), (request, 20.1), (request, 20.1)]
+    assert outcomes(service.worker, jobs, target.gate.set) == ["ok", "expired", "expired", "expired"]
+    assert target.batches == [1]
+
+
+def test_a_batch_is_what_came_in_while_the_last_was_computed(
+    service: Service, target: Target, windows: list[Window]
+) -> None:
+    target.gate.clear()
+    service.worker.start()
+    jobs = [(InferRequest(number, 60_000.0, windows[number]), 0.0) for number in range(4)]
+    assert outcomes(service.worker, jobs, target.gate.set) == ["ok"] * 4
+    assert sum(target.batches) == 4 and max(target.batches) == 2
+
+
+def test_what_nobody_waits_for_is_not_computed(service: Service, target: Target, windows: list[Window]) -> None:
+    request = InferRequest(1, 60_000.0, windows[0])
+
+    async def submit() -> None:
+        futures = [service.worker.submit(request, time.monotonic()) for _ in range(4)]
+        for future in futures[:3]:
+            future.cancel()
+        service.worker.start()
+        await asyncio.wait_for(futures[3], 30.0)
+
+    asyncio.run(submit())
+    assert target.batches == [1]
+
+
+def test_a_full_queue_and_a_closed_worker_refuse(service: Service, windows: list[Window]) -> None:
+    request = InferRequest(1, 60_000.0, windows[0])
+
+    async def submit() -> None:
+        futures = [service.worker.submit(request, 0.0) for _ in range(4)]
+        with pytest.raises(WireError, match="4 requests are waiting") as refused:
+            service.worker.submit(request, 0.0)
+        assert refused.value.code == "overloaded"
+        service.worker.stop()
+        with pytest.raises(WireError) as refused:
+            service.worker.submit(request, 0.0)
+        assert refused.value.code == "shutting_down"
+        for future in futures:
+            future.cancel()
+
+    asyncio.run(submit())
+
+
+def test_a_worker_that_stops_answers_what_is_queued_and_waits_for_no_more(ball: Bundle, windows: list[Window]) -> None:
+    worker = TargetWorker(ball, max_batch=16, max_queue=16, max_wait_ms=20_000.0)
+    worker.start()
+    started = time.monotonic()
+    jobs = [(InferRequest(number, 60_000.0, windows[number]), 0.0) for number in range(3)]
+    assert outcomes(worker, jobs, worker.stop) == ["ok"] * 3
+    assert time.monotonic() - started < 10.0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret inside"), MemoryError(), ValueError("secret inside")])
+def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
+    error: Exception, service: Service, target: Target, windows: list[Window], caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = request_fields(InferRequest(1, 60_000.0, windows[0]))
+    service.worker.start()
+
+    async def ask() -> Fields:
+        return await asyncio.wait_for(service.answer(fields, time.monotonic()), 30.0)
+
+    target.broken = error
+    with caplog.at_level(logging.CRITICAL, "specact.server"):
+        reply = asyncio.run(ask())
+    assert (reply["type"], reply["id"], reply["code"]) == ("error", 1, "internal")
+    assert "secret" not in str(reply)
+    target.broken = None
+    assert asyncio.run(ask())["type"] == "distribution"
+
+
+def test_an_error_that_nobody_foresaw_is_an_error_reply(
+    service: Service, windows: list[Window], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("secret inside")
+
+    monkeypatch.setattr(service.worker, "submit", fail)
+    fields = request_fields(InferRequest(1, 60_000.0, windows[0]))
+    with caplog.at_level(logging.CRITICAL, "specact.server"):
+        reply = asyncio.run(service.answer(fields, time.monotonic()))
+    assert (reply["id"], reply["code"]) == (1, "internal")
+    assert "secret" not in str(reply)
+
+
+# The application, without a socket.
+
+
+class Peer:
+    """The other end of one ASGI call.
+
+    Args:
+        says: what it sends; then it is silent.
+
+    Attributes:
+        heard: what the application sent.
+    """
+
+    def __init__(self, *says: Message) -> None:
+        self._says = list(says)
+        self.heard: list[Message] = []
+
+    async def receive(self) -> Message:
+        if not self._says:
+            await asyncio.Event().wait()
+        return self._says.pop(0)
+
+    async def send(self, message: Message) -> None:
+        self.heard.append(message)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [message["type"] for message in self.heard]
+
+    @property
+    def fields(self) -> list[Fields]:
+        """The messages it was sent."""
+        return [msgpack.decode(message["bytes"]) for message in self.heard if message["type"] == "websocket.send"]
+
+
+def scope(kind: str, method: str, path: str) -> Message:
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    denial = {"extensions": {"websocket.http.response": {}}, "subprotocols": []} if kind == "websocket" else {}
+    return {"type": kind, "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "root_path": "", "scheme": kind, "headers": headers, "http_version": "1.1", **denial}  # fmt: skip
+
+
+def call(service: Service, scope: Message, peer: Peer) -> Awaitable[None]:
+    return asyncio.wait_for(create_app(service)(scope, peer.receive, peer.send), 30.0)
+
+
+def get(service: Service, path: str) -> tuple[int, Fields]:
+    peer = Peer({"type": "http.request", "body": b"", "more_body": False})
+    asyncio.run(call(service, scope("http", "GET", path), peer))  # type: ignore[arg-type]
+    return peer.heard[0]["status"], json.loads(peer.heard[1]["body"])
+
+
+def test_healthz_says_503_until_the_target_is_warm_and_after_it_stopped(service: Service) -> None:
+    assert get(service, "/healthz") == (503, {"ready": False, "bundle": "ball"})
+    service.worker.start()
+    assert get(service, "/healthz") == (200, {"ready": True, "bundle": "ball"})
+    service.draining = True
+    assert get(service, "/healthz") == (503, {"ready": False, "bundle": "ball"})
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_http, "_BODY_WITHIN_S", 0.01)
+    peer = Peer({"type": "http.request", "body": b"{", "more_body": True})
+    asyncio.run(call(service, scope("http", "POST", "/v1/infer"), peer))  # type: ignore[arg-type]
+    assert peer.heard[0]["status"] == 400
+    assert (b"connection", b"close") in peer.heard[0]["headers"]
+    assert "did not arrive within" in json.loads(peer.heard[1]["body"])["message"]
+
+
+def test_a_hello_that_does_not_come_is_not_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_stream, "_HELLO_WITHIN_S", 0.01)
+    peer = Peer({"type": "websocket.connect"})
+    asyncio.run(call(service, scope("websocket", "GET", "/v1/stream"), peer))  # type: ignore[arg-type]
+    assert peer.kinds == ["websocket.accept", "websocket.send", "websocket.close"]
+    assert "no hello came within" in peer.fields[0]["message"]
+    assert peer.heard[-1]["code"] == 1008
+
+
+def test_there_is_room_for_so_many_robots(ball: Bundle, hello: Fields) -> None:
+    service = Service(ball, ServerSettings(max_robots=2))
+    says = {"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": msgpack.encode(hello)}
+    app, address = create_app(service), scope("websocket", "GET", "/v1/stream")
+
+    async def crowd() -> list[Peer]:
+        # Five are let in before any of them has said hello, and one comes when it is full.
+        peers = [Peer(*says) for _ in range(6)]
+        calls = [asyncio.create_task(app(address, peer.receive, peer.send)) for peer in peers[:5]]
+        while sum(bool(peer.fields) for peer in peers[:5]) < 5:
+            await asyncio.sleep(0)
+        await asyncio.wait_for(app(address, peers[5].receive, peers[5].send), 30.0)
+        assert len(service.telemetry.robots) == 2
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        return peers
+
+    peers = asyncio.run(crowd())
+    first = [peer.fields[0] for peer in peers[:5]]
+    assert sorted(fields.get("code", "welcome") for fields in first) == ["overloaded"] * 3 + ["welcome"] * 2
+    assert peers[5].heard[0] == peers[5].heard[0] | {"type": "websocket.http.response.start", "status": 503}
+    assert json.loads(peers[5].heard[1]["body"])["code"] == ErrorCode.OVERLOADED
+    assert not service.telemetry.robots
+
+
+def test_a_device_that_leaves_takes_its_requests_along(
+    service: Service, target: Target, hello: Fields, windows: list[Window]
+) -> None:
+    service.worker.start()
+    target.gate.clear()
+    request = msgpack.encode(request_fields(InferRequest(1, 60_000.0, windows[0])))
+    peer = Peer(
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "bytes": msgpack.encode(hello)},
+        *[{"type": "websocket.receive", "bytes": request}] * 3,
+        {"type": "websocket.disconnect", "code": 1006},
+    )
+    asyncio.run(call(service, scope("websocket", "GET", "/v1/stream"), peer))  # type: ignore[arg-type]
+    assert [fields["type"] for fields in peer.fields] == ["welcome"]
+    assert not service.telemetry.robots
+    target.gate.set()
+    service.worker.stop()
+    assert sum(target.batches) <= 1
