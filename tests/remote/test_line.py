@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,21 +13,18 @@ import pytest
 
 from specact import Bundle
 from specact.child import Child
-from specact.errors import ConfigError, RemoteError, WireError
 from specact.links.link import load_link
 from specact.links.shaper import Shaper
-from specact.remote import line as line_module
 from specact.remote.channel import Endpoint
 from specact.remote.line import Line, LineSettings
-from specact.remote.target import RemoteTarget, remote_verifier
+from specact.remote.target import RemoteTarget
 from specact.types import Window
-from specact.verifiers import Answer, Miss
+from specact.verifiers import Answer
 from specact.wire import json
 from specact.wire.handshake import Welcome, welcome_fields
-from specact.wire.protocol import ErrorCode
 
 if TYPE_CHECKING:
-    from tests.remote.conftest import Misbehaving, Peer, Robot, Rogue
+    from tests.remote.conftest import Misbehaving, Peer, Robot
 
 Listening = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 WaitFor = Callable[..., float]
@@ -72,13 +67,17 @@ def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, server:
 
 
 def test_replies_nobody_asked_for_are_counted_once(ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor) -> None:
+    def thrice(peer: Peer, request: Any) -> None:
+        for _ in range(3):
+            peer.say(rogue.answer(request))
+
     with misbehaving() as rogue, Line(at(rogue.port), ball) as line:
         line.connect(10.0)
         target = RemoteTarget(line, ball.spec, PATIENT_MS)
         target.prefetch(window(ball, 1))  # the gate says no
         time.sleep(0.6)
         target.prefetch(window(ball, 2))
-        rogue.behave = lambda peer, request: [peer.say(rogue.answer(request)) for _ in range(3)]  # type: ignore[func-returns-value]
+        rogue.behave = thrice
         assert isinstance(target.ask(window(ball, 3)), Answer)
         wait_for(lambda: line.counts.total() == 1 + 3 + 1 + 4)
         assert line.counts == {"connections": 1, "sent": 3, "answered": 1, "unwanted": 4}
@@ -100,7 +99,7 @@ def test_a_flood_of_replies_costs_no_more_than_a_deadline(
         rogue.behave = rogue.honest
         rover.run(lambda: rover.verified < 6)
         rover.check("deadline", "disconnected")
-    assert line.counts["connections"] == 2
+    assert line.counts["connections"] >= 2
 
 
 # ---- HTTP, which has one lane --------------------------------------------------------------------------------------

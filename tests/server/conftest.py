@@ -183,13 +183,14 @@ Start = Callable[..., Server]
 def launch(
     command: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Start]:
-    """Starts servers that live as long as the module's tests."""
+    """Starts servers that live as long as the module's tests; ``before`` is Python that runs first in their process."""
     folder = tmp_path_factory.mktemp("servers")
     with ExitStack() as running:
 
-        def start(*options: str, token: str = "") -> Server:
+        def start(*options: str, token: str = "", before: str = "") -> Server:
             log = folder / f"{len(list(folder.iterdir()))}.log"
-            server = Server(command, {**environment, "SPECACT_TOKEN": token}, log, options)
+            words = [*command[:-1], before + command[-1]]
+            server = Server(words, {**environment, "SPECACT_TOKEN": token}, log, options)
             running.callback(server.end)
             return server
 

@@ -86,32 +86,43 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
     names = ["state"] + ["goal"] * (inputs[1] is not None) + ["image"] * (inputs[2] is not None)
     outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
     given = {name: value for name, value in zip(("state", "goal", "image"), inputs, strict=True) if value is not None}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns of its own internals
-        batch = torch.export.Dim("batch", min=1, max=4096)
-        shapes = {name: {0: batch} if name in given else None for name in ("state", "goal", "image")}
-        program = torch.onnx.export(
-            deployed,
-            (),
-            kwargs=given,
-            input_names=names,
-            output_names=outputs,
-            dynamo=True,
-            verbose=False,
-            dynamic_shapes={name: shapes[name] for name in given},
-        )
-    assert program is not None  # None is only for exports without dynamo
-    proto = program.model_proto
+    proto = to_onnx(deployed, given, names, outputs)
     if half:
         _store_as_half(proto)
-    _forget_sources(proto)
     onnx.checker.check_model(proto)
     write_whole(path, proto.SerializeToString())
     difference = _difference(deployed, path, model)
     if difference > PARITY:
         raise BundleError(f"{path} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
     return difference
+
+
+def to_onnx(module: nn.Module, given: dict[str, Tensor], inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
+    """A module as ONNX, with a free batch size.
+
+    Args:
+        module: takes the tensors of ``given`` by name.
+        given: an example, batch first.
+        inputs, outputs: names in the graph.
+    """
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own internals
+        batch = torch.export.Dim("batch", min=1, max=4096)
+        program = torch.onnx.export(
+            module,
+            (),
+            kwargs=given,
+            input_names=inputs,
+            output_names=outputs,
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes={name: {0: batch} for name in given},
+        )
+    assert program is not None  # None is only for exports without dynamo
+    proto: onnx.ModelProto = program.model_proto
+    _forget_sources(proto)
+    return proto
 
 
 def example_inputs(model: VQBeT, batch: int) -> tuple[Tensor, Tensor | None, Tensor | None]:

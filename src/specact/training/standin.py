@@ -12,6 +12,7 @@ from onnx import compose, helper, numpy_helper
 from torch import Tensor, nn
 
 from specact.policies.bundle import PARTS, Bundle, write_manifest
+from specact.training.export import to_onnx
 
 TOKENS = 10
 
@@ -55,16 +56,8 @@ def make_stand_in(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 7
     torch.manual_seed(0)
     spec = bundle.spec
     heavy = _Heavy(spec.window * spec.state, layers, width, heads).eval()
-    file = out / "heavy.onnx"
-    batch = torch.export.Dim("batch", min=1, max=4096)
-    program = torch.onnx.export(
-        heavy, (), kwargs={"state": torch.zeros(2, spec.window, spec.state)}, input_names=["state"],
-        output_names=["weight"], dynamic_shapes={"state": {0: batch}}, dynamo=True, optimize=True, verbose=False,
-    )  # fmt: skip
-    assert program is not None
-    program.save(str(file), external_data=False)
-    _join(onnx.load(bundle.path / PARTS["target"]), onnx.load(file), out / PARTS["target"])
-    file.unlink()
+    weight = to_onnx(heavy, {"state": torch.zeros(2, spec.window, spec.state)}, ["state"], ["weight"])
+    _join(onnx.load(bundle.path / PARTS["target"]), weight, out / PARTS["target"])
     manifest = {key: value for key, value in bundle.manifest.items() if key not in ("format", "spec", "fingerprints")}
     write_manifest(out, manifest | {"name": f"{bundle.name}-{layers}x{width}"}, spec)
 

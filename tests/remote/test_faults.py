@@ -1,0 +1,269 @@
+"""A policy in a control loop while its link and its server fail: real sockets, a real server, bounded real time.
+
+Every test drives three robots at once, each with a line of its own: one that transmits every step, one with the
+deviation gate whose requests leave ahead of the draft, and one as in the paper, JSON over HTTP with sampling on the
+server. What holds for all of them whatever happens is in ``Robot.check``: no exception, no stall beyond the deadline and
+a period, every miss counted under its cause, and every action bit for bit the one of its own step.
+
+What a wall clock says is bounded from above by a lot more than what is seen; the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from specact import Bundle
+from specact.child import Child, serving
+from specact.links.link import load_link
+from specact.links.mahimahi import read_deliveries
+from specact.links.shaper import Shaper
+from specact.links.trace import read_round_trips
+from specact.remote import line as line_module
+from specact.remote.channel import Endpoint
+from specact.remote.line import DEFAULT_SETTINGS, Line, LineSettings
+
+if TYPE_CHECKING:
+    from tests.remote.conftest import Robot
+
+Driving = Callable[..., AbstractContextManager[None]]
+WaitFor = Callable[..., float]
+Fleet = Callable[..., AbstractContextManager[Sequence["Robot"]]]
+
+DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).resolve().parents[2].parent / "shared/data")) / "network"
+needs_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason="no recorded networks; SPECACT_DATA names no folder with them"
+)
+pytestmark = pytest.mark.usefixtures("nothing_left")
+LOST = ("deadline", "disconnected")
+DEADLINE_S = 0.04
+
+
+@pytest.fixture
+def fleet(ball: Bundle, robot: Callable[..., Robot]) -> Fleet:
+    """``with fleet(port) as robots``: connected, each with a line of its own."""
+
+    @contextmanager
+    def make(port: int, settings: LineSettings = DEFAULT_SETTINGS, deadline_ms: float = 40.0) -> Iterator[list[Robot]]:
+        with ExitStack() as stack:
+            lines = [
+                stack.enter_context(Line(Endpoint(scheme, "127.0.0.1", port), ball, name, settings))
+                for name, scheme in {"always": "ws", "ahead": "ws", "paper": "http"}.items()
+            ]
+            for line in lines:
+                line.connect(10.0)
+            yield [
+                robot(lines[0], deadline_ms=deadline_ms),
+                robot(lines[1], deadline_ms=deadline_ms, overlap=True),
+                robot(lines[2], deadline_ms=deadline_ms, sampling="server"),
+            ]
+
+    return make
+
+
+def more(robots: Sequence[Robot], verified: int) -> Callable[[], bool]:
+    """Whether each robot had so many more steps verified than now."""
+    wanted = [robot.verified + verified for robot in robots]
+    return lambda: all(robot.verified >= count for robot, count in zip(robots, wanted, strict=True))
+
+
+def missed(robots: Sequence[Robot], misses: int) -> Callable[[], bool]:
+    """Whether each robot had so many more misses than now."""
+    wanted = [robot.causes.total() + misses for robot in robots]
+    return lambda: all(robot.causes.total() >= count for robot, count in zip(robots, wanted, strict=True))
+
+
+def connected(robots: Sequence[Robot], times: int) -> Callable[[], bool]:
+    return lambda: all(robot.line.counts["connections"] >= times for robot in robots)
+
+
+def check(robots: Sequence[Robot], *causes: str) -> None:
+    for robot in robots:
+        robot.check(*causes)
+
+
+def test_a_server_killed_and_started_again_mid_episode(fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
+    with ExitStack() as servers:
+        first = servers.enter_context(serving("ball", "--max-batch", "1"))
+        with fleet(first.port) as robots, driving(*robots):
+            wait_for(more(robots, 10))
+            first.kill()
+            wait_for(missed(robots, 10))
+            servers.enter_context(serving("ball", "--max-batch", "1", "--port", str(first.port)))
+            # The longest wait between two attempts is 2 s.
+            wait_for(more(robots, 10), 10.0)
+    check(robots, *LOST)
+    assert connected(robots, 2)()
+    for robot in robots:
+        # While nothing listens, a step costs nothing: what was lost is at most the request that was under way.
+        assert robot.causes["disconnected"] >= 9
+        assert robot.waited < 2 * DEADLINE_S + 2 * robot.noise
+
+
+def test_a_peer_that_is_gone_without_a_word_is_noticed(
+    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor
+) -> None:
+    silence_s = 1.0
+    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
+        with fleet(shaper.port, LineSettings(silence_s=silence_s)) as robots, driving(*robots):
+            wait_for(more(robots, 5))
+            shaper.half_open()
+            noticed = wait_for(connected(robots, 2))
+            found_back = wait_for(more(robots, 5))
+    check(robots, *LOST)
+    print(f"noticed and connected again after {noticed:.2f} s, five verified steps {found_back:.2f} s later")
+    assert noticed < silence_s + 1.0 and found_back < 3.0
+    for robot in robots:
+        assert robot.line.counts["connections"] == 2
+        assert robot.waited < 4 * DEADLINE_S + 2 * robot.noise
+
+
+@pytest.mark.parametrize("silence_s", [1.0, 10.0])
+def test_a_black_hole_of_three_seconds_costs_three_deadlines(
+    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor, silence_s: float
+) -> None:
+    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
+        with fleet(shaper.port, LineSettings(silence_s=silence_s)) as robots, driving(*robots):
+            wait_for(more(robots, 5))
+            before = [robot.waited for robot in robots]
+            shaper.black_hole(3.0)
+            time.sleep(2.9)
+            costs = [robot.waited - waited for robot, waited in zip(robots, before, strict=True)]
+            wait_for(more(robots, 5), 8.0)
+    check(robots, *LOST)
+    print(f"3 s cost {', '.join(f'{1e3 * cost:.0f}' for cost in costs)} ms")
+    for robot, cost in zip(robots, costs, strict=True):
+        # 58 steps passed meanwhile.
+        assert cost < 4 * DEADLINE_S + 3 * robot.noise
+        assert robot.causes["disconnected"] > 30
+        # Patient lines keep their connection; the others gave it up and found back.
+        assert robot.line.counts["connections"] == (1 if silence_s > 3.0 else 2)
+
+
+def test_without_the_rule_of_three_a_black_hole_would_cost_a_deadline_per_step(
+    exact_server: Child,
+    fleet: Fleet,
+    driving: Driving,
+    wait_for: WaitFor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(line_module, "_SUSPECT_AFTER", 10**9)
+    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
+        with fleet(shaper.port, LineSettings(silence_s=10.0)) as robots, driving(*robots):
+            wait_for(more(robots, 5))
+            shaper.black_hole(1.2)
+            time.sleep(1.2)
+    for robot in (robots[0], robots[2]):
+        assert robot.waited > 12 * DEADLINE_S
+
+
+def test_connections_reset_and_refused(exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
+    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
+        with fleet(shaper.port) as robots, driving(*robots):
+            wait_for(more(robots, 5))
+            shaper.refuse(0.8)
+            shaper.reset_all()
+            wait_for(missed(robots, 10))
+            wait_for(more(robots, 5), 8.0)
+    check(robots, *LOST)
+    for robot in robots:
+        assert robot.line.counts["connections"] == 2
+        assert robot.waited < 2 * DEADLINE_S + 2 * robot.noise
+
+
+def test_thirty_percent_loss(exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
+    # A lost segment comes 200 ms later, and with it all that was sent after it: four deadlines.
+    with Shaper(load_link("wifi-paper+loss=0.3"), "127.0.0.1", exact_server.port, seed=1) as shaper:
+        with fleet(shaper.port) as robots, driving(*robots):
+            wait_for(more(robots, 3), 30.0)
+            time.sleep(2.5)
+            wait_for(more(robots, 3), 30.0)
+    check(robots, *LOST)
+    for robot in robots:
+        assert robot.causes["deadline"] > 0
+        # Late replies are counted, and the connection survives.
+        assert robot.line.counts["late"] > 0 and robot.line.counts["connections"] == 1
+
+
+def test_nothing_depends_on_the_wall_clock(
+    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = np.random.default_rng(0).choice([-1e9, -3600.0, -1.0, 3600.0, 1e9], 1 << 16).tolist()
+    real = time.time
+    asked: list[float] = []
+
+    def wild() -> float:
+        asked.append(real() + jumps[len(asked) % len(jumps)])
+        return asked[-1]
+
+    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
+        monkeypatch.setattr(time, "time", wild)
+        monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * wild()))
+        assert abs(time.time() - real()) >= 0.9
+        with fleet(shaper.port, LineSettings(silence_s=1.0)) as robots, driving(*robots):
+            wait_for(more(robots, 10))
+            shaper.reset_all()
+            wait_for(connected(robots, 2))
+            time.sleep(1.5)  # long enough for an idle line to be given up, had its clock jumped
+            wait_for(more(robots, 10))
+        monkeypatch.undo()
+    check(robots, *LOST)
+    for robot in robots:
+        assert robot.line.counts["connections"] == 2
+        # Only the reset costs something: up to three steps until the line is back.
+        assert robot.causes.total() <= 3 + robot.noise / DEADLINE_S
+
+
+def stalled(robots: Sequence[Robot], longer_than_s: float) -> bool:
+    """Whether each robot had, in a row, as many misses as pass in so long a time."""
+    for robot in robots:
+        lost = [step for step in robot.steps if step.record.decision.transmit]
+        runs, start = [0.0], None
+        for step in lost:
+            start = None if step.record.miss is None else start or step.began
+            runs.append(0.0 if start is None else step.began - start)
+        if max(runs) < longer_than_s:
+            return False
+    return True
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("link", "stall_s"),
+    [
+        # Stalls of 1.98 and 1.77 s, half a second apart.
+        ("035", 1.98),
+        # A gap of 2.56 s in what a driving LTE phone could send.
+        ("ATT-LTE-driving", 2.56),
+    ],
+)
+def test_recorded_links_with_their_stalls(
+    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor, link: str, stall_s: float
+) -> None:
+    if link == "035":
+        path = DATA / "telerobot_rtt" / "tyrell_roundtrip035.csv"
+        rtts = read_round_trips(path)
+        worst = int(np.argmax(rtts > 1e3 * stall_s - 10.0))
+        stall_at = rtts[:worst].sum() / 1e3
+        assert abs(rtts[worst] / 1e3 - stall_s) < 0.01
+        name = f"rtt:{path}+start={stall_at - 0.7}"
+    else:
+        up, down = (DATA / "mahimahi" / f"{link}.{way}" for way in ("up", "down"))
+        moments = read_deliveries(up)
+        worst = int(np.argmax(np.abs(np.diff(moments) - 1e3 * stall_s) < 10.0))
+        stall_at = moments[worst] / 1e3
+        name = f"mahimahi:{up},{down}+delay=8+start={stall_at - 0.7}"
+    with Shaper(load_link(name), "127.0.0.1", exact_server.port) as shaper:
+        with fleet(shaper.port, LineSettings(silence_s=10.0), deadline_ms=50.0) as robots, driving(*robots):
+            wait_for(lambda: stalled(robots, 0.8 * stall_s), 20.0)
+            back = wait_for(more(robots, 5), 20.0)
+    check(robots, *LOST)
+    print(f"{link}: verified again {back:.2f} s after the stall; waited {[round(robot.waited, 3) for robot in robots]}")
+    assert all(robot.verified >= 5 for robot in robots)
