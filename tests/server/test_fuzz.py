@@ -59,8 +59,8 @@ def unharmed(server: Server, hello: Fields, frames: list[bytes]) -> Iterator[Non
 
 @pytest.fixture(scope="module")
 def api(server: Server) -> Any:
-    # A request whose deadline passed, or that meets a full queue, is answered as it should be with 504 or 503. What JSON
-    # Schema calls valid need not be: rows that sum to 1, say, are beyond it.
+    # A request whose deadline passed, or that meets a full queue, is rightly answered with 504 or 503. What JSON Schema
+    # calls valid need not be: rows that sum to 1, say, are beyond it.
     checks = {
         "not_a_server_error": {"expected-statuses": ["2xx", "4xx", "503", "504"]},
         "positive_data_acceptance": {"enabled": False},
@@ -381,7 +381,7 @@ def test_thousands_of_bad_messages_cost_no_memory(
             for _ in range(20):
                 reply = robot.receive()
                 assert is_fair(reply, ball)
-                answers[reply.get("code", reply["type"])] += 1
+                answers[str(reply.get("code", reply["type"]))] += 1
 
     with server.stream(hello) as robot:
         send(robot, 1_000)

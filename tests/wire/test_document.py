@@ -122,6 +122,7 @@ def test_it_names_every_limit_with_its_value() -> None:
         "characters of a token, at least": 16,
         "requests under way per connection; the server then stops reading it": server_stream._MOST_UNDER_WAY,
         "fragments of a WebSocket message": transport._MOST_FRAGMENTS,
+        "messages of a connection that wait to be read": transport._MOST_AHEAD,
         "bytes of an HTTP head": transport._LARGEST_HEAD,
         "pipelined HTTP requests": transport._MOST_PIPELINED,
         "seconds until the hello": server_stream._HELLO_WITHIN_S,

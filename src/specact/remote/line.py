@@ -59,7 +59,8 @@ class Line:
 
     A request whose reply did not come in time is forgotten: the reply is dropped and counted when it comes, and
     nothing is sent again after a reconnection. After three missed deadlines in a row nothing more is sent until the
-    server gives a sign of life, so that a dead link costs three deadlines and not one per step.
+    server gives a sign of life, and then one request until one is answered in time: a dead link costs three deadlines
+    and not one per step.
 
     Use it as a context manager, or call :meth:`close`.
 
@@ -92,6 +93,7 @@ class Line:
         # The reply to the newest request, if it came before it was waited for.
         self._early: Fields | None = None
         self._misses = 0
+        self._pinged = 0.0
         self.welcome: Welcome | None = None
         self.problem: str | None = "not connected yet"
         self.report: Mapping[str, int] = {}
@@ -140,15 +142,17 @@ class Line:
         until = time.monotonic() + deadline_s
         with self._lock:
             channel = self._channel
-            if channel is None or self._misses >= _SUSPECT_AFTER:
-                self._wake.set()
+            if channel is None:
                 return None
             self._next_id += 1
             if self._early is not None:
                 self._early = None
                 self.counts["unwanted"] += 1
             try:
-                self._drain(channel, deadline_s if patient else 0.0)
+                self._drain(channel, deadline_s if patient and self._misses < _SUSPECT_AFTER else 0.0)
+                if self._misses >= _SUSPECT_AFTER:
+                    self._wake.set()
+                    return None
                 if channel.busy:
                     self._misses += patient
                     return None
@@ -167,7 +171,7 @@ class Line:
         with self._lock:
             early = self._early
             if early is not None and request_id(early) == identity:
-                self._early = None
+                self._early, self._misses = None, 0
                 self.counts["answered"] += 1
                 return early
             if self._channel is None or identity not in self._open:
@@ -188,9 +192,10 @@ class Line:
                 self._misses += 1
                 self._wake.set()
                 return "deadline"
-            self._misses = 0
+            self._alive()
             fields = self._read(channel, payload)
             if fields is not None and request_id(fields) == identity:
+                self._misses = 0
                 del self._open[identity]
                 self.counts["answered"] += 1
                 return fields
@@ -251,13 +256,17 @@ class Line:
             self._drain(channel)
             silence = time.monotonic() - channel.heard
             if channel.heard > before:
-                self._misses = 0
+                self._alive()
             elif not channel.pings and not channel.busy:
                 # Nothing was asked, so nothing can be heard.
                 return
             elif silence > self._settings.silence_s:
                 raise ChannelClosedError(f"no sign of life for {silence:.1f} s")
-            elif silence > self._settings.silence_s / 3 or self._misses >= _SUSPECT_AFTER:
+            # A second question could not overtake the first, and where segments are lost would only hold up others.
+            elif self._pinged <= channel.heard and (
+                silence > self._settings.silence_s / 3 or self._misses >= _SUSPECT_AFTER
+            ):
+                self._pinged = time.monotonic()
                 channel.ping()
         except ChannelClosedError as error:
             self._drop(str(error))
@@ -270,7 +279,7 @@ class Line:
             payload = channel.receive(patience_s if channel.busy else 0.0)
             if payload is None:
                 return
-            self._misses = 0
+            self._alive()
             fields, newest = self._read(channel, payload), self._next_id
             if fields is not None and request_id(fields) == newest and self._open.get(newest) == "unwanted":
                 # It was sent ahead of the draft, and may be asked for when that is there.
@@ -279,6 +288,10 @@ class Line:
             else:
                 self._count_unasked(fields)
         raise ChannelClosedError("the server says far more than it is asked")
+
+    def _alive(self) -> None:
+        # One more try, not three: where all replies are late, each would earn more requests than it answers.
+        self._misses = min(self._misses, _SUSPECT_AFTER - 1)
 
     def _read(self, channel: Channel, payload: bytes) -> Fields | None:
         try:

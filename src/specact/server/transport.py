@@ -7,7 +7,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-_LARGEST_HEAD, _MOST_PIPELINED, _MOST_FRAGMENTS = 1 << 16, 16, 1024
+_LARGEST_HEAD, _MOST_PIPELINED = 1 << 16, 16
+_MOST_FRAGMENTS, _MOST_AHEAD = 1024, 1024
+# A read can hold many thousand frames of a few bytes, and each of them takes hundreds once it is parsed.
+_PARSED_AT_ONCE = 1 << 14
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -37,13 +40,16 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """Hangs up on fragments without end, never decodes text, and owes no pongs to a peer that does not read."""
+    """Hangs up on fragments and messages without end, never decodes text, and owes no pongs to who does not read."""
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _PARSED_AT_ONCE):
+            if not self.close_sent:
+                super().data_received(data[start : start + _PARSED_AT_ONCE])
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= _MOST_FRAGMENTS:
-            self.frames = []
-            self.conn.fail(CloseCode.POLICY_VIOLATION, "too many fragments")
-            self.handle_parser_exception()
+            self._hang_up("too many fragments")
         elif not self.close_sent:
             super().handle_cont(event)
 
@@ -62,4 +68,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.curr_msg_data_type == "text":
             # It is refused whatever it says, and need not be UTF-8.
             self.frames = [b""]
+        if self.queue.qsize() >= _MOST_AHEAD and not self.close_sent:
+            self._hang_up("too many messages at once")
         super().send_receive_event_to_app()
+
+    def _hang_up(self, why: str) -> None:
+        self.frames = []
+        self.conn.fail(CloseCode.POLICY_VIOLATION, why)
+        self.handle_parser_exception()
