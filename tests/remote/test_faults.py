@@ -91,15 +91,15 @@ def check(robots: Sequence[Robot], *causes: str) -> None:
 
 
 def test_a_server_killed_and_started_again_mid_episode(fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
+    settings = LineSettings(longest_delay_s=0.5)
     with ExitStack() as servers:
         first = servers.enter_context(serving("ball", "--max-batch", "1"))
-        with fleet(first.port) as robots, driving(*robots):
+        with fleet(first.port, settings) as robots, driving(*robots):
             wait_for(more(robots, 10))
             first.kill()
             wait_for(missed(robots, 10))
             servers.enter_context(serving("ball", "--max-batch", "1", "--port", str(first.port)))
-            # The longest wait between two attempts is 2 s.
-            wait_for(more(robots, 10), 10.0)
+            wait_for(more(robots, 10), settings.longest_delay_s + 4.0)
     check(robots, *LOST)
     assert connected(robots, 2)()
     for robot in robots:
@@ -119,33 +119,33 @@ def test_a_peer_that_is_gone_without_a_word_is_noticed(
             noticed = wait_for(connected(robots, 2))
             found_back = wait_for(more(robots, 5))
     check(robots, *LOST)
-    print(f"noticed and connected again after {noticed:.2f} s, five verified steps {found_back:.2f} s later")
     assert noticed < silence_s + 1.0 and found_back < 3.0
     for robot in robots:
         assert robot.line.counts["connections"] == 2
         assert robot.waited < 4 * DEADLINE_S + 2 * robot.noise
 
 
-@pytest.mark.parametrize("silence_s", [1.0, 10.0])
 def test_a_black_hole_of_three_seconds_costs_three_deadlines(
-    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor, silence_s: float
+    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor
 ) -> None:
+    # Some lines are patient and keep their connection; the others give it up and find back.
+    hasty, patient = LineSettings(silence_s=1.0), LineSettings(silence_s=10.0)
     with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
-        with fleet(shaper.port, LineSettings(silence_s=silence_s)) as robots, driving(*robots):
-            wait_for(more(robots, 5))
-            before = [robot.waited for robot in robots]
-            shaper.black_hole(3.0)
-            time.sleep(2.9)
-            costs = [robot.waited - waited for robot, waited in zip(robots, before, strict=True)]
-            wait_for(more(robots, 5), 8.0)
+        with fleet(shaper.port, hasty) as some, fleet(shaper.port, patient) as others:
+            robots = [*some, *others]
+            with driving(*robots):
+                wait_for(more(robots, 5))
+                before = [robot.waited for robot in robots]
+                shaper.black_hole(3.0)
+                time.sleep(2.9)
+                costs = [robot.waited - waited for robot, waited in zip(robots, before, strict=True)]
+                wait_for(more(robots, 5), 8.0)
     check(robots, *LOST)
-    print(f"3 s cost {', '.join(f'{1e3 * cost:.0f}' for cost in costs)} ms")
     for robot, cost in zip(robots, costs, strict=True):
         # 58 steps passed meanwhile.
         assert cost < 4 * DEADLINE_S + 3 * robot.noise
         assert robot.causes["disconnected"] > 30
-        # Patient lines keep their connection; the others gave it up and found back.
-        assert robot.line.counts["connections"] == (1 if silence_s > 3.0 else 2)
+        assert robot.line.counts["connections"] == (2 if robot in some else 1)
 
 
 def test_without_the_rule_of_three_a_black_hole_would_cost_a_deadline_per_step(
@@ -196,14 +196,13 @@ class Until:
 
 def test_thirty_percent_loss(exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
     # A lost segment comes 200 ms later, or 600 if lost twice, and with it all that was sent after it.
-    link = Until(load_link("wifi-paper+loss=0.3"), load_link("wifi-paper"), 4.0)
+    link = Until(load_link("wifi-paper+loss=0.3"), load_link("wifi-paper"), 3.0)
     with Shaper(link, "127.0.0.1", exact_server.port, seed=1) as shaper:
         start = time.monotonic()
         with fleet(shaper.port) as robots, driving(*robots):
-            time.sleep(max(0.0, start + 4.0 - time.monotonic()))
-            found_back = wait_for(more(robots, 5))
+            time.sleep(max(0.0, start + 3.0 - time.monotonic()))
+            wait_for(more(robots, 5))
     check(robots, *LOST)
-    print(f"verified again {found_back:.2f} s after the end")
     for robot in robots:
         assert robot.causes["deadline"] > 0 and robot.line.counts["late"] > 0
 
@@ -279,7 +278,6 @@ def test_recorded_links_with_their_stalls(
     with Shaper(load_link(name), "127.0.0.1", exact_server.port) as shaper:
         with fleet(shaper.port, LineSettings(silence_s=10.0), deadline_ms=50.0) as robots, driving(*robots):
             wait_for(lambda: stalled(robots, 0.8 * stall_s), 20.0)
-            back = wait_for(more(robots, 5), 20.0)
+            wait_for(more(robots, 5), 20.0)
     check(robots, *LOST)
-    print(f"{link}: verified again {back:.2f} s after the stall; waited {[round(robot.waited, 3) for robot in robots]}")
     assert all(robot.verified >= 5 for robot in robots)
