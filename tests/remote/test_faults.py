@@ -2,8 +2,8 @@
 
 Every test drives three robots at once, each with a line of its own: one that transmits every step, one with the
 deviation gate whose requests leave ahead of the draft, and one as in the paper, JSON over HTTP with sampling on the
-server. What holds for all of them whatever happens is in ``Robot.check``: no exception, no stall beyond the deadline and
-a period, every miss counted under its cause, and every action bit for bit the one of its own step.
+server. What holds for all of them whatever happens is in ``Robot.check``: no exception, no stall beyond the deadline
+and a period, every miss counted under its cause, and every action bit for bit the one of its own step.
 
 What a wall clock says is bounded from above by a lot more than what is seen; the machine may be busy.
 """
@@ -112,12 +112,15 @@ def test_a_peer_that_is_gone_without_a_word_is_noticed(
     exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor
 ) -> None:
     silence_s = 1.0
-    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
-        with fleet(shaper.port, LineSettings(silence_s=silence_s)) as robots, driving(*robots):
-            wait_for(more(robots, 5))
-            shaper.half_open()
-            noticed = wait_for(connected(robots, 2))
-            found_back = wait_for(more(robots, 5))
+    with (
+        Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
+        fleet(shaper.port, LineSettings(silence_s=silence_s)) as robots,
+        driving(*robots),
+    ):
+        wait_for(more(robots, 5))
+        shaper.half_open()
+        noticed = wait_for(connected(robots, 2))
+        found_back = wait_for(more(robots, 5))
     check(robots, *LOST)
     assert noticed < silence_s + 1.0 and found_back < 3.0
     for robot in robots:
@@ -130,16 +133,19 @@ def test_a_black_hole_of_three_seconds_costs_three_deadlines(
 ) -> None:
     # Some lines are patient and keep their connection; the others give it up and find back.
     hasty, patient = LineSettings(silence_s=1.0), LineSettings(silence_s=10.0)
-    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
-        with fleet(shaper.port, hasty) as some, fleet(shaper.port, patient) as others:
-            robots = [*some, *others]
-            with driving(*robots):
-                wait_for(more(robots, 5))
-                before = [robot.waited for robot in robots]
-                shaper.black_hole(3.0)
-                time.sleep(2.9)
-                costs = [robot.waited - waited for robot, waited in zip(robots, before, strict=True)]
-                wait_for(more(robots, 5), 8.0)
+    with (
+        Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
+        fleet(shaper.port, hasty) as some,
+        fleet(shaper.port, patient) as others,
+    ):
+        robots = [*some, *others]
+        with driving(*robots):
+            wait_for(more(robots, 5))
+            before = [robot.waited for robot in robots]
+            shaper.black_hole(3.0)
+            time.sleep(2.9)
+            costs = [robot.waited - waited for robot, waited in zip(robots, before, strict=True)]
+            wait_for(more(robots, 5), 8.0)
     check(robots, *LOST)
     for robot, cost in zip(robots, costs, strict=True):
         # 58 steps passed meanwhile.
@@ -156,23 +162,29 @@ def test_without_the_rule_of_three_a_black_hole_would_cost_a_deadline_per_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(line_module, "_SUSPECT_AFTER", 10**9)
-    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
-        with fleet(shaper.port, LineSettings(silence_s=10.0)) as robots, driving(*robots):
-            wait_for(more(robots, 5))
-            shaper.black_hole(1.2)
-            time.sleep(1.2)
+    with (
+        Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
+        fleet(shaper.port, LineSettings(silence_s=10.0)) as robots,
+        driving(*robots),
+    ):
+        wait_for(more(robots, 5))
+        shaper.black_hole(1.2)
+        time.sleep(1.2)
     for robot in (robots[0], robots[2]):
         assert robot.waited > 12 * DEADLINE_S
 
 
 def test_connections_reset_and_refused(exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
-    with Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper:
-        with fleet(shaper.port) as robots, driving(*robots):
-            wait_for(more(robots, 5))
-            shaper.refuse(0.8)
-            shaper.reset_all()
-            wait_for(missed(robots, 10))
-            wait_for(more(robots, 5), 8.0)
+    with (
+        Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
+        fleet(shaper.port) as robots,
+        driving(*robots),
+    ):
+        wait_for(more(robots, 5))
+        shaper.refuse(0.8)
+        shaper.reset_all()
+        wait_for(missed(robots, 10))
+        wait_for(more(robots, 5), 8.0)
     check(robots, *LOST)
     for robot in robots:
         assert robot.line.counts["connections"] == 2
@@ -275,9 +287,12 @@ def test_recorded_links_with_their_stalls(
         worst = int(np.argmax(np.abs(np.diff(moments) - 1e3 * stall_s) < 10.0))
         stall_at = moments[worst] / 1e3
         name = f"mahimahi:{up},{down}+delay=8+start={stall_at - 0.7}"
-    with Shaper(load_link(name), "127.0.0.1", exact_server.port) as shaper:
-        with fleet(shaper.port, LineSettings(silence_s=10.0), deadline_ms=50.0) as robots, driving(*robots):
-            wait_for(lambda: stalled(robots, 0.8 * stall_s), 20.0)
-            wait_for(more(robots, 5), 20.0)
+    with (
+        Shaper(load_link(name), "127.0.0.1", exact_server.port) as shaper,
+        fleet(shaper.port, LineSettings(silence_s=10.0), deadline_ms=50.0) as robots,
+        driving(*robots),
+    ):
+        wait_for(lambda: stalled(robots, 0.8 * stall_s), 20.0)
+        wait_for(more(robots, 5), 20.0)
     check(robots, *LOST)
     assert all(robot.verified >= 5 for robot in robots)

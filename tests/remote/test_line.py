@@ -109,17 +109,19 @@ def test_a_server_that_hangs_over_http_costs_three_deadlines_and_is_hung_up_on(
     ball: Bundle, server: Child, robot: Callable[..., Robot]
 ) -> None:
     settings = LineSettings(silence_s=1.0)
-    with Shaper(load_link("loopback"), "127.0.0.1", server.port) as shaper:
-        with Line(at(shaper.port, "http"), ball, settings=settings) as line:
-            line.connect(10.0)
-            rover = robot(line).play(5)
-            shaper.half_open()
-            until = time.monotonic() + 3.0
-            rover.run(lambda: rover.verified < 10 and time.monotonic() < until)
-            rover.check("deadline", "disconnected")
-            assert rover.verified >= 10
-            assert line.counts["connections"] == 2
-            assert rover.waited < 4 * 0.04 + 2 * rover.noise
+    with (
+        Shaper(load_link("loopback"), "127.0.0.1", server.port) as shaper,
+        Line(at(shaper.port, "http"), ball, settings=settings) as line,
+    ):
+        line.connect(10.0)
+        rover = robot(line).play(5)
+        shaper.half_open()
+        until = time.monotonic() + 3.0
+        rover.run(lambda: rover.verified < 10 and time.monotonic() < until)
+        rover.check("deadline", "disconnected")
+        assert rover.verified >= 10
+        assert line.counts["connections"] == 2
+        assert rover.waited < 4 * 0.04 + 2 * rover.noise
 
 
 def test_a_reply_in_drops_over_http_cannot_stretch_the_deadline(

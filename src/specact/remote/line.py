@@ -92,8 +92,8 @@ class Line:
         self._open: dict[int, str] = {}
         # The reply to the newest request, if it came before it was waited for.
         self._early: Fields | None = None
-        self._misses = 0
-        self._pinged = 0.0
+        # Deadlines missed in a row, when the last of them was, and when a sign of life was asked for.
+        self._misses, self._missed, self._pinged = 0, 0.0, 0.0
         self.welcome: Welcome | None = None
         self.problem: str | None = "not connected yet"
         self.report: Mapping[str, int] = {}
@@ -149,12 +149,12 @@ class Line:
                 self._early = None
                 self.counts["unwanted"] += 1
             try:
-                self._drain(channel, deadline_s if patient and self._misses < _SUSPECT_AFTER else 0.0)
-                if self._misses >= _SUSPECT_AFTER:
-                    self._wake.set()
+                self._drain(channel, deadline_s if patient and not self._suspects(channel) else 0.0)
+                if self._suspects(channel):
                     return None
                 if channel.busy:
-                    self._misses += patient
+                    if patient:
+                        self._miss()
                     return None
                 payload = channel.encode(fields(self._next_id))
                 channel.send(kind, payload, until - time.monotonic())
@@ -189,10 +189,8 @@ class Line:
             only = channel.busy
             payload = channel.receive(max(0.0, until - time.monotonic()))
             if payload is None:
-                self._misses += 1
-                self._wake.set()
+                self._miss()
                 return "deadline"
-            self._alive()
             fields = self._read(channel, payload)
             if fields is not None and request_id(fields) == identity:
                 self._misses = 0
@@ -252,20 +250,15 @@ class Line:
             channel = self._channel
             if channel is None:
                 return
-            before = channel.heard
             self._drain(channel)
-            silence = time.monotonic() - channel.heard
-            if channel.heard > before:
-                self._alive()
-            elif not channel.pings and not channel.busy:
+            if not channel.pings and not channel.busy:
                 # Nothing was asked, so nothing can be heard.
                 return
-            elif silence > self._settings.silence_s:
+            silence, patience = time.monotonic() - channel.heard, self._settings.silence_s
+            if silence > patience:
                 raise ChannelClosedError(f"no sign of life for {silence:.1f} s")
             # A second question could not overtake the first, and where segments are lost would only hold up others.
-            elif self._pinged <= channel.heard and (
-                silence > self._settings.silence_s / 3 or self._misses >= _SUSPECT_AFTER
-            ):
+            if self._pinged <= channel.heard and (silence > patience / 3 or self._suspects(channel)):
                 self._pinged = time.monotonic()
                 channel.ping()
         except ChannelClosedError as error:
@@ -279,7 +272,6 @@ class Line:
             payload = channel.receive(patience_s if channel.busy else 0.0)
             if payload is None:
                 return
-            self._alive()
             fields, newest = self._read(channel, payload), self._next_id
             if fields is not None and request_id(fields) == newest and self._open.get(newest) == "unwanted":
                 # It was sent ahead of the draft, and may be asked for when that is there.
@@ -289,9 +281,16 @@ class Line:
                 self._count_unasked(fields)
         raise ChannelClosedError("the server says far more than it is asked")
 
-    def _alive(self) -> None:
-        # One more try, not three: where all replies are late, each would earn more requests than it answers.
-        self._misses = min(self._misses, _SUSPECT_AFTER - 1)
+    def _miss(self) -> None:
+        self._misses, self._missed = self._misses + 1, time.monotonic()
+        self._wake.set()
+
+    def _suspects(self, channel: Channel) -> bool:
+        """Whether the server may be gone. With every sign of life it does not until the next miss: one try, not three.
+
+        Where all replies are late, each would otherwise earn more requests than it answers.
+        """
+        return self._misses >= _SUSPECT_AFTER and channel.heard <= self._missed
 
     def _read(self, channel: Channel, payload: bytes) -> Fields | None:
         try:

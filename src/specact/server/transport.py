@@ -44,7 +44,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), _PARSED_AT_ONCE):
-            if not self.close_sent:
+            if not self.transport.is_closing():
                 super().data_received(data[start : start + _PARSED_AT_ONCE])
 
     def handle_cont(self, event: Frame) -> None:
