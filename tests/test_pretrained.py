@@ -27,6 +27,7 @@ def test_a_bundle_loads_and_is_calibrated_for_its_own_weights(name: str) -> None
     assert gate.source == "executed"
     stored = json.loads((bundle.path / "calibration" / "deviation-0.60.json").read_text())
     assert dict(stored["settings"]["options"])["reading"] == bundle.recommended_gates.get("reading", "euclidean")
+    assert stored["settings"]["max_skips"] == bundle.recommended_gates.get("max_skips")
     for file in (bundle.path / "calibration").glob("*.json"):
         assert json.loads(file.read_text())["held_out"]["rate"] == pytest.approx(0.6, abs=0.03), file.name
     assert max(bundle.manifest["parity"].values()) < 2e-4

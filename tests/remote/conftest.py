@@ -81,8 +81,8 @@ class Peer:
 
     def __init__(self, side: socket.socket) -> None:
         self.side, self.protocol = side, ServerProtocol(max_size=None)
-        self.headers: dict[str, str] = {}
-        self.pongs: list[bytes] = []
+        self.path, self.headers = "", dict[str, str]()
+        self.pings, self.pongs = list[bytes](), list[bytes]()
         self._lock = threading.Lock()
 
     def say(self, message: Fields | bytes | str, pieces: int = 1) -> None:
@@ -112,12 +112,12 @@ class Peer:
             self.protocol.receive_data(data)
             for event in self.protocol.events_received():
                 if isinstance(event, Request):
-                    self.headers = dict(event.headers.raw_items())
+                    self.path, self.headers = event.path, dict(event.headers.raw_items())
                     self.protocol.send_response(self.protocol.accept(event))
                 elif isinstance(event, Frame) and event.opcode is Opcode.BINARY:
                     yield bytes(event.data)
-                elif isinstance(event, Frame) and event.opcode is Opcode.PONG:
-                    self.pongs.append(bytes(event.data))
+                elif isinstance(event, Frame) and event.opcode in (Opcode.PING, Opcode.PONG):
+                    (self.pings if event.opcode is Opcode.PING else self.pongs).append(bytes(event.data))
             self.raw(b"".join(self.protocol.data_to_send()))
             if self.protocol.state is not State.OPEN:
                 return
@@ -133,6 +133,7 @@ class Rogue:
         port: where it listens.
         behave: is told of every request; :meth:`honest` answers as a server should.
         greet: is told of every hello.
+        answers_handshakes, reads_requests: whether it does.
         requests: all of them, whichever connection they came by.
     """
 
@@ -140,6 +141,7 @@ class Rogue:
         self._bundle = bundle
         self.behave: Behave = behave or self.honest
         self.greet: Callable[[Peer], None] = self.welcome
+        self.answers_handshakes = self.reads_requests = True
         self.requests: list[InferRequest | VerifyRequest] = []
         self.peers: list[Peer] = []
         self._listener = socket.create_server(("127.0.0.1", port))
@@ -190,11 +192,14 @@ class Rogue:
             peer.side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             greeted = False
             try:
+                while not self.answers_handshakes:
+                    if not peer.side.recv(65536):
+                        return
                 for payload in peer.messages():
-                    if greeted:
+                    if greeted and self.reads_requests:
                         self.requests.append(read_request(msgpack.decode(payload), self._bundle.spec))
                         self.behave(peer, self.requests[-1])
-                    else:
+                    elif not greeted:
                         greeted = True
                         self.greet(peer)
             except OSError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,14 +14,17 @@ import numpy as np
 import pytest
 
 from specact import Bundle
-from specact.child import Child
+from specact.child import Child, serving
+from specact.errors import ConfigError, RemoteError
 from specact.links.link import load_link
 from specact.links.shaper import Shaper
+from specact.remote import line as line_module
 from specact.remote.channel import Endpoint
 from specact.remote.line import Line, LineSettings
-from specact.remote.target import RemoteTarget
+from specact.remote.target import RemoteTarget, remote_verifier
+from specact.remote.websocket import WebSocketChannel
 from specact.types import Window
-from specact.verifiers import Answer
+from specact.verifiers import Answer, Miss
 from specact.wire import json
 from specact.wire.handshake import Welcome, welcome_fields
 
@@ -31,6 +36,16 @@ WaitFor = Callable[..., float]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PATIENT_MS = 5000.0
+HURRIED = LineSettings(connect_timeout_s=0.3, first_delay_s=0.02, longest_delay_s=0.2)
+
+
+WELCOME = welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20))
+
+
+def say(side: socket.socket, fields: dict[str, Any]) -> None:
+    """A reply over HTTP."""
+    body = json.encode(fields)
+    side.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
 def at(port: int, scheme: str = "ws") -> Endpoint:
@@ -102,6 +117,50 @@ def test_a_flood_of_replies_costs_no_more_than_a_deadline(
     assert line.counts["connections"] >= 2
 
 
+# ---- signs of life --------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_line_asks_for_signs_of_life_and_gives_up_without(
+    ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
+) -> None:
+    awake = threading.Event()
+
+    def sleep(peer: Peer, request: Any) -> None:
+        awake.wait(20.0)
+
+    settings = LineSettings(silence_s=0.6)
+    with misbehaving(sleep) as rogue, Line(at(rogue.port), ball, settings=settings) as line:
+        line.connect(10.0)
+        time.sleep(1.2)  # two silences long nobody says anything but pings
+        assert line.counts == {"connections": 1} and len(rogue.peers[0].pings) >= 2
+        assert isinstance(RemoteTarget(line, ball.spec, 1.0).ask(window(ball)), Miss)
+        gone = wait_for(lambda: line.problem is not None and "no sign of life" in line.problem)
+        assert 0.3 < gone < 0.6 + 1.0
+        wait_for(lambda: line.problem is None)  # the server's other threads are awake
+        awake.set()
+
+
+def test_a_silent_server_is_asked_once_and_not_again_and_again(
+    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], wait_for: WaitFor
+) -> None:
+    awake = threading.Event()
+
+    def sleep(peer: Peer, request: Any) -> None:
+        awake.wait(20.0)
+
+    with misbehaving(sleep) as rogue, Line(at(rogue.port), ball) as line:
+        line.connect(10.0)
+        rover = robot(line).play(20, period_s=0.03)
+        rover.check("deadline", "disconnected")
+        assert rover.causes == {"deadline": 3, "disconnected": 17}
+        rogue.behave = rogue.honest
+        awake.set()
+        wait_for(lambda: len(rogue.requests) == 3)
+        # What lay there unread: three requests and one question.
+        rover.play(3)
+        assert rover.verified == 3 and len(rogue.peers[0].pings) == 1
+
+
 # ---- HTTP, which has one lane --------------------------------------------------------------------------------------
 
 
@@ -127,11 +186,9 @@ def test_a_server_that_hangs_over_http_costs_three_deadlines_and_is_hung_up_on(
 def test_a_reply_in_drops_over_http_cannot_stretch_the_deadline(
     ball: Bundle, listening: Listening, robot: Callable[..., Robot]
 ) -> None:
-    welcome = json.encode(welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20)))
-
     def serve(side: socket.socket) -> None:
         side.recv(65536)
-        side.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(welcome) + welcome)
+        say(side, WELCOME)
         while side.recv(65536):
             for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
                 side.sendall(bytes([byte]))
@@ -141,3 +198,240 @@ def test_a_reply_in_drops_over_http_cannot_stretch_the_deadline(
         line.connect(10.0)
         rover = robot(line).play(6, period_s=0.05)
         rover.check("deadline", "disconnected")
+
+
+def test_a_reply_over_http_that_cannot_be_read_is_a_miss_at_once(ball: Bundle, listening: Listening) -> None:
+    html = b"<html>no</html>"
+
+    def serve(side: socket.socket) -> None:
+        side.recv(65536)
+        say(side, WELCOME)
+        side.recv(65536)
+        side.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: %d\r\n\r\n" % len(html) + html)
+        side.recv(65536)
+        say(side, {"v": 1, "type": "error", "id": None, "code": "overloaded", "message": "no"})
+        side.recv(65536)
+
+    with listening(serve) as port, Line(at(port, "http"), ball) as line:
+        line.connect(10.0)
+        target, start = RemoteTarget(line, ball.spec, PATIENT_MS), time.monotonic()
+        for _ in range(2):
+            answer = target.ask(window(ball))
+            assert isinstance(answer, Miss) and answer.cause == "invalid"
+        assert time.monotonic() - start < 1e-3 * PATIENT_MS
+        assert line.counts == {"connections": 1, "sent": 2, "unreadable": 2}
+
+
+def test_an_idle_connection_that_the_server_closes_is_opened_again_before_it_is_needed(
+    ball: Bundle, listening: Listening, wait_for: WaitFor
+) -> None:
+    def serve(side: socket.socket) -> None:
+        side.recv(65536)
+        say(side, WELCOME)
+
+    with listening(serve) as port, Line(at(port, "http"), ball, settings=HURRIED) as line:
+        line.connect(10.0)
+        wait_for(lambda: line.counts["connections"] >= 2)
+        assert line.counts["sent"] == 0
+
+
+# ---- how it connects -------------------------------------------------------------------------------------------------
+
+
+class Attempts:
+    """Counts the connections that a line tries to open, and when."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times: list[float] = []
+
+        def counting(*arguments: Any) -> Any:
+            self.times.append(time.monotonic())
+            return WebSocketChannel(*arguments)
+
+        monkeypatch.setattr(line_module, "WebSocketChannel", counting)
+
+
+def test_a_refused_connection_is_tried_again_ever_less_often(
+    ball: Bundle, robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = Attempts(monkeypatch)
+    with Line(at(free_port()), ball, settings=HURRIED) as line:
+        # A robot that acts meanwhile does not shorten the waits, and does not wait itself.
+        rover = robot(line).run(lambda: len(attempts.times) < 7, period_s=0.005)
+        assert line.problem is not None and "refused" in line.problem
+        with pytest.raises(RemoteError, match=r"within 0 s: no connection to ws://127.0.0.1:\d+: .*refused"):
+            line.connect(0.0)
+    waits = np.diff(attempts.times)
+    assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])).all()
+    rover.check("disconnected")
+    assert rover.waited < 0.1 + rover.noise and line.counts == {}
+
+
+def test_a_server_that_hangs_up_on_everybody_is_not_besieged(
+    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = Attempts(monkeypatch)
+    with misbehaving(lambda peer, request: peer.reset()) as rogue, Line(at(rogue.port), ball, settings=HURRIED) as line:
+        line.connect(10.0)
+        robot(line).run(lambda: len(attempts.times) < 6, period_s=0.005).check("disconnected", "deadline")
+    waits = np.diff(attempts.times)
+    assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2])).all()
+
+
+@pytest.mark.parametrize("upgrades", [False, True])
+def test_a_server_that_accepts_and_says_nothing(
+    ball: Bundle,
+    misbehaving: Misbehaving,
+    listening: Listening,
+    robot: Callable[..., Robot],
+    upgrades: bool,
+) -> None:
+    port = free_port()
+    with Line(at(port), ball, settings=HURRIED) as line:
+        rover = robot(line)
+        mute = misbehaving(port=port)
+        with mute as rogue:
+            if upgrades:
+                rogue.greet = lambda peer: None
+            else:
+                rogue.answers_handshakes = False
+            with pytest.raises(RemoteError, match="did not answer" + (" the hello" if upgrades else " in time")):
+                line.connect(1.2)
+            rover.play(20, period_s=0.005)
+            assert rover.causes == {"disconnected": 20}
+            rogue.greet, rogue.answers_handshakes = rogue.welcome, True
+            line.connect(10.0)
+            rover.play(5)
+        rover.check("disconnected")
+        assert rover.verified == 5
+
+
+def test_a_server_that_refuses_this_device_and_later_does_not(
+    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot]
+) -> None:
+    why = "the device has tokenizer 'a', the server 'b'"
+
+    def refuse(peer: Peer) -> None:
+        peer.say({"v": 1, "type": "error", "id": None, "code": "mismatch", "message": why})
+        peer.raw(b"\x88\x02\x03\xf0")  # 1008, policy violation
+
+    with misbehaving() as rogue:
+        rogue.greet = refuse
+        with Line(at(rogue.port), ball, settings=HURRIED) as line:
+            with pytest.raises(RemoteError, match=rf"127.0.0.1:\d+ refuses this device: {why}"):
+                line.connect(0.5)
+            rover = robot(line).play(5)
+            rogue.greet = rogue.welcome
+            assert line.connect(10.0).bundle == "ball"
+            rover.play(5)
+            rover.check("disconnected")
+            assert rover.verified == 5 and rover.causes == {"disconnected": 5}
+
+
+def test_a_real_server_of_another_bundle_and_then_the_right_one(ball: Bundle) -> None:
+    with serving("swarm") as other, Line(at(other.port), ball, settings=HURRIED) as line:
+        with pytest.raises(RemoteError, match=r"tokenizer .*: their codes mean different actions; deploy the same"):
+            line.connect(1.0)
+        other.stop()
+        with serving("ball", "--port", str(other.port)) as right:
+            assert line.connect(10.0).bundle == "ball"
+            assert isinstance(RemoteTarget(line, ball.spec, PATIENT_MS).ask(window(ball)), Answer)
+            right.stop()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        ({"v": 1, "type": "welcome"}, "welcome needs"),
+        ({"v": 2, "type": "welcome", "bundle": "b", "target": "t", "version": "0", "max_message_bytes": 1}, "protocol"),
+        ({"v": 1, "type": "error", "id": None, "code": "tired", "message": "no"}, "known codes"),
+        (b"\xc1", "not a msgpack message"),
+        ("welcome", "not a msgpack message"),
+        (b"\0" * 200_000, "too big|exceeds"),
+    ],
+)
+def test_a_greeting_that_is_none_is_a_reason(ball: Bundle, misbehaving: Misbehaving, greeting: Any, why: str) -> None:
+    with misbehaving() as rogue:
+        rogue.greet = lambda peer: peer.say(greeting)
+        with Line(at(rogue.port), ball, settings=HURRIED) as line, pytest.raises(RemoteError, match=why):
+            line.connect(0.4)
+
+
+def test_a_name_that_no_server_takes_is_refused_with_a_reason(ball: Bundle, server: Child) -> None:
+    with Line(at(server.port), ball, "r" * 65) as line, pytest.raises(RemoteError, match="at most 64 printable"):
+        line.connect(0.5)
+
+
+# ---- how it ends ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["ws", "wss", "http", "https"])
+def test_a_line_can_be_closed_while_the_server_hangs(ball: Bundle, listening: Listening, scheme: str) -> None:
+    def hang(side: socket.socket) -> None:
+        while side.recv(65536):
+            pass
+
+    settings = LineSettings(connect_timeout_s=0.5)
+    with listening(hang) as port:
+        line = Line(at(port, scheme), ball, settings=settings)
+        time.sleep(0.1)
+        start = time.monotonic()
+        line.close()
+        line.close()
+        assert time.monotonic() - start < settings.connect_timeout_s + 2.0
+        assert line.send("infer", lambda identity: {}, 1.0, True) is None
+        assert line.wait(1, 1.0) == "disconnected"
+
+
+def test_a_line_that_is_closed_during_a_step_lets_it_miss(
+    ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
+) -> None:
+    with misbehaving(lambda peer, request: None) as rogue, Line(at(rogue.port), ball) as line:
+        line.connect(10.0)
+        target, found = RemoteTarget(line, ball.spec, 300.0), list[Any]()
+        asking = threading.Thread(target=lambda: found.append(target.ask(window(ball))))
+        asking.start()
+        wait_for(lambda: len(rogue.requests) == 1)
+        line.close()
+        asking.join()
+        assert isinstance(found[0], Miss)
+
+
+def test_a_request_larger_than_the_network_takes_at_once_leaves_within_the_deadline(
+    ball: Bundle, misbehaving: Misbehaving
+) -> None:
+    # As with camera frames on a slow link: it takes longer than an instant, and less than the deadline.
+    image, later = np.zeros(16 << 20, np.uint8), threading.Event()
+
+    def sleepy(peer: Peer) -> None:
+        rogue.welcome(peer)
+        later.wait(0.15)
+
+    with misbehaving() as rogue, Line(at(rogue.port), ball) as line:
+        rogue.greet, rogue.reads_requests = sleepy, False
+        line.connect(10.0)
+        start = time.monotonic()
+        assert line.send("infer", lambda identity: {"id": identity, "image": image}, 5.0, False) == 1
+        assert time.monotonic() - start > 0.05
+        assert line.problem is None
+        # Where even the deadline is too short, the connection is given up: a part of a message cannot be taken back.
+        line.send("infer", lambda identity: {"id": identity, "image": image}, 0.001, False)
+        assert line.problem is not None and "while sending" in line.problem
+
+
+@pytest.mark.parametrize("name", ["connect_timeout_s", "first_delay_s", "longest_delay_s", "silence_s"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_the_patience_of_a_line_is_positive_and_finite(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="positive and finite"):
+        LineSettings(**{name: value})
+
+
+@pytest.mark.parametrize("deadline_ms", [0.0, -1.0, math.nan, 60_001.0])
+def test_a_deadline_is_positive(ball: Bundle, deadline_ms: float) -> None:
+    with Line(at(1), ball) as line, pytest.raises(ConfigError, match="between 0 and 60000"):
+        remote_verifier(line, ball, deadline_ms)
+
+
+def test_the_place_of_sampling_is_known(ball: Bundle) -> None:
+    with Line(at(1), ball) as line, pytest.raises(ConfigError, match="did you mean 'server'"):
+        remote_verifier(line, ball, 50.0, "servr")  # type: ignore[arg-type]

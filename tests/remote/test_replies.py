@@ -310,7 +310,7 @@ def test_late_answers_are_dropped_by_id_and_counted(
         line.connect(10.0)
         rover = robot(line).play(4)
         rogue.behave = lambda peer, request: slow(rogue, peer, request)
-        rover.play(30, period_s=0.02)
+        rover.play(20, period_s=0.02)
         asked = len(rogue.requests)
         # All of them come in time to be counted, and none is used.
         wait_for(lambda: line.counts["late"] == asked - 4)
@@ -395,7 +395,7 @@ def test_after_a_lost_connection_nothing_is_sent_again(
         rover.play(4)
         rogue.behave = lambda peer, request: behave(rogue, peer, request)
         # Slow enough to come back in between, and to lose more than one.
-        rover.play(10, period_s=0.03)
+        rover.play(6, period_s=0.03)
         rogue.behave = rogue.honest
         wanted, until = rover.verified + 5, time.monotonic() + 10.0
         rover.run(lambda: rover.verified < wanted and time.monotonic() < until, period_s=0.01)
@@ -427,7 +427,11 @@ def test_too_many_misses_over_a_real_socket_stop_the_robot(ball: Bundle, misbeha
         line.connect(10.0)
         rover = robot(line, fallback=Fallback(max_consecutive_misses=4, stop_action=STILL)).play(4)
         awake = threading.Event()
-        rogue.behave = lambda peer, request: awake.wait(20.0) and None
+
+        def sleep(peer: Peer, request: Request) -> None:
+            awake.wait(20.0)
+
+        rogue.behave = sleep
         rover.play(8)
         # Three deadlines, then no sign of life; the fifth miss in a row stops it.
         assert [step.record.miss for step in rover.steps[4:9]] == ["deadline"] * 3 + ["disconnected"] * 2

@@ -339,6 +339,16 @@ def test_a_flood_costs_no_memory(kind: str, server: Server, hello: Fields) -> No
     assert grown(server, hello, kind) < GROWTH_KB
 
 
+def test_a_peer_that_does_not_read_cannot_keep_the_server_from_ending(launch: Start, hello: Fields) -> None:
+    own = launch(before="import specact.server.serve as serve; serve._GOODBYE_S = 1; ")
+    with upgraded(own, hello) as connection:
+        # Answers fill every buffer, and then the server waits for it to read them.
+        flood(connection, frame(BINARY, b"\xc1" * 600) * 50, 20.0)
+        own.terminate()
+        assert own.wait() == 0
+    assert "Traceback" not in own.log
+
+
 def test_without_its_bounds_a_flood_would_cost_memory(launch: Start, hello: Fields) -> None:
     """The wrong variant: uvicorn's protocols as they are."""
     bare = launch(

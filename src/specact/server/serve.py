@@ -15,8 +15,8 @@ from specact.server.service import Service
 from specact.server.transport import BoundedHttp, BoundedWebSocket
 
 _KEEP_ALIVE_S, _PING_S = 75, 20.0
-# How long connections may take to close once everything is answered; a request that never arrives whole ends there.
-_GOODBYE_S = 6
+# How long connections may take to close once everything is answered.
+_GOODBYE_S = 6.0
 
 
 def serve(service: Service, announce: Callable[[str], None]) -> None:
@@ -48,7 +48,6 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_GOODBYE_S,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -70,7 +69,7 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
 
 
 class _DrainingServer(uvicorn.Server):
-    """Before it closes the connections it lets their requests finish; a second signal ends it at once."""
+    """Before it closes the connections it lets their requests finish; a second signal cuts that short."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -84,6 +83,15 @@ class _DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self.announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(_GOODBYE_S, self._hang_up)
+        await super().shutdown(sockets)
+
+    def _hang_up(self) -> None:
+        # Who does not read what it is sent, or does not send what it began, would keep us.
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._service.draining:
