@@ -26,6 +26,8 @@ CHOICES = {
     "disparity": GateChoices(reading="disparity", max_skips="unlimited"),
     "zscore": GateChoices(reading="zscore", max_skips="unlimited"),
     "jump": GateChoices(reading="jump", max_skips="unlimited"),
+    "euclidean, at most 2 skips": GateChoices(reading="euclidean", max_skips=2),
+    "disparity, at most 2 skips": GateChoices(reading="disparity", max_skips=2),
     "euclidean, at most 4 skips": GateChoices(reading="euclidean", max_skips=4),
     "disparity, at most 4 skips": GateChoices(reading="disparity", max_skips=4),
     "zscore, at most 4 skips": GateChoices(reading="zscore", max_skips=4),
