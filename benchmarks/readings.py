@@ -57,13 +57,13 @@ def main() -> None:
 def brief(summary: dict[str, Any]) -> dict[str, Any]:
     """What the table shows of one evaluation."""
     methods = summary["methods"]
-    (contrast,) = (row["score"] for row in summary["contrasts"] if row["first"] == "adahi")
+    pairs = {(row["first"], row["second"]): row["score"] for row in summary["contrasts"]}
     return {
         "episodes": summary["episodes"],
         "seed": summary["seed"],
         "adahi": methods["adahi"]["score"],
         "random": methods["random"]["score"],
-        "difference": contrast,
+        "difference": pairs["adahi", "random"],
         "transmission_rate": methods["adahi"]["transmission_rate"],
         "true_skip_ratio": [methods[name]["true_skip_ratio"] for name in ("adahi", "random")],
         "action_change_loss": [methods[name]["action_change_loss"] for name in ("adahi", "random")],
