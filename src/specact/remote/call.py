@@ -75,11 +75,11 @@ class Call:
         there_was = max(0.0, arrived - self._left - self._encode_s)
         at_server = max(server.total_ms / 1e3, queue + target)
         true = min(1.0, there_was / at_server) if at_server else 1.0
-        at_both_ends = self._encode_s + finished - arrived + true * (at_server - queue - target)
+        at_both_ends = self._encode_s + finished - arrived + max(0.0, true * (at_server - queue - target))
         share = min(1.0, (finished - asked) / (finished - self._left))
         return OffloadTimes(
             encode=share * at_both_ends,
-            network=share * (there_was - true * at_server),
+            network=share * max(0.0, there_was - true * at_server),
             queue=share * true * queue,
             target=share * true * target,
         )

@@ -143,9 +143,7 @@ class TargetWorker:
 
     def _answer(self, jobs: Sequence[_Job], started: float) -> list[Result | WireError]:
         try:
-            # An observation far beyond those of training may overflow inside; what comes of it is refused below.
-            with np.errstate(over="ignore", invalid="ignore"):
-                targets = self._policy.infer_batch([job.request.window for job in jobs])
+            targets = self._policy.infer_batch([job.request.window for job in jobs])
             sampled = [self._sample(job.request, target) for job, target in zip(jobs, targets, strict=True)]
         # The border of the process: whatever the runtime raises, the server lives on and says nothing of its inside.
         except Exception:  # noqa: BLE001
@@ -161,6 +159,7 @@ class TargetWorker:
         self, request: Request, target: CodeDistribution
     ) -> tuple[Verdict | None, np.ndarray | None] | WireError:
         """Verdict and chunk, where the server samples; one request's fault is no other's in its batch."""
+        # An observation far beyond those of training overflows inside.
         if not np.isfinite(target.probs).all() or not np.isfinite(target.offsets).all():
             return bad("the target has no finite answer to this observation")
         if isinstance(request, InferRequest):
