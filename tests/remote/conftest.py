@@ -24,6 +24,7 @@ from websockets.server import ServerProtocol
 
 from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
 from specact.child import Child, serving
+from specact.errors import RemoteError
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates import Always
 from specact.gates.forecast import Forecast
@@ -457,3 +458,16 @@ def wait_for() -> Callable[..., float]:
         return time.monotonic() - start
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def refusal(wait_for: Callable[..., float]) -> Callable[[Line], str]:
+    """Why a line has no connection, as soon as it knows."""
+
+    def reason(line: Line) -> str:
+        wait_for(lambda: line.problem != "not connected yet")
+        with pytest.raises(RemoteError) as caught:
+            line.connect(0.0)
+        return str(caught.value)
+
+    return reason

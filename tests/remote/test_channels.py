@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Listening = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 WaitFor = Callable[..., float]
+Refusal = Callable[[Line], str]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 LIMIT = 100_000
@@ -480,18 +481,17 @@ def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[
             answer = target.ask(seen)
             assert isinstance(answer, Answer)
             np.testing.assert_array_equal(answer.target.probs, ball.target.infer(seen).probs)
-        time.sleep(1.0)  # pings alone
+        time.sleep(0.7)  # pings alone
         assert isinstance(target.ask(seen), Answer)
         assert line.counts == {"connections": 1, "sent": 51, "answered": 51}
 
 
 @pytest.mark.parametrize("scheme", ["wss", "https"])
-def test_a_certificate_that_is_not_trusted_is_a_reason(ball: Bundle, guarded: Child, scheme: str) -> None:
-    with (
-        Line(at(guarded.port, scheme, token=TOKEN), ball) as line,
-        pytest.raises(RemoteError, match="certificate verify failed: self-signed"),
-    ):
-        line.connect(1.0)
+def test_a_certificate_that_is_not_trusted_is_a_reason(
+    ball: Bundle, guarded: Child, refusal: Refusal, scheme: str
+) -> None:
+    with Line(at(guarded.port, scheme, token=TOKEN), ball) as line:
+        assert "certificate verify failed: self-signed" in refusal(line)
 
 
 def test_a_certificate_of_another_host_is_a_reason(guarded: Child, certificate: tuple[Path, Path]) -> None:
@@ -501,21 +501,21 @@ def test_a_certificate_of_another_host_is_a_reason(guarded: Child, certificate: 
 
 
 def test_speaking_plainly_to_a_server_with_tls_or_the_other_way_round_is_no_use(
-    ball: Bundle, guarded: Child, server: Child
+    ball: Bundle, guarded: Child, server: Child, refusal: Refusal
 ) -> None:
     for port, scheme in ((guarded.port, "ws"), (guarded.port, "http"), (server.port, "wss"), (server.port, "https")):
-        with Line(at(port, scheme, token=TOKEN), ball) as line, pytest.raises(RemoteError, match=r"within 0.3 s"):
-            line.connect(0.3)
+        with Line(at(port, scheme, token=TOKEN), ball) as line:
+            assert f"{scheme}://127.0.0.1:{port}" in refusal(line)
 
 
 @pytest.mark.parametrize("scheme", ["wss", "https"])
 @pytest.mark.parametrize("token", [None, "a token of more than 16 characterz"])
 def test_the_wrong_token_is_a_reason(
-    ball: Bundle, guarded: Child, certificate: tuple[Path, Path], scheme: str, token: str | None
+    ball: Bundle, guarded: Child, certificate: tuple[Path, Path], refusal: Refusal, scheme: str, token: str | None
 ) -> None:
     endpoint = at(guarded.port, scheme, token=token, tls=trusting(certificate))
-    with Line(endpoint, ball) as line, pytest.raises(RemoteError, match="token"):
-        line.connect(1.0)
+    with Line(endpoint, ball) as line:
+        assert "token" in refusal(line).replace(str(token), "")
 
 
 @pytest.mark.parametrize("kind", [WebSocketChannel, HttpChannel])

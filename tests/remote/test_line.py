@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 import threading
 import time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 Listening = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 WaitFor = Callable[..., float]
+Refusal = Callable[[Line], str]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PATIENT_MS = 5000.0
@@ -307,7 +309,7 @@ def test_a_server_that_accepts_and_says_nothing(
 
 
 def test_a_server_that_refuses_this_device_and_later_does_not(
-    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot]
+    ball: Bundle, misbehaving: Misbehaving, refusal: Refusal, robot: Callable[..., Robot]
 ) -> None:
     why = "the device has tokenizer 'a', the server 'b'"
 
@@ -318,8 +320,7 @@ def test_a_server_that_refuses_this_device_and_later_does_not(
     with misbehaving() as rogue:
         rogue.greet = refuse
         with Line(at(rogue.port), ball, settings=HURRIED) as line:
-            with pytest.raises(RemoteError, match=rf"127.0.0.1:\d+ refuses this device: {why}"):
-                line.connect(0.5)
+            assert f"127.0.0.1:{rogue.port} refuses this device: {why}" in refusal(line)
             rover = robot(line).play(5)
             rogue.greet = rogue.welcome
             assert line.connect(10.0).bundle == "ball"
@@ -328,10 +329,9 @@ def test_a_server_that_refuses_this_device_and_later_does_not(
             assert rover.verified == 5 and rover.causes == {"disconnected": 5}
 
 
-def test_a_real_server_of_another_bundle_and_then_the_right_one(ball: Bundle) -> None:
+def test_a_real_server_of_another_bundle_and_then_the_right_one(ball: Bundle, refusal: Refusal) -> None:
     with serving("swarm") as other, Line(at(other.port), ball, settings=HURRIED) as line:
-        with pytest.raises(RemoteError, match=r"tokenizer .*: their codes mean different actions; deploy the same"):
-            line.connect(1.0)
+        assert re.search("tokenizer .*: their codes mean different actions; deploy the same", refusal(line))
         other.stop()
         with serving("ball", "--port", str(other.port)) as right:
             assert line.connect(10.0).bundle == "ball"
@@ -350,16 +350,18 @@ def test_a_real_server_of_another_bundle_and_then_the_right_one(ball: Bundle) ->
         (b"\0" * 200_000, "too big|exceeds"),
     ],
 )
-def test_a_greeting_that_is_none_is_a_reason(ball: Bundle, misbehaving: Misbehaving, greeting: Any, why: str) -> None:
+def test_a_greeting_that_is_none_is_a_reason(
+    ball: Bundle, misbehaving: Misbehaving, refusal: Refusal, greeting: Any, why: str
+) -> None:
     with misbehaving() as rogue:
         rogue.greet = lambda peer: peer.say(greeting)
-        with Line(at(rogue.port), ball, settings=HURRIED) as line, pytest.raises(RemoteError, match=why):
-            line.connect(0.4)
+        with Line(at(rogue.port), ball, settings=HURRIED) as line:
+            assert re.search(why, refusal(line))
 
 
-def test_a_name_that_no_server_takes_is_refused_with_a_reason(ball: Bundle, server: Child) -> None:
-    with Line(at(server.port), ball, "r" * 65) as line, pytest.raises(RemoteError, match="at most 64 printable"):
-        line.connect(0.5)
+def test_a_name_that_no_server_takes_is_refused_with_a_reason(ball: Bundle, server: Child, refusal: Refusal) -> None:
+    with Line(at(server.port), ball, "r" * 65) as line:
+        assert "at most 64 printable" in refusal(line)
 
 
 # ---- how it ends ----------------------------------------------------------------------------------------------------

@@ -77,11 +77,13 @@ class ActionDeviation(Gate):
         if self._mean is None or self._variance is None or self._last is None:
             self._mean, self._variance, self._last = action, np.zeros_like(action), action
             return
-        self._steps.append(_length(action - self._last))
+        if self.reading == "path_ratio":
+            self._steps.append(_length(action - self._last))
         self._last = action
         change = action - self._mean
         self._mean = self._mean + self.alpha * change
-        self._variance = (1.0 - self.alpha) * (self._variance + self.alpha * change * change)
+        if self.reading == "zscore":
+            self._variance = (1.0 - self.alpha) * (self._variance + self.alpha * change * change)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """The deviation; 0 before anything was executed."""
@@ -93,12 +95,11 @@ class ActionDeviation(Gate):
         away = action - self._mean
         if self.reading == "zscore":
             return _length(away / (np.sqrt(self._variance) + _EPSILON))
-        scale = {
-            "euclidean": 1.0,
-            "path_ratio": sum(self._steps) + _EPSILON,
-            "disparity": _length(self._mean) + _EPSILON,
-        }
-        return _length(away) / scale[self.reading]
+        if self.reading == "path_ratio":
+            return _length(away) / (sum(self._steps) + _EPSILON)
+        if self.reading == "disparity":
+            return _length(away) / (_length(self._mean) + _EPSILON)
+        return _length(away)
 
 
 def _length(vector: NDArray[np.float64]) -> float:

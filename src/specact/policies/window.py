@@ -43,8 +43,10 @@ class ObservationWindow:
         """
         spec = self._spec
         fields = observation if isinstance(observation, Mapping) else {"state": observation}
-        state = self._numbers(fields, "state", spec.state)
-        goal = self._numbers(fields, "goal", spec.goal) if spec.goal else None
+        # What is too large for float32 becomes infinite and is refused with the rest.
+        with np.errstate(over="ignore"):
+            state = self._numbers(fields, "state", spec.state)
+            goal = self._numbers(fields, "goal", spec.goal) if spec.goal else None
         image = self._frame(fields, spec.image) if spec.image else None
         self._state = _shift(self._state, state, spec.window)
         if image is not None:
@@ -55,9 +57,8 @@ class ObservationWindow:
         if name not in fields:
             raise ObservationError(f"the observation has no {name!r}; this policy needs {name} [{width}]")
         try:
-            # A copy: environments may reuse their buffers. Too large for float32 becomes infinite and is refused below.
-            with np.errstate(over="ignore"):
-                value = np.array(fields[name], dtype=np.float32)
+            # A copy: environments may reuse their buffers.
+            value = np.array(fields[name], dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise ObservationError(f"the observation's {name} is not an array of numbers: {error}") from None
         if value.shape != (width,):
