@@ -9,9 +9,9 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from specact.errors import RemoteError
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates import Always
 from specact.gates.forecast import Forecast
-from specact.remote.line import Line
+from specact.remote.channel import Endpoint
+from specact.remote.line import DEFAULT_SETTINGS, Line, LineSettings
 from specact.remote.target import remote_verifier
 from specact.rng import Role, stream
 from specact.sampling import verify
@@ -138,14 +139,14 @@ class Rogue:
         requests: all of them, whichever connection they came by.
     """
 
-    def __init__(self, bundle: Bundle, behave: Behave | None = None, port: int = 0) -> None:
+    def __init__(self, bundle: Bundle, behave: Behave | None) -> None:
         self._bundle = bundle
         self.behave: Behave = behave or self.honest
         self.greet: Callable[[Peer], None] = self.welcome
         self.answers_handshakes = self.reads_requests = True
         self.requests: list[InferRequest | VerifyRequest] = []
         self.peers: list[Peer] = []
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._threads: list[threading.Thread] = [threading.Thread(target=self._accept, name="rogue")]
         self._threads[0].start()
@@ -215,8 +216,8 @@ def misbehaving(ball: Bundle) -> Misbehaving:
     """``with misbehaving(behave) as rogue``; without ``behave`` it is honest."""
 
     @contextmanager
-    def make(behave: Behave | None = None, port: int = 0) -> Iterator[Rogue]:
-        rogue = Rogue(ball, behave, port)
+    def make(behave: Behave | None = None) -> Iterator[Rogue]:
+        rogue = Rogue(ball, behave)
         try:
             yield rogue
         finally:
@@ -345,8 +346,7 @@ class Robot:
         line.report = self.policy.counts
         self.steps: list[Step] = []
         self.noise = 0.0
-        walk = np.random.default_rng(0).standard_normal((20_000, bundle.spec.state))
-        self._walk = np.clip(0.6 * walk, -1.0, 1.0)
+        self._walk = np.random.default_rng(0)
 
     def run(self, proceed: Callable[[], bool], period_s: float = PERIOD_S) -> Robot:
         """Drives while ``proceed`` says so; never catches up."""
@@ -365,7 +365,8 @@ class Robot:
         return self.run(lambda: len(self.steps) < until, period_s)
 
     def _step(self) -> None:
-        observation = {"state": self._walk[len(self.steps)], "goal": np.array([0.3, -0.2])}
+        state = np.clip(0.6 * self._walk.standard_normal(self.bundle.spec.state), -1.0, 1.0)
+        observation = {"state": state, "goal": np.array([0.3, -0.2])}
         began = time.monotonic()
         action = self.policy.act(observation)
         stall = time.monotonic() - began
@@ -425,6 +426,28 @@ class Robot:
 def robot(ball: Bundle) -> Callable[..., Robot]:
     """Makes one: ``robot(line, overlap=True)``."""
     return lambda line, **options: Robot(ball, line, **options)
+
+
+@pytest.fixture
+def fleet(ball: Bundle, robot: Callable[..., Robot]) -> Callable[..., AbstractContextManager[Sequence[Robot]]]:
+    """``with fleet(port) as robots``: connected, each with a line of its own."""
+
+    @contextmanager
+    def make(port: int, settings: LineSettings = DEFAULT_SETTINGS, deadline_ms: float = 40.0) -> Iterator[list[Robot]]:
+        with ExitStack() as stack:
+            lines = [
+                stack.enter_context(Line(Endpoint(scheme, "127.0.0.1", port), ball, name, settings))
+                for name, scheme in {"always": "ws", "ahead": "ws", "paper": "http"}.items()
+            ]
+            for line in lines:
+                line.connect(10.0)
+            yield [
+                robot(lines[0], deadline_ms=deadline_ms),
+                robot(lines[1], deadline_ms=deadline_ms, overlap=True),
+                robot(lines[2], deadline_ms=deadline_ms, sampling="server"),
+            ]
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-_LARGEST_HEAD, _MOST_PIPELINED = 1 << 16, 16
-_MOST_FRAGMENTS, _MOST_AHEAD = 1024, 1024
-# A read can hold many thousand frames of a few bytes, and each of them takes hundreds once it is parsed.
-_PARSED_AT_ONCE = 1 << 14
+_LARGEST_HEAD, _MOST_PIPELINED, _MOST_FRAGMENTS, _MOST_AHEAD = 1 << 16, 16, 1024, 1024
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -41,11 +38,6 @@ class BoundedHttp(HttpToolsProtocol):
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """Hangs up on fragments and messages without end, never decodes text, and owes no pongs to who does not read."""
-
-    def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), _PARSED_AT_ONCE):
-            if not self.transport.is_closing():
-                super().data_received(data[start : start + _PARSED_AT_ONCE])
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= _MOST_FRAGMENTS:
