@@ -313,12 +313,16 @@ def flood(connection: socket.socket, blob: bytes) -> None:
             connection.sendall(blob)
 
 
+GOOD = msgpack.encode({"v": 1, "type": "infer", "id": 1, "deadline_ms": 9, "state": np.zeros((1, 8), np.float32),
+                       "goal": np.zeros(2, np.float32)})  # fmt: skip
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 FLOODS: dict[str, tuple[bool, bytes, bytes]] = {
     # Whether after the hello, what comes first, what comes without end.
     "pings whose pongs nobody reads": (True, b"", frame(PING, bytes(125)) * 500),
     "empty fragments": (True, frame(BINARY, final=False), frame(CONTINUED, final=False) * 5_000),
-    "bad messages whose answers nobody reads": (True, b"", frame(BINARY, b"\xc1") * 5_000),
+    "bad messages whose answers nobody reads": (True, b"", frame(BINARY, b"\xc1" * 600) * 50),
+    "bad messages, as small as they can be": (True, b"", frame(BINARY, b"\xc1") * 5_000),
+    "good requests whose answers nobody reads": (True, b"", frame(BINARY, GOOD) * 50),
     "headers": (False, HEAD, b"X-Header: " + b"y" * 100 + b"\r\n"),
     "one header": (False, HEAD + b"X: ", b"y" * 60_000),
     "an address": (False, b"GET /", b"y" * 60_000),

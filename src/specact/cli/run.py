@@ -35,6 +35,7 @@ def run(
     seconds: float = 60.0,
     token_file: Path | None = None,
     ca: Path | None = None,
+    jpeg_quality: int | None = None,
     name: str = "robot",
     seed: int = 0,
     json: bool = False,
@@ -60,6 +61,7 @@ def run(
         seconds: how long a real robot is driven.
         token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
         ca: PEM file of the authority that signed the server's certificate, for wss and https.
+        jpeg_quality: send camera frames as JPEG of this quality, 1 to 95; raw if not given.
         name: of this robot on the server's status page.
         seed: of everything random.
         json: print the summary as JSON.
@@ -83,7 +85,7 @@ def run(
     tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
     endpoint = Endpoint.parse(server, read_token(token_file), tls)
     journal, outcomes = Journal(period_s), []
-    with Line(endpoint, loaded, name) as line:
+    with Line(endpoint, loaded, name, jpeg_quality=jpeg_quality) as line:
         line.connect(10.0)
         policy = SpeculativePolicy(
             loaded,

@@ -34,7 +34,9 @@ class Call:
         self._line = line
         self._left = time.monotonic()
         self._until = self._left + deadline_s
-        self._id = line.send(kind, lambda identity: request_fields(make(identity)), deadline_s, patient)
+        self._id = line.send(
+            kind, lambda identity: request_fields(make(identity), line.jpeg_quality), deadline_s, patient
+        )
         self._encode_s = time.monotonic() - self._left
 
     @property

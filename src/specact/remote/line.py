@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from specact.errors import ConfigError, RemoteError, WireError
 from specact.policies.bundle import Bundle
 from specact.remote.channel import Channel, ChannelClosedError, Endpoint, Fields
@@ -19,6 +21,7 @@ from specact.remote.websocket import WebSocketChannel
 from specact.verifiers import Cause
 from specact.wire.checks import request_id
 from specact.wire.handshake import Hello, Welcome, hello_fields, read_welcome, shared_spec
+from specact.wire.images import to_jpeg
 from specact.wire.protocol import max_message_bytes
 
 _SUSPECT_AFTER = 3
@@ -69,6 +72,7 @@ class Line:
         bundle: what this device speaks.
         robot: its name on the server's status page.
         settings: how patient it is.
+        jpeg_quality: 1 to 95 sends camera frames as JPEG, which needs Pillow and a WebSocket; None sends them raw.
 
     Attributes:
         welcome: the server's consent, or None before the first connection.
@@ -79,9 +83,16 @@ class Line:
     """
 
     def __init__(
-        self, endpoint: Endpoint, bundle: Bundle, robot: str = "robot", settings: LineSettings = DEFAULT_SETTINGS
+        self,
+        endpoint: Endpoint,
+        bundle: Bundle,
+        robot: str = "robot",
+        settings: LineSettings = DEFAULT_SETTINGS,
+        jpeg_quality: int | None = None,
     ) -> None:
-        self._endpoint, self._settings = endpoint, settings
+        if jpeg_quality is not None:
+            _check_jpeg(jpeg_quality, endpoint)
+        self._endpoint, self._settings, self.jpeg_quality = endpoint, settings, jpeg_quality
         self._hello = hello_fields(Hello(robot, bundle.tokenizer.fingerprint, shared_spec(bundle.spec)))
         self._limit = max_message_bytes(bundle.spec)
         self._lock = threading.Lock()
@@ -309,3 +320,12 @@ class Line:
             # Whatever was under way is lost; an old id can never match again.
             self._open.clear()
             self._wake.set()
+
+
+def _check_jpeg(quality: int, endpoint: Endpoint) -> None:
+    if not 1 <= quality <= 95 or endpoint.scheme in ("http", "https"):
+        raise ConfigError(
+            f"JPEG frames have a quality from 1 to 95 and travel over ws or wss, got {quality}, {endpoint}"
+        )
+    # Whatever is missing is found before a robot moves.
+    to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), quality)

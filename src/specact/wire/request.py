@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specact.policies.policy import PolicySpec
 from specact.types import Codes, Window
 from specact.wire.checks import LARGEST_ID, array, bad, check_head, conditional_law, is_integer, law, number, request_id
-from specact.wire.images import read_image
+from specact.wire.images import read_image, to_jpeg
 from specact.wire.protocol import PROTOCOL
 
 LONGEST_DEADLINE_MS = 60_000.0
@@ -61,8 +61,8 @@ class VerifyRequest:
 Request = InferRequest | VerifyRequest
 
 
-def request_fields(request: Request) -> dict[str, Any]:
-    """As a map; arrays stay arrays."""
+def request_fields(request: Request, jpeg_quality: int | None = None) -> dict[str, Any]:
+    """As a map; arrays stay arrays, but for camera frames where a JPEG quality (1 to 95) is given."""
     fields: dict[str, Any] = {
         "v": PROTOCOL,
         "type": "infer" if isinstance(request, InferRequest) else "verify",
@@ -75,7 +75,8 @@ def request_fields(request: Request) -> dict[str, Any]:
     if request.window.goal is not None:
         fields["goal"] = request.window.goal
     if request.window.image is not None:
-        fields["image"] = request.window.image
+        image = request.window.image
+        fields["image"] = image if jpeg_quality is None else to_jpeg(image, jpeg_quality)
     if isinstance(request, VerifyRequest):
         fields |= {"draft_probs": request.draft_probs, "codes": request.codes, "address": list(request.address)}
         if request.draft_conditional is not None:
