@@ -572,6 +572,23 @@ def test_a_rule_that_can_stop_needs_to_know_how(rule: Any) -> None:
         Fallback(cast(Any, "stopp"))
 
 
+@pytest.mark.parametrize("gate", [Never(), Always()])
+def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
+    class Broken(Keyed):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=found.offsets * (np.nan if window.state[-1, 0] == 2.0 else 1.0))
+
+    broken = cast(Bundle, replace(cast(Pair, pair()), draft=Broken(1), target=Broken(2)))
+    policy = SpeculativePolicy(broken, gate)
+    for i in (0, 1, 2, 3):
+        if i == 2:
+            with pytest.raises(ObservationError, match="not finite"):
+                policy.act(at(i))
+        else:
+            assert np.isfinite(policy.act(at(i))).all()
+
+
 # ---- other parts, and errors ----------------------------------------------------------------------------------------
 
 

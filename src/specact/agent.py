@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specact.chunks import ChunkPlayer
 from specact.clock import Clock, RealClock
-from specact.errors import ConfigError, unknown_name
+from specact.errors import ConfigError, ObservationError, unknown_name
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates.forecast import Forecast
 from specact.gates.gate import Gate
@@ -111,7 +111,8 @@ class SpeculativePolicy:
             observation: ``state [O]``, or a mapping with ``state``, ``goal`` and ``image`` as the bundle's spec says.
 
         Raises:
-            ObservationError: if the observation cannot be used; nothing has changed then.
+            ObservationError: if the observation cannot be used, and nothing has changed then; or if the policies make
+                no finite action of it. No action is returned either way.
         """
         return self.act_on(self.observe(observation))
 
@@ -147,6 +148,8 @@ class SpeculativePolicy:
             verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, *address))
             offload = verified.times
             chunk = self._missed(chunk) if isinstance(verified, Miss) else self._corrected(proposal, verified)
+        if not np.isfinite(chunk).all():
+            raise ObservationError("the policy's action is not finite for this observation; check its units and range")
         if self._forecast is not None:
             self._forecast.learn(decision)
         answered = verified if isinstance(verified, Verification) else None

@@ -34,7 +34,7 @@ class WireError(SpecactError):
     """A message that breaks the protocol, or a request the server refuses.
 
     Attributes:
-        code: one of :class:`specact.wire.messages.ErrorCode`.
+        code: one of :class:`specact.wire.protocol.ErrorCode`.
     """
 
     def __init__(self, code: str, message: str) -> None:
