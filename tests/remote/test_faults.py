@@ -64,8 +64,10 @@ def test_a_server_killed_and_started_again_mid_episode(fleet: Fleet, driving: Dr
         first = servers.enter_context(serving("ball", "--max-batch", "1"))
         with fleet(first.port, settings) as robots, driving(*robots):
             wait_for(more(robots, 10))
+            killed = time.monotonic()
             first.kill()
             wait_for(missed(robots, 10))
+            started = time.monotonic()
             servers.enter_context(serving("ball", "--max-batch", "1", "--port", str(first.port)))
             wait_for(more(robots, 10), settings.longest_delay_s + 4.0)
     check(robots, *LOST)
@@ -73,7 +75,7 @@ def test_a_server_killed_and_started_again_mid_episode(fleet: Fleet, driving: Dr
     for robot in robots:
         # While nothing listens, a step costs nothing: what was lost is at most the request that was under way.
         assert robot.causes["disconnected"] >= 9
-        assert robot.waited < 5 * DEADLINE_S + 2 * robot.noise
+        assert robot.waited(killed, started) < 2 * DEADLINE_S + robot.noise
 
 
 def test_a_peer_that_is_gone_without_a_word_is_noticed(
@@ -86,6 +88,7 @@ def test_a_peer_that_is_gone_without_a_word_is_noticed(
         driving(*robots),
     ):
         wait_for(more(robots, 5))
+        gone = time.monotonic()
         shaper.half_open()
         noticed = wait_for(connected(robots, 2))
         found_back = wait_for(more(robots, 5))
@@ -93,7 +96,7 @@ def test_a_peer_that_is_gone_without_a_word_is_noticed(
     assert noticed < silence_s + 1.0 and found_back < 3.0
     for robot in robots:
         assert robot.line.counts["connections"] == 2
-        assert robot.waited < 6 * DEADLINE_S + 2 * robot.noise
+        assert robot.waited(gone, gone + noticed) < 4 * DEADLINE_S + 3 * robot.noise
 
 
 def test_a_black_hole_of_three_seconds_costs_three_deadlines(
@@ -109,15 +112,13 @@ def test_a_black_hole_of_three_seconds_costs_three_deadlines(
         robots = [*some, *others]
         with driving(*robots):
             wait_for(more(robots, 5))
-            before = [robot.waited for robot in robots]
+            lost = time.monotonic()
             shaper.black_hole(3.0)
-            time.sleep(2.9)
-            costs = [robot.waited - waited for robot, waited in zip(robots, before, strict=True)]
             wait_for(more(robots, 5), 8.0)
     check(robots, *LOST)
-    for robot, cost in zip(robots, costs, strict=True):
+    for robot in robots:
         # 58 steps passed meanwhile.
-        assert cost < 4 * DEADLINE_S + 3 * robot.noise
+        assert robot.waited(lost, lost + 2.9) < 4 * DEADLINE_S + 3 * robot.noise
         assert robot.causes["disconnected"] > 30
         assert robot.line.counts["connections"] == (2 if robot in some else 1)
 
@@ -136,10 +137,11 @@ def test_without_the_rule_of_three_a_black_hole_would_cost_a_deadline_per_step(
         driving(*robots),
     ):
         wait_for(more(robots, 5))
+        lost = time.monotonic()
         shaper.black_hole(1.2)
         time.sleep(1.2)
     for robot in (robots[0], robots[2]):
-        assert robot.waited > 12 * DEADLINE_S
+        assert robot.waited(lost, lost + 1.2) > 10 * DEADLINE_S
 
 
 def test_connections_reset_and_refused(exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
@@ -149,6 +151,7 @@ def test_connections_reset_and_refused(exact_server: Child, fleet: Fleet, drivin
         driving(*robots),
     ):
         wait_for(more(robots, 5))
+        lost = time.monotonic()
         shaper.refuse(0.6)
         shaper.reset_all()
         wait_for(missed(robots, 10))
@@ -156,7 +159,7 @@ def test_connections_reset_and_refused(exact_server: Child, fleet: Fleet, drivin
     check(robots, *LOST)
     for robot in robots:
         assert robot.line.counts["connections"] == 2
-        assert robot.waited < 5 * DEADLINE_S + 2 * robot.noise
+        assert robot.waited(lost, lost + 0.6) < 2 * DEADLINE_S + robot.noise
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,8 @@ def test_nothing_depends_on_the_wall_clock(
         monkeypatch.undo()
     check(robots, *LOST)
     for robot in robots:
-        assert robot.line.counts["connections"] == 2
-        # Only the reset costs something: a few steps until the line is back.
-        assert robot.causes.total() <= 8 + robot.noise / DEADLINE_S
+        # Each jump, had it been believed, would have meant a missed deadline or a lost connection.
+        assert robot.line.counts["connections"] <= 4
+        assert robot.verified > robot.causes.total()
+    # In fact nobody but this test has asked for it.
+    assert len(asked) == 1
