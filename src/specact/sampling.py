@@ -158,5 +158,6 @@ def _check_shapes(target_probs: Floats, draft_probs: Floats, codes: Codes) -> No
             f"expected target_probs and draft_probs [G, K] and codes [G]; "
             f"got {shape}, {np.shape(draft_probs)} and {np.shape(codes)}"
         )
-    if not all(0 <= code < shape[1] for code in np.asarray(codes).tolist()):
-        raise ValueError(f"codes must lie in [0, {shape[1]}), got {np.asarray(codes).tolist()}")
+    drafted = np.asarray(codes).tolist()
+    if min(drafted) < 0 or max(drafted) >= shape[1]:
+        raise ValueError(f"codes must lie in [0, {shape[1]}), got {drafted}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any, Literal, get_args
 
@@ -81,9 +82,10 @@ class ActionDeviation(Gate):
             self._steps.append(_length(action - self._last))
         self._last = action
         change = action - self._mean
-        self._mean = self._mean + self.alpha * change
+        step = self.alpha * change
+        self._mean = self._mean + step
         if self.reading == "zscore":
-            self._variance = (1.0 - self.alpha) * (self._variance + self.alpha * change * change)
+            self._variance = (1.0 - self.alpha) * (self._variance + step * change)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """The deviation; 0 before anything was executed."""
@@ -103,4 +105,4 @@ class ActionDeviation(Gate):
 
 
 def _length(vector: NDArray[np.float64]) -> float:
-    return float(np.sqrt(vector @ vector))
+    return math.sqrt(vector @ vector)
