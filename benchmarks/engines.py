@@ -52,7 +52,7 @@ def compare(model: VQBeT, recipe: Recipe, state: int, goal: int, actions: int) -
     """Median milliseconds of the whole call a device makes, window in and distribution out, in both engines."""
     spec = PolicySpec(
         recipe.window, state, goal, None, model.shapes.codebooks, model.shapes.codes, recipe.chunk, actions,
-        recipe.execute, recipe.overlap, 1.0, 10.0,
+        recipe.execute, recipe.overlap, 1.0, 10.0, model.secondary_head is not None,
     )  # fmt: skip
     inputs = example_inputs(model, 1)
     window = Window(inputs[0][0].numpy(), None if inputs[1] is None else inputs[1][0].numpy())

@@ -1,14 +1,17 @@
-"""What several tests share: one tiny bundle, trained once, and the command line as a real process."""
+"""What several tests share: a tiny bundle, trained once, the command line as a process, and a look at leftovers."""
 
 import fcntl
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch; subprocesses inherit it
 
+import contextlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -120,3 +123,22 @@ def specact_run(command: list[str], environment: dict[str, str]) -> Run:
         return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=cwd, timeout=300, check=False)
 
     return run
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fails if the test leaves a thread or an open file, socket or event behind."""
+    threads, files = set(threading.enumerate()), _open_files()
+    yield
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert not left, f"threads left: {left}"
+    assert not _open_files() - files, f"open files left: {_open_files() - files}"
+
+
+def _open_files() -> Counter[str]:
+    """What the descriptors of this process stand for; sockets and pipes have numbers of their own, events have not."""
+    found = Counter[str]()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them is closed already
+            found[str(descriptor.readlink())] += 1
+    return found

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from specact.fallback import Fallback
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.forecast import Forecast
 from specact.policies.bundle import Bundle
-from specact.policies.policy import CodePolicy, PolicySpec
+from specact.policies.policy import PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
 from specact.rng import Role, stream
 from specact.sampling import rejection_probability, sample_codes
@@ -38,7 +39,6 @@ class Keyed:
 
     seed: int
     spec: PolicySpec = SPEC
-    sequential: bool = False
     clock: Clock | None = None
     delay: float = 0.0
 
@@ -49,7 +49,7 @@ class Keyed:
         rng = np.random.default_rng([self.seed, int(window.state[-1, 0])])
         probs = rng.dirichlet(np.ones(s.codes), size=s.codebooks)
         offsets = rng.normal(size=(s.codebooks, s.codes, s.chunk, s.actions)).astype(np.float32) / np.float32(10)
-        if not self.sequential:
+        if not s.sequential:
             return CodeDistribution(probs, offsets)
         conditional = rng.dirichlet(np.ones(s.codes), size=s.codes)
         probs[1] = probs[0] @ conditional
@@ -59,23 +59,12 @@ class Keyed:
         return [self.infer(window) for window in windows]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """What the agent reads of a bundle."""
-
-    spec: PolicySpec
-    tokenizer: ActionTokenizer
-    draft: CodePolicy
-    target: CodePolicy
-
-
-def pair(spec: PolicySpec = SPEC, *, sequential: bool = False, clock: Clock | None = None) -> Bundle:
+def pair(spec: PolicySpec = SPEC, *, clock: Clock | None = None) -> Bundle:
     table = np.random.default_rng(9).uniform(-0.6, 0.6, size=(spec.codes**spec.codebooks, spec.chunk, spec.actions))
     scale = np.linspace(2.0, 3.0, spec.actions).astype(np.float32)
     tokenizer = ActionTokenizer(table.astype(np.float32), scale - 1.0, scale, "none", spec.codes)
-    draft = Keyed(1, spec, sequential, clock, 0.002)
-    target = Keyed(2, spec, sequential, clock, 0.010)
-    return cast(Bundle, Pair(spec, tokenizer, draft, target))
+    draft, target = cast(Any, Keyed(1, spec, clock, 0.002)), cast(Any, Keyed(2, spec, clock, 0.010))
+    return Bundle(Path(), {}, spec, tokenizer, draft, target)
 
 
 def at(i: int) -> np.ndarray:
@@ -102,7 +91,7 @@ def window(i: int) -> Window:
 
 @pytest.mark.parametrize("sequential", [False, True])
 def test_draft_only_executes_what_the_draft_draws(sequential: bool) -> None:
-    bundle = pair(sequential=sequential)
+    bundle = pair(replace(SPEC, sequential=sequential))
     actions, records = play(SpeculativePolicy(bundle, Never(), seed=4, robot=2), episode=6)
     for i, (action, record) in enumerate(zip(actions, records, strict=True)):
         draft = bundle.draft.infer(window(i))
@@ -215,9 +204,9 @@ def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
 
 
 def test_hybrid_with_a_sequential_secondary_has_exactly_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = replace(SPEC, codes=2, chunk=1)
+    two = replace(SPEC, codes=2, chunk=1, sequential=True)
     monkeypatch.setattr(f"{__name__}.SPEC", two)
-    bundle = pair(two, sequential=True)
+    bundle = pair(two)
     draft, target = bundle.draft.infer(window(0)), bundle.target.infer(window(0))
     q, p = draft.conditional, target.conditional
     assert q is not None and p is not None
@@ -579,7 +568,7 @@ def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
             found = super().infer(window)
             return replace(found, offsets=found.offsets * (np.nan if window.state[-1, 0] == 2.0 else 1.0))
 
-    broken = cast(Bundle, replace(cast(Pair, pair()), draft=Broken(1), target=Broken(2)))
+    broken = replace(pair(), draft=cast(Any, Broken(1)), target=cast(Any, Broken(2)))
     policy = SpeculativePolicy(broken, gate)
     for i in (0, 1, 2, 3):
         if i == 2:

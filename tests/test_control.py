@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -47,19 +48,6 @@ class Slow:
         offsets = np.full((1, 2, 2, 1), 0.001 * window.state[-1, 0], np.float32)
         return CodeDistribution(np.array([[0.5, 0.5]]), offsets)
 
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.infer(window) for window in windows]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What the agent reads of a bundle."""
-
-    spec: PolicySpec
-    tokenizer: ActionTokenizer
-    draft: Slow
-    target: Slow
-
 
 @dataclass
 class Arm:
@@ -98,8 +86,9 @@ class Missing:
 def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
     table = np.array([[[0.1], [0.2]], [[-0.1], [-0.2]]], np.float32)
     tokenizer = ActionTokenizer(table, np.zeros(1, np.float32), np.ones(1, np.float32), "none", 2)
-    pair = Pair(SPEC, tokenizer, Slow(clock, delays), Slow(clock, [0.0]))
-    return SpeculativePolicy(cast(Bundle, pair), gate or Never(), clock=clock, **options)
+    draft, target = cast(Any, Slow(clock, delays)), cast(Any, Slow(clock, [0.0]))
+    pair = Bundle(Path(), {}, SPEC, tokenizer, draft, target)
+    return SpeculativePolicy(pair, gate or Never(), clock=clock, **options)
 
 
 def drive(arm: Arm, policy: SpeculativePolicy, ticks: int, clock: VirtualClock) -> tuple[list[Tick], list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -102,8 +103,8 @@ class Verifier(Protocol):
         ...
 
 
-class SpeculativeVerifier:
-    """Accepts or replaces each drafted code so that the result follows the target's law (ADAHI, equation 7).
+class DeviceVerifier(ABC):
+    """A :class:`Verifier` that asks for the target's distribution and draws the final codes here.
 
     Args:
         target: where the target's distributions come from.
@@ -119,34 +120,29 @@ class SpeculativeVerifier:
         answer = self._target.ask(proposal.window)
         if isinstance(answer, Miss):
             return answer
-        fits = (answer.target.conditional is None) == (proposal.draft.conditional is None)
-        if not fits and not isinstance(self._target, LocalTarget):
-            # A server may say anything; a pair in this process that does not fit is a mistake, and raises below.
-            return Miss("invalid", answer.times)
-        verdict = verify(answer.target, proposal.draft, proposal.codes, rng)
-        return Verification(
-            verdict, self._tokenizer.decode(verdict.codes, answer.target.offsets), answer.target, answer.times
-        )
+        verdict = self._judge(answer.target, proposal, rng)
+        chunk = self._tokenizer.decode(verdict.codes, answer.target.offsets)
+        return Verification(verdict, chunk, answer.target, answer.times)
+
+    @abstractmethod
+    def _judge(self, target: CodeDistribution, proposal: Proposal, rng: np.random.Generator) -> Verdict:
+        """The final codes."""
 
 
-class TargetSampler:
+class SpeculativeVerifier(DeviceVerifier):
+    """Accepts or replaces each drafted code so that the result follows the target's law (ADAHI, equation 7)."""
+
+    def _judge(self, target: CodeDistribution, proposal: Proposal, rng: np.random.Generator) -> Verdict:
+        return verify(target, proposal.draft, proposal.codes, rng)
+
+
+class TargetSampler(DeviceVerifier):
     """Takes the target's own codes, whatever was drafted: the *remote target*, and gated with a gate.
 
-    Args:
-        target: where the target's distributions come from.
-        tokenizer: turns codes into actions.
+    A code counts as accepted where the target happened to draw the drafted one.
     """
 
-    def __init__(self, target: Target, tokenizer: ActionTokenizer) -> None:
-        self._target, self._tokenizer = target, tokenizer
-        self.prefetch = target.prefetch
-
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
-        """See :class:`Verifier`; a code counts as accepted where the target happened to draw the drafted one."""
-        answer = self._target.ask(proposal.window)
-        if isinstance(answer, Miss):
-            return answer
-        codes = sample_codes(answer.target, rng)
+    def _judge(self, target: CodeDistribution, proposal: Proposal, rng: np.random.Generator) -> Verdict:
+        codes = sample_codes(target, rng)
         kept = codes == proposal.codes
-        chunk = self._tokenizer.decode(codes, answer.target.offsets)
-        return Verification(Verdict(codes, kept, 1.0 - kept), chunk, answer.target, answer.times)
+        return Verdict(codes, kept, 1.0 - kept)

@@ -73,10 +73,19 @@ def test_run_without_a_server_says_so_before_anything_moves(specact_run: Run) ->
     assert "ws://127.0.0.1:1" in done.stderr and "refused" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_rule_that_can_stop_asks_for_the_stop_action(specact_run: Run, server: Child) -> None:
-    done = specact_run("run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--on-miss", "stop")
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--on-miss", "stop"], "needs a stop_action"),
+        (["--rate-hz", "-5"], "--rate-hz must be positive, got -5.0"),
+        (["--env", "swarm"], "state has shape (20,), this policy needs (8,)"),
+        (["--ca", "nowhere.pem"], "cannot use nowhere.pem as an authority's PEM file: No such file"),
+    ],
+)
+def test_run_refuses_what_cannot_work(specact_run: Run, server: Child, options: list[str], why: str) -> None:
+    done = specact_run("run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", *options)
     assert done.returncode == 2
-    assert "stop_action" in done.stderr
+    assert why in done.stderr and "Traceback" not in done.stderr
 
 
 def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, server: Child) -> None:
@@ -133,10 +142,14 @@ def test_bench_latency_times_every_way_on_the_same_steps(specact_run: Run, tmp_p
 
 def test_bench_server_counts_what_robots_are_given(specact_run: Run) -> None:
     done = specact_run(
-        "bench", "server", "--robots", "2", "--seconds", "0.5", "--rounds", "1", "--offered-hz", "50", "--json"
-    )
+        "bench", "server", "--robots", "2", "--seconds", "0.5", "--rounds", "1", "--offered-hz", "50", "--soak-s",
+        "0.5", "--json",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    found = json.loads(done.stdout)
+    soak, rows = found["soak"], found["rows"]
+    assert soak["seconds"] >= 0.5 and len(soak["samples"]) >= 1
+    assert soak["first_mib"] > 20.0 and soak["last_mib"] > 20.0
     assert [(row["robots"], row["offered_hz"], row["max_batch"]) for row in rows] == [
         (2, None, 64), (2, None, 1), (2, 50.0, 64), (2, 50.0, 1),
     ]  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 
 from specact import load_bundle
+from specact.data.generate import demonstrations
 from specact.envs import load_task
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.policies.bundle import PARTS, fingerprint_of
@@ -22,7 +23,6 @@ from specact.policies.onnx import OnnxPolicy
 from specact.training import checkpoint, export, stages
 from specact.training.export import PARITY, LastPosition, example_inputs
 from specact.training.recipe import load_recipe
-from specact.training.train import demonstrations
 from specact.training.vqbet import VQBeT
 from specact.types import Window
 
@@ -70,7 +70,7 @@ def edit_spec(**changes: Any) -> Damage:
 
 REFUSED: dict[str, tuple[Damage, str]] = {
     **{f"no {file}": (remove(file), rf"has no {re.escape(file)}; copy the whole folder") for file in PARTS.values()},
-    "no manifest": (lambda b: (b / "manifest.json").unlink(), r"is not a bundle: it has no manifest\.json"),
+    "no manifest": (lambda b: (b / "manifest.json").unlink(), r"is not a bundle: it has no manifest\.json; name"),
     **{
         f"{file} cut short": (cut(file), rf"{re.escape(file)} has fingerprint \w+.*copy the whole folder again")
         for file in PARTS.values()
@@ -93,6 +93,11 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "another number of codes": (edit_spec(codes=4), r"tokenizer\.safetensors holds no decoder table"),
     "another execute": (edit_spec(execute=3), r"executes between 1 and chunk = 2"),
     "a goal less": (edit_spec(goal=0), r"draft\.onnx takes .* do not belong together"),
+    "a sequential head more": (
+        edit_spec(sequential=True),
+        r"draft\.onnx gives 2 outputs, .* \(sequential: True\) says 3: .*export the bundle again",
+    ),
+    "a sequential head of three codebooks": (edit_spec(sequential=True, codebooks=3), r"needs 2 codebooks, .* says 3"),
 }  # fmt: skip
 
 
@@ -102,7 +107,7 @@ def test_a_bundle_that_does_not_fit_is_refused_with_a_sentence(bundle_copy: Path
     damage(bundle_copy)
     with pytest.raises(BundleError, match=sentence) as caught:
         load_bundle(bundle_copy)
-    assert str(bundle_copy) in str(caught.value) or case == "another execute"
+    assert str(bundle_copy) in str(caught.value) or case in ("another execute", "a sequential head of three codebooks")
     assert "\n" not in str(caught.value)
 
 
@@ -118,6 +123,13 @@ def test_a_manifest_of_another_make_is_refused(bundle_copy: Path, damage: Damage
     damage(bundle_copy)
     with pytest.raises(BundleError):
         load_bundle(bundle_copy)
+
+
+def test_a_manifest_from_before_sequential_heads_is_read(bundle_copy: Path) -> None:
+    spec = json.loads((bundle_copy / "manifest.json").read_text())["spec"]
+    assert spec.pop("sequential") is False
+    rewrite(bundle_copy, spec=spec)
+    assert load_bundle(bundle_copy).spec.sequential is False
 
 
 def test_the_undamaged_copy_loads(bundle_copy: Path, tiny_bundle: Path) -> None:
@@ -160,7 +172,8 @@ def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
     recipe = load_recipe(tiny_recipe)
     assert recipe.precision == "float16"
     task = load_task(recipe.env)
-    data = stages.prepare(demonstrations(recipe, task, Path(), tiny_run, lambda *_: None), recipe)
+    shown = demonstrations(task, (), recipe.generate_episodes, recipe.generate_noise, recipe.seed)
+    data = stages.prepare(shown, recipe)
     made = {}
     for role in ("draft", "target"):
         model = VQBeT(stages.shapes_of(data, recipe), recipe.policies[role], data.statistics)

@@ -61,25 +61,6 @@ def exact_server() -> Iterator[Child]:
         yield process
 
 
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """Fails if the test leaves a thread or an open file or socket behind."""
-    threads, files = set(threading.enumerate()), _open_files()
-    yield
-    left = [thread.name for thread in threading.enumerate() if thread not in threads]
-    assert not left, f"threads left: {left}"
-    assert not _open_files() - files, f"open files left: {_open_files() - files}"
-
-
-def _open_files() -> set[str]:
-    """What the descriptors of this process stand for; sockets and pipes have numbers of their own."""
-    found = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that lists them is closed already
-            found.add(str(descriptor.readlink()))
-    return found
-
-
 # ---- a server that misbehaves as told -------------------------------------------------------------------------------
 
 
@@ -509,7 +490,7 @@ def refusal(wait_for: Callable[..., float]) -> Callable[[Line], str]:
     """Why a line has no connection, as soon as it knows."""
 
     def reason(line: Line) -> str:
-        wait_for(lambda: line.problem != "not connected yet")
+        wait_for(lambda: line.problem is None or not line.problem.endswith(" yet"))
         with pytest.raises(RemoteError) as caught:
             line.connect(0.0)
         return str(caught.value)

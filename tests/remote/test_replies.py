@@ -97,7 +97,7 @@ NO_ANSWER: dict[str, Behave] = {
     "offsets in double precision": offsets(lambda o: o.astype(np.float64)),
     "offsets that are NaN": offsets(lambda o: put(o, np.nan)),
     "offsets that are infinite": offsets(lambda o: put(o, -np.inf)),
-    # A valid law, but of another form than the draft's: nothing to verify the codes with.
+    # A valid law, but the draft has none to compare it with.
     "a sequential secondary head": changed(conditional=np.full((16, 16), 1 / 16)),
     "another version": changed(v=2),
     "no version": changed(v=None),

@@ -19,7 +19,7 @@ from specact.wire.request import REPORTED, InferRequest, VerifyRequest, request_
 
 SPEC = PolicySpec(
     window=2, state=3, goal=2, image=(2, 4), codebooks=2, codes=5, chunk=2, actions=3,
-    execute=1, overlap="drop", temperature=0.5, rate_hz=10.0,
+    execute=1, overlap="drop", temperature=0.5, rate_hz=10.0, sequential=True,
 )  # fmt: skip
 
 
@@ -31,8 +31,8 @@ def spec() -> PolicySpec:
 
 @pytest.fixture(scope="session")
 def plain_spec() -> PolicySpec:
-    """The same without goal and camera."""
-    return dataclasses.replace(SPEC, goal=0, image=None)
+    """The same without goal, camera and sequential secondary head."""
+    return dataclasses.replace(SPEC, goal=0, image=None, sequential=False)
 
 
 @pytest.fixture

@@ -80,10 +80,14 @@ def test_it_describes_what_is_inside_spec_report_and_times(
     assert names(tables(section("Times"))[0]) == set(examples["verdict"]["times"])
 
 
-def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(spec: PolicySpec) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(
+    whole: bool, spec: PolicySpec, plain_spec: PolicySpec
+) -> None:
+    conditions = () if whole else ("if D > 0", "with a camera", "with a sequential secondary head")
     replies = {"hello": "welcome", "infer": "distribution", "verify": "verdict"}
     for request, reply in replies.items():
-        route = described(request, spec)
+        route = described(request, spec if whole else plain_spec)
         bodies = {
             request: route["openapi_extra"]["requestBody"]["content"],
             reply: route["responses"][200]["content"],
@@ -94,8 +98,9 @@ def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(spec: Policy
             rows = tables(section(f"`{kind}`"))[0]
             if kind == "verify":
                 rows = [*tables(section("`infer`"))[0], *rows]
+            rows = [row for row in rows if not row[1].endswith(conditions)]
             assert set(schema["properties"]) == names(rows)
-            optional = {row[0].strip("`") for row in rows if "optional" in row[1] or "sequential" in row[1]}
+            optional = {row[0].strip("`") for row in rows if "optional" in row[1]}
             assert set(schema["required"]) == names(rows) - optional, kind
 
 
@@ -155,14 +160,17 @@ def _accepts(make: Any) -> bool:
     return True
 
 
+@pytest.mark.parametrize("sequential", [False, True])
 @pytest.mark.parametrize("image", [None, (3, 5)])
-def test_its_formula_of_the_message_bound_is_the_code_s(image: tuple[int, int] | None, spec: PolicySpec) -> None:
-    spec = dataclasses.replace(spec, image=image)
+def test_its_formula_of_the_message_bound_is_the_code_s(
+    image: tuple[int, int] | None, sequential: bool, spec: PolicySpec
+) -> None:
+    spec = dataclasses.replace(spec, image=image, sequential=sequential)
     [(_, formula)] = example("max_message_bytes")
     height, width = spec.image or (0, 0)
     sizes = {
         "T": spec.window, "O": spec.state, "D": spec.goal, "G": spec.codebooks, "K": spec.codes, "n": spec.chunk,
-        "A": spec.actions, "H": height, "W": width, "max": max,
+        "A": spec.actions, "H": height, "W": width, "S": int(sequential), "max": max,
     }  # fmt: skip
     assert eval(f"({formula})", {"__builtins__": {}}, sizes) == max_message_bytes(spec)
 

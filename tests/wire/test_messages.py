@@ -43,12 +43,12 @@ EXTREMES = np.array([1e-45, 1.1754944e-38, 3.4028235e38, -0.0, -1e-45, -3.402823
 
 @st.composite
 def specs(draw: st.DrawFn) -> PolicySpec:
-    small = st.integers(1, 4)
+    small, codebooks = st.integers(1, 4), draw(st.integers(1, 3))
     return PolicySpec(
         window=draw(small), state=draw(small), goal=draw(st.integers(0, 3)),
-        image=draw(st.none() | st.tuples(small, small)), codebooks=draw(st.integers(1, 3)), codes=draw(small),
+        image=draw(st.none() | st.tuples(small, small)), codebooks=codebooks, codes=draw(small),
         chunk=draw(small), actions=draw(small), execute=1, overlap="drop",
-        temperature=draw(st.floats(1e-3, 1e3)), rate_hz=10.0,
+        temperature=draw(st.floats(1e-3, 1e3)), rate_hz=10.0, sequential=codebooks == 2 and draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -81,8 +81,7 @@ def requests(draw: st.DrawFn, spec: PolicySpec) -> Request:
         return InferRequest(identity, deadline_ms, window, report)
     address = draw(st.tuples(*[st.integers(0, 2**64 - 1)] * 4))
     codes = draw(hnp.arrays(np.int64, (spec.codebooks,), elements=st.integers(0, spec.codes - 1)))
-    sequential = spec.codebooks == 2 and draw(st.booleans())
-    conditional = draw(laws((spec.codes, spec.codes))) if sequential else None
+    conditional = draw(laws((spec.codes, spec.codes))) if spec.sequential else None
     probs = draw(laws((spec.codebooks, spec.codes)))
     return VerifyRequest(identity, deadline_ms, window, probs, conditional, codes, address, report)
 
@@ -96,8 +95,7 @@ def replies(draw: st.DrawFn, spec: PolicySpec) -> Reply:
     milliseconds = st.floats(0.0, 1e9)
     times = ServerTimes(draw(milliseconds), draw(milliseconds), draw(milliseconds), draw(st.integers(1, 2**31 - 1)))
     if kind == "distribution":
-        sequential = spec.codebooks == 2 and draw(st.booleans())
-        conditional = draw(laws((spec.codes, spec.codes))) if sequential else None
+        conditional = draw(laws((spec.codes, spec.codes))) if spec.sequential else None
         target = CodeDistribution(draw(laws(grid)), draw(numbers((*grid, *chunk))), conditional)
         return DistributionReply(identity, target, times)
     verdict = Verdict(

@@ -76,7 +76,7 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
                     np.zeros((2, 5)), law((0, np.nan)), law((0, np.inf)), law((0, -0.2), (1, 0.6)),
                     law().astype(np.float32), law()[:1], law().T, ROW, MISSING, None)],
     *[("verify", "draft_conditional", value, "draft_conditional")
-      for value in (law(), np.zeros((5, 5)), np.eye(4), np.eye(5, dtype=np.float32), None, -np.eye(5))],
+      for value in (law(), np.zeros((5, 5)), np.eye(4), np.eye(5, dtype=np.float32), None, -np.eye(5), MISSING)],
     *[("verify", "codes", np.array(value), "codes must lie in [0, 5)") for value in ([0, 5], [-1, 0], [2**62, 0])],
     *[("verify", "codes", value, "codes")
       for value in (np.zeros(3, np.int64), np.zeros(2), np.zeros(2, np.bool_), np.zeros((2, 1), np.int64), 1, MISSING)],
@@ -85,8 +85,8 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
                     [0, 0, 0, None], np.zeros(4, np.int64), "0000", [np.zeros(3)] * 4)],
     *[("distribution", name, value, name)
       for name, value in (("probs", law((0, -0.1), (1, 0.5))), ("probs", MISSING), ("conditional", np.ones((5, 5))),
-                          ("offsets", np.full((2, 5, 2, 3), np.nan, np.float32)), ("offsets", MISSING),
-                          ("offsets", np.zeros((2, 5, 3, 2), np.float32)))],
+                          ("conditional", MISSING), ("offsets", np.full((2, 5, 2, 3), np.nan, np.float32)),
+                          ("offsets", MISSING), ("offsets", np.zeros((2, 5, 3, 2), np.float32)))],
     *[("distribution", "times", value, word)
       for value, word in ((MISSING, "times"), ([], "times"), ({}, "queue_ms"),
                           ({"queue_ms": -1.0, "target_ms": 0.0, "total_ms": 0.0, "batch": 1}, "queue_ms"),
@@ -104,8 +104,9 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
       for name, value in (("code", "unheard_of"), ("code", MISSING), ("code", ["expired"]), ("message", 1))],
     *[("hello", name, value, "hello")
       for name, value in (("robot", "x" * 65), ("robot", "a\nb"), ("robot", "\u202e"), ("robot", 1), ("robot", MISSING),
-                          ("tokenizer", None), ("spec", []), ("spec", {"window": {}}), ("spec", {"window": True}),
-                          ("spec", {"window": "1"}), ("spec", {"image": [1, [2]]}), ("spec", {"image": [True]}))],
+                          ("tokenizer", None), ("spec", []), ("spec", {"window": {}}),
+                          ("spec", {"window": "1"}), ("spec", {"sequential": "true"}), ("spec", {"image": [1, [2]]}),
+                          ("spec", {"image": [True]}))],
     *[("welcome", name, value, "welcome")
       for name, value in (("bundle", 1), ("target", MISSING), ("version", None), ("max_message_bytes", 1.0),
                           ("max_message_bytes", 2**31), ("max_message_bytes", True))],
@@ -136,20 +137,17 @@ def test_what_is_not_known_is_ignored(spec: PolicySpec, plain_spec: PolicySpec, 
     assert window.goal is None and window.image is None
 
 
-@pytest.mark.parametrize("codebooks", [1, 3])
-def test_a_conditional_belongs_to_two_codebooks(codebooks: int, spec: PolicySpec, examples: Examples) -> None:
-    other = dataclasses.replace(spec, codebooks=codebooks)
-    verify = examples["verify"] | {
-        "draft_probs": np.tile(ROW, (codebooks, 1)), "codes": np.zeros(codebooks, np.int64)
-    }  # fmt: skip
-    with pytest.raises(WireError, match=f"this one has {codebooks}"):
-        read_request(verify, other)
-    del verify["draft_conditional"]
-    read_request(verify, other)
-    offsets = np.zeros((codebooks, 5, 2, 3), np.float32)
-    reply = examples["distribution"] | {"probs": np.tile(ROW, (codebooks, 1)), "offsets": offsets}
-    with pytest.raises(WireError, match=f"this one has {codebooks}"):
-        read_reply(reply, other)
+@pytest.mark.parametrize(("kind", "name"), [("verify", "draft_conditional"), ("distribution", "conditional")])
+def test_a_conditional_belongs_to_a_sequential_secondary_head(
+    kind: str, name: str, spec: PolicySpec, examples: Examples
+) -> None:
+    other = dataclasses.replace(spec, sequential=False)
+    for value in (examples[kind][name], None):
+        with pytest.raises(WireError, match=f"{name} belongs to .* these have none: leave it out") as refused:
+            read(kind, examples[kind] | {name: value}, other)
+        assert refused.value.code == "bad_message"
+    del examples[kind][name]
+    read(kind, examples[kind], other)
 
 
 def test_an_error_can_be_read_whatever_version_it_is_of(examples: Examples) -> None:
@@ -171,6 +169,12 @@ def test_the_handshake_names_everything_that_differs(spec: PolicySpec, examples:
     with pytest.raises(WireError, match="tokenizer 'another'") as refused:
         check_hello(read_hello(examples["hello"] | {"tokenizer": "another"}), ours, "0123456789abcdef")
     assert refused.value.code == "mismatch"
+    # Python's True is 1, and its False 0; on the wire they are not.
+    for said, served, word in ((1, True, "1 / True"), (False, 0, "False / 0"), (True, False, "True / False")):
+        misfit = read_hello(examples["hello"] | {"spec": ours | {"sequential": said}})
+        with pytest.raises(WireError, match=f"differ in sequential {word}; deploy the same bundle on both") as refused:
+            check_hello(misfit, ours | {"sequential": served}, "0123456789abcdef")
+        assert refused.value.code == "mismatch"
     nothing = read_hello(examples["hello"] | {"spec": {}})
     with pytest.raises(WireError, match=", ".join(f"{name} None / .*" for name in ours)):
         check_hello(nothing, ours, "0123456789abcdef")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +86,7 @@ class Server:
 
     def run(self) -> None:
         from specact.child import serving
-        from specact.evaluation.load import run_load
+        from specact.evaluation.load import run_load, run_soak
         from specact.policies.bundle import load_bundle
 
         pair, rows = load_bundle(self.bundle), []
@@ -105,7 +103,9 @@ class Server:
                     load = run_load(servers[size].port, pair, robots, self.seconds, offered)
                     rows.append({"max_batch": size, "round": turn, **load.summary()})
             update("measurements", self.rounds * len(todo), self.rounds * len(todo))
-            soak = _soak(servers[64].port, servers[64].pid, pair, self.soak_s, update) if self.soak_s else None
+            soak = None
+            if self.soak_s > 0.0:
+                soak = run_soak(servers[64], pair, self.soak_s, lambda done, total: update("soak", done, total))
         found = {"bundle": pair.name, "seconds": self.seconds, "rows": rows, "soak": soak, "command": command_line()}
         if self.out is not None:
             write_json(self.out / "server.json", found)
@@ -183,23 +183,3 @@ def _server_table(rows: list[dict[str, Any]]) -> Table:
             str(key[0]), offered, str(key[2]), f"{steps:.0f}", f"{p50:.2f}", f"{p99:.2f}", f"{batch:.1f}", str(errors)
         )
     return table
-
-
-def _soak(port: int, pid: int, pair: Any, seconds: float, update: Callable[[str, int, int], None]) -> dict[str, Any]:
-    from specact.evaluation.load import resident_mib, run_load
-
-    began, samples = time.monotonic(), []
-    while (passed := time.monotonic() - began) < seconds:
-        update("soak", int(passed), int(seconds))
-        run_load(port, pair, 64, min(10.0, seconds), 500.0)
-        samples.append((time.monotonic() - began, resident_mib(pid)))
-    when, held = np.array(samples).T
-    later = when >= when[-1] / 2
-    slope = float(np.polyfit(when[later], held[later], 1)[0]) if later.sum() > 1 else 0.0
-    return {
-        "seconds": when[-1],
-        "first_mib": held[0],
-        "last_mib": held[-1],
-        "slope_mib_per_min": 60.0 * slope,
-        "samples": samples,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import ssl
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +62,7 @@ def doctor(
         "period_ms": 1e3 / loaded.spec.rate_hz,
     }
     if server is not None:
-        tls = None if ca is None else ssl.create_default_context(cafile=str(ca))
-        findings["server"] = _measure(loaded, server, requests, read_token(token_file), tls)
+        findings["server"] = _measure(loaded, server, requests, read_token(token_file), ca)
     if json:
         print_json(findings)
         return
@@ -79,12 +77,12 @@ def doctor(
         _say(findings["server"], findings["period_ms"])
 
 
-def _measure(bundle: Bundle, server: str, requests: int, token: str | None, tls: ssl.SSLContext | None) -> Any:
-    from specact.remote.channel import Endpoint
+def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: Path | None) -> Any:
+    from specact.remote.channel import Endpoint, trusting
     from specact.remote.line import Line
     from specact.remote.probe import probe
 
-    with Line(Endpoint.parse(server, token, tls), bundle, "doctor") as line:
+    with Line(Endpoint.parse(server, token, trusting(ca)), bundle, "doctor") as line:
         welcome = line.connect(10.0)
         found = probe(line, bundle, requests, bundle.spec.execute / bundle.spec.rate_hz)
     stages = {"total": found.total_ms, "network": found.network_ms, "queue": found.queue_ms, "target": found.target_ms}

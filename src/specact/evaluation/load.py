@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection, connect
 
+from specact.child import Child
 from specact.errors import RemoteError
 from specact.policies.bundle import Bundle
 from specact.types import Window
@@ -21,6 +23,8 @@ from specact.wire.handshake import Hello, hello_fields, read_welcome, shared_spe
 from specact.wire.request import InferRequest, request_fields
 
 _DEADLINE_MS = 10_000.0
+# Robots of a soak, their requests per second together, and seconds between two looks at the server's memory.
+_SOAK_ROBOTS, _SOAK_HZ, _SOAK_LOOK_S = 64, 500.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,39 @@ def run_load(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz:
         RemoteError: if the server refuses a robot or answers nothing.
     """
     return asyncio.run(_run(port, bundle, robots, seconds, offered_hz))
+
+
+def run_soak(server: Child, bundle: Bundle, seconds: float, progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Keeps 64 robots asking, 500 times a second together, and watches the memory that the server holds.
+
+    Args:
+        server: on this machine, which has to be Linux.
+        bundle: what it serves.
+        seconds: how long, more than 0.
+        progress: told (seconds passed, seconds in all).
+
+    Returns:
+        ``seconds``, ``first_mib``, ``last_mib``, ``slope_mib_per_min`` (of a line through the second half) and
+        ``samples``, each (seconds, MiB).
+
+    Raises:
+        RemoteError: if the server refuses a robot or answers nothing.
+    """
+    began, samples = time.monotonic(), []
+    while (passed := time.monotonic() - began) < seconds:
+        progress(int(passed), int(seconds))
+        run_load(server.port, bundle, _SOAK_ROBOTS, min(_SOAK_LOOK_S, seconds), _SOAK_HZ)
+        samples.append((time.monotonic() - began, _resident_mib(server.pid)))
+    when, held = np.array(samples).T
+    later = when >= when[-1] / 2
+    slope = float(np.polyfit(when[later], held[later], 1)[0]) if later.sum() > 1 else 0.0
+    return {
+        "seconds": when[-1],
+        "first_mib": held[0],
+        "last_mib": held[-1],
+        "slope_mib_per_min": 60.0 * slope,
+        "samples": samples,
+    }
 
 
 async def _run(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz: float | None) -> Load:
@@ -142,7 +179,7 @@ def _bytes(frame: str | bytes) -> bytes:
     return frame
 
 
-def resident_mib(pid: int) -> float:
+def _resident_mib(pid: int) -> float:
     """Memory that a process holds [MiB], from Linux' /proc."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096 / 2**20

@@ -133,7 +133,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text())
     except FileNotFoundError:
-        raise BundleError(f"{path} is not a bundle: it has no manifest.json") from None
+        raise BundleError(
+            f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
     if not isinstance(manifest, dict):

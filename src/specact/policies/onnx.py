@@ -46,18 +46,7 @@ class OnnxPolicy:
     def __init__(
         self, path: Path, spec: PolicySpec, *, provider: str = "CPUExecutionProvider", threads: int = 1
     ) -> None:
-        available = onnxruntime.get_available_providers()
-        if provider not in available:
-            raise ConfigError(
-                f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
-            )
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.log_severity_level = 3
-        try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=[provider])
-        except _UNREADABLE as error:
-            raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
+        self._session = open_session(path, provider, threads)
         self._spec = spec
         self._check(path)
 
@@ -94,9 +83,31 @@ class OnnxPolicy:
             raise BundleError(
                 f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not belong together"
             )
-        offsets = self._session.get_outputs()[1].shape[1:]
+        outputs = self._session.get_outputs()
+        if len(outputs) != 2 + spec.sequential:
+            raise BundleError(
+                f"{path} gives {len(outputs)} outputs, but the bundle's manifest (sequential: {spec.sequential}) says "
+                f"{2 + spec.sequential}: they do not belong together; export the bundle again"
+            )
+        offsets = outputs[1].shape[1:]
         if offsets != [spec.codebooks, spec.codes, spec.chunk, spec.actions]:
             raise BundleError(
                 f"{path} gives offsets of shape {offsets}, but the bundle's manifest says "
                 f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not belong together"
             )
+
+
+def open_session(path: Path, provider: str, threads: int) -> onnxruntime.InferenceSession:
+    """An ONNX model, ready to run; arguments and errors as for :class:`OnnxPolicy`."""
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise ConfigError(
+            f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=[provider])
+    except _UNREADABLE as error:
+        raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None

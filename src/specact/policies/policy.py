@@ -24,6 +24,11 @@ class PolicySpec:
         overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
         temperature: of both softmaxes.
         rate_hz: control rate of the demonstrations [Hz].
+        sequential: whether both policies have a sequential secondary head, which gives the law of the secondary code
+            given the primary one (``CodeDistribution.conditional``); only with two codebooks.
+
+    Raises:
+        BundleError: for values that no bundle can have.
     """
 
     window: int
@@ -38,6 +43,7 @@ class PolicySpec:
     overlap: Literal["drop", "average"]
     temperature: float
     rate_hz: float
+    sequential: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.execute <= self.chunk:
@@ -46,6 +52,10 @@ class PolicySpec:
             )
         if not self.temperature > 0.0:
             raise BundleError(f"a bundle's temperature must be positive, its manifest says {self.temperature}")
+        if self.sequential and self.codebooks != 2:
+            raise BundleError(
+                f"a sequential secondary head needs 2 codebooks, the bundle's manifest says {self.codebooks}"
+            )
 
 
 class CodePolicy(Protocol):

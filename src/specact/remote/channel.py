@@ -7,6 +7,7 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -135,7 +136,10 @@ class Endpoint:
         try:
             side = socket.create_connection((self.host, self.port), max(0.001, until - time.monotonic()))
         except OSError as error:
-            raise RemoteError(f"no connection to {self}: {error}") from None
+            why = error.strerror or error
+            raise RemoteError(
+                f"no connection to {self}: {why}; check the address, and that specact serve runs"
+            ) from None
         try:
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self.encrypted:
@@ -144,11 +148,26 @@ class Endpoint:
             return (self.tls or ssl.create_default_context()).wrap_socket(side, server_hostname=self.host)
         except OSError as error:
             side.close()
-            raise RemoteError(f"no connection to {self}: {error}") from None
+            raise RemoteError(
+                f"no connection to {self}: {error}; an authority that the system does not know is named with --ca, and "
+                f"a server without TLS is asked with {self.scheme.removesuffix('s')}://"
+            ) from None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
+
+
+def trusting(ca: Path | None) -> ssl.SSLContext | None:
+    """A context that trusts servers whose certificate this authority's PEM file vouches for; None for the system's.
+
+    Raises:
+        ConfigError: if the file is missing or is none.
+    """
+    try:
+        return None if ca is None else ssl.create_default_context(cafile=str(ca))
+    except OSError as error:
+        raise ConfigError(f"cannot use {ca} as an authority's PEM file: {error.strerror or error}") from None
 
 
 def send_all(side: socket.socket, data: bytes, timeout: float) -> None:

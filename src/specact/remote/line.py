@@ -106,7 +106,7 @@ class Line:
         # Deadlines missed in a row, when the last of them was, and when a sign of life was asked for.
         self._misses, self._missed, self._pinged = 0, 0.0, 0.0
         self.welcome: Welcome | None = None
-        self.problem: str | None = "not connected yet"
+        self.problem: str | None = f"no connection to {endpoint} yet"
         self.report: Mapping[str, int] = {}
         self.counts: Counter[str] = Counter()
         self._keeper = threading.Thread(target=self._keep, name=f"specact line to {endpoint}", daemon=True)
@@ -135,7 +135,7 @@ class Line:
             RemoteError: if there is none within ``timeout`` seconds; it says why.
         """
         if not self._connected.wait(timeout) or self.welcome is None:
-            raise RemoteError(f"no connection to {self._endpoint} within {timeout:g} s: {self.problem}")
+            raise RemoteError(f"{self.problem} (tried for {timeout:g} s)")
         return self.welcome
 
     def send(self, kind: str, fields: Callable[[int], Fields], deadline_s: float, patient: bool) -> int | None:

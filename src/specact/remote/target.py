@@ -15,7 +15,7 @@ from specact.remote.line import Line
 from specact.types import Proposal, Window
 from specact.verifiers import Answer, Miss, SpeculativeVerifier, Verification, Verifier
 from specact.wire.reply import DistributionReply, VerdictReply
-from specact.wire.request import InferRequest, VerifyRequest
+from specact.wire.request import LONGEST_DEADLINE_MS, InferRequest, VerifyRequest
 
 
 class RemoteTarget:
@@ -134,8 +134,8 @@ def positive_deadline(deadline_ms: float) -> float:
     """The deadline, if it is one.
 
     Raises:
-        ConfigError: if it does not lie in (0, 60000].
+        ConfigError: if it is not positive, or longer than the protocol allows.
     """
-    if not 0.0 < deadline_ms <= 60_000.0:
-        raise ConfigError(f"a deadline lies between 0 and 60000 ms, got {deadline_ms}")
+    if not 0.0 < deadline_ms <= LONGEST_DEADLINE_MS:
+        raise ConfigError(f"a deadline lies between 0 and {LONGEST_DEADLINE_MS:.0f} ms, got {deadline_ms}")
     return deadline_ms

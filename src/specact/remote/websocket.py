@@ -12,9 +12,10 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from specact.errors import RemoteError
+from specact.errors import RemoteError, WireError
 from specact.remote.channel import ChannelClosedError, Endpoint, Fields, receive_some, send_all
-from specact.wire import msgpack
+from specact.wire import json, msgpack
+from specact.wire.reply import read_error
 
 _PATH = "/v1/stream"
 # What is no request is small: if it does not leave within this, the network has taken nothing for long.
@@ -47,7 +48,8 @@ class WebSocketChannel:
             self._open(endpoint, until)
         except (ChannelClosedError, InvalidHandshake) as error:
             self.close()
-            raise RemoteError(f"{endpoint} does not speak WebSocket with us: {error}") from None
+            hint = "" if endpoint.encrypted else "; a server with TLS is asked with wss://"
+            raise RemoteError(f"{endpoint} does not speak WebSocket with us: {error}{hint}") from None
         except RemoteError:
             self.close()
             raise
@@ -97,9 +99,7 @@ class WebSocketChannel:
             self._read(max(0.001, until - time.monotonic()))
             error = self._protocol.handshake_exc
             if isinstance(error, InvalidStatus):
-                status = error.response.status_code
-                why = "the token is wrong or missing" if status in (401, 403) else f"HTTP status {status}"
-                raise RemoteError(f"{endpoint} refuses the connection: {why}")
+                raise RemoteError(f"{endpoint} refuses the connection: {_refusal(error.response)}")
             if error is not None:
                 raise error
             if time.monotonic() > until:
@@ -135,7 +135,7 @@ class WebSocketChannel:
                 raise InvalidMessage("unexpected event")
         self._flush(_AT_ONCE_S)
         if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
-            why = self._protocol.parser_exc or self._protocol.close_rcvd
+            why = self._protocol.parser_exc or self._protocol.close_rcvd or "without a word"
             raise ChannelClosedError(f"the connection ended: {why}")
 
     def _take(self, frame: Frame) -> None:
@@ -153,3 +153,11 @@ class WebSocketChannel:
     def _broken(self) -> None:
         self._protocol.state = State.CLOSED
         self._socket.close()
+
+
+def _refusal(response: Response) -> str:
+    """What the server says of it, if it is one of ours."""
+    try:
+        return read_error(json.decode(bytes(response.body or b""))).message
+    except WireError:
+        return f"HTTP status {response.status_code}"

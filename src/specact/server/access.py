@@ -45,8 +45,8 @@ def unauthorized() -> WireError:
     """The one refusal for all of it."""
     return WireError(
         ErrorCode.UNAUTHORIZED,
-        "show the server's token as a bearer token; a server without one is asked by address or as localhost, and "
-        "never from another site's page",
+        "the token is wrong or missing: SPECACT_TOKEN or --token-file must hold the same on both sides; a server "
+        "without one is asked by address or as localhost, and never from another site's page",
     )
 
 

@@ -87,18 +87,18 @@ def _verify(spec: PolicySpec) -> Schema:
         "codes": _array((spec.codebooks,), {"type": "integer", "minimum": 0, "maximum": spec.codes - 1}),
         "address": _array((4,), word),
     }
-    return _message("verify", fields, _report() | _conditional("draft_conditional", spec))
+    return _message("verify", fields | _conditional("draft_conditional", spec), _report())
 
 
-def _reply(kind: str, fields: Schema, optional: Schema | None = None) -> Schema:
+def _reply(kind: str, fields: Schema) -> Schema:
     times = {"queue_ms": _NUMBER, "target_ms": _NUMBER, "total_ms": _NUMBER, "batch": {"type": "integer", "minimum": 1}}
-    return _message(kind, {"id": _COUNT, "times": _object(times)} | fields, optional)
+    return _message(kind, {"id": _COUNT, "times": _object(times)} | fields)
 
 
 def _distribution(spec: PolicySpec) -> Schema:
     shape = (spec.codebooks, spec.codes)
     fields = {"probs": _array(shape, _SHARE), "offsets": _array((*shape, spec.chunk, spec.actions), _FLOAT32)}
-    return _reply("distribution", fields, _conditional("conditional", spec))
+    return _reply("distribution", fields | _conditional("conditional", spec))
 
 
 def _verdict(spec: PolicySpec) -> Schema:
@@ -114,7 +114,7 @@ def _verdict(spec: PolicySpec) -> Schema:
 
 
 def _conditional(name: str, spec: PolicySpec) -> Schema:
-    return {name: _array((spec.codes, spec.codes), _SHARE)} if spec.codebooks == 2 else {}
+    return {name: _array((spec.codes, spec.codes), _SHARE)} if spec.sequential else {}
 
 
 def _message(kind: str, fields: Schema, optional: Schema | None = None) -> Schema:

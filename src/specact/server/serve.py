@@ -37,7 +37,9 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another port or host"
+        ) from None
     config = uvicorn.Config(
         create_app(service),
         http=BoundedHttp,

@@ -164,8 +164,6 @@ class TargetWorker:
             return bad("the target has no finite answer to this observation")
         if isinstance(request, InferRequest):
             return None, None
-        if (request.draft_conditional is None) != (target.conditional is None):
-            return bad("one of draft and target has a sequential secondary head and the other has not; use a pair")
         return verdict_of(request, target, self._tokenizer)
 
 

@@ -49,7 +49,8 @@ class PolicyRecipe:
         layers, heads, width: the transformer's.
         head_width: hidden width of the code and offset heads; 0 for linear heads.
         dropout: in the transformer.
-        sequential: whether the secondary code is predicted given the primary.
+        sequential: whether the secondary code is predicted given the primary; only with two codebooks, and alike for
+            the policies of a bundle.
         offset_on: which codes the offset is trained on; ``ground_truth`` makes the codes carry the action,
             ``sampled`` (the official recipe) lets the offset undo a wrong code.
         steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
@@ -140,11 +141,24 @@ class Recipe:
         for name, policy in self.policies.items():
             if policy.width % policy.heads:
                 raise ConfigError(f"policy {name!r}: width {policy.width} must be a multiple of heads {policy.heads}")
+            if policy.sequential and self.tokenizer.codebooks != 2:
+                raise ConfigError(
+                    f"policy {name!r}: sequential needs 2 codebooks, the tokenizer has {self.tokenizer.codebooks}"
+                )
         made = {f"{n}{end}" for n, p in self.policies.items() for end in ("", "@snapshot") if p.snapshot or not end}
-        for pair in self.bundles.values():
+        for name, pair in self.bundles.items():
             for policy_name in pair:
                 if policy_name not in made:
                     raise unknown_name("policy of a bundle", policy_name, made)
+            if len({self.policy(policy_name).sequential for policy_name in pair}) > 1:
+                raise ConfigError(
+                    f"bundle {name!r}: one of {' and '.join(pair)} is sequential and the other is not, and their codes "
+                    "could not be verified; set sequential alike for both"
+                )
+
+    def policy(self, made: str) -> PolicyRecipe:
+        """The recipe of what a bundle names: a policy, or its snapshot."""
+        return self.policies[made.removesuffix("@snapshot")]
 
 
 def load_recipe(path: Path) -> Recipe:

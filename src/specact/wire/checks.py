@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import WireError
+from specact.policies.policy import PolicySpec
 from specact.wire.protocol import PROTOCOL, ErrorCode
 
 LARGEST_ID = 2**63 - 1
@@ -42,13 +43,13 @@ def law(fields: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np
     return rows
 
 
-def conditional_law(fields: dict[str, Any], name: str, codebooks: int, codes: int) -> NDArray[np.float64] | None:
-    """The secondary code's distribution given each primary one, ``[K, K]``, or None if the message has none."""
-    if name not in fields:
-        return None
-    if codebooks != 2:
-        raise bad(f"{name} belongs to policies of two codebooks, this one has {codebooks}")
-    return law(fields, name, (codes, codes))
+def conditional_law(fields: dict[str, Any], name: str, spec: PolicySpec) -> NDArray[np.float64] | None:
+    """The secondary code's distribution given each primary one, ``[K, K]``; None where the policies give none."""
+    if spec.sequential:
+        return law(fields, name, (spec.codes, spec.codes))
+    if name in fields:
+        raise bad(f"{name} belongs to policies with a sequential secondary head, these have none: leave it out")
+    return None
 
 
 def array(fields: dict[str, Any], name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
@@ -76,9 +77,10 @@ def is_integer(value: Any, limit: int) -> TypeGuard[int]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, nothing, or a list of numbers."""
-    entries = value if isinstance(value, list) else [value]
-    return value is None or all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in entries)
+    """Whether it is a number, a boolean, nothing, or a list of numbers."""
+    if isinstance(value, list):
+        return all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in value)
+    return value is None or isinstance(value, bool | int | float)
 
 
 def said(value: Any) -> str:

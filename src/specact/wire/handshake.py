@@ -56,6 +56,7 @@ def shared_spec(spec: PolicySpec) -> dict[str, Any]:
         "chunk": spec.chunk,
         "actions": spec.actions,
         "temperature": spec.temperature,
+        "sequential": spec.sequential,
     }
 
 
@@ -80,7 +81,9 @@ def read_hello(fields: dict[str, Any]) -> Hello:
     if not isinstance(robot, str) or not isinstance(tokenizer, str) or not isinstance(spec, dict):
         raise bad("hello needs robot (text), tokenizer (text) and spec (map)")
     if len(robot) > 64 or not robot.isprintable() or not all(is_plain(value) for value in spec.values()):
-        raise bad("hello: robot is at most 64 printable characters, and spec holds numbers, lists of them, or nothing")
+        raise bad(
+            "hello: robot is at most 64 printable characters; spec holds numbers, booleans, lists of numbers, or null"
+        )
     return Hello(robot, tokenizer, spec)
 
 
@@ -96,10 +99,15 @@ def check_hello(hello: Hello, spec: dict[str, Any], tokenizer: str) -> None:
             f"the device has tokenizer {said(hello.tokenizer)}, the server {tokenizer!r}: their codes mean different "
             "actions; deploy the same bundle on both",
         )
-    differs = [name for name in spec if name not in hello.spec or hello.spec[name] != spec[name]]
+    differs = [name for name in spec if name not in hello.spec or not _same(hello.spec[name], spec[name])]
     if differs:
         both = ", ".join(f"{name} {str(hello.spec.get(name))[:32]} / {spec[name]}" for name in differs)
         raise WireError(ErrorCode.MISMATCH, f"device and server differ in {both}; deploy the same bundle on both")
+
+
+def _same(theirs: Any, ours: Any) -> bool:
+    """Whether two plain values are equal; 1 is 1.0, but not True, as it is in Python."""
+    return bool(theirs == ours) and isinstance(theirs, bool) == isinstance(ours, bool)
 
 
 def read_welcome(fields: dict[str, Any]) -> Welcome:

@@ -25,7 +25,7 @@ class ErrorCode(StrEnum):
 
 def max_message_bytes(spec: PolicySpec) -> int:
     """What the largest valid message of this spec needs as JSON, rounded up, and 8 kB for all that is not an array."""
-    rows = spec.codebooks * spec.codes + spec.codes**2
+    rows = spec.codebooks * spec.codes + spec.sequential * spec.codes**2
     request = spec.window * spec.state + spec.goal + rows + spec.codebooks
     reply = rows + spec.codebooks * spec.codes * spec.chunk * spec.actions
     # A pixel takes up to 18 characters, and a JPEG, which need not be smaller than its pixels, has a head.

@@ -99,7 +99,7 @@ def read_reply(fields: dict[str, Any], spec: PolicySpec) -> Reply:
     if kind == "distribution":
         probs = law(fields, "probs", (spec.codebooks, spec.codes))
         offsets = array(fields, "offsets", (spec.codebooks, spec.codes, *chunk_shape), np.float32)
-        conditional = conditional_law(fields, "conditional", spec.codebooks, spec.codes)
+        conditional = conditional_law(fields, "conditional", spec)
         return DistributionReply(identity, CodeDistribution(probs, offsets, conditional), times)
     codes = array(fields, "codes", (spec.codebooks,), np.int64)
     accepted = array(fields, "accepted", (spec.codebooks,), np.bool_)

@@ -100,7 +100,7 @@ def read_request(fields: dict[str, Any], spec: PolicySpec) -> Request:
     if kind == "infer":
         return InferRequest(identity, deadline_ms, window, report)
     draft_probs = law(fields, "draft_probs", (spec.codebooks, spec.codes))
-    conditional = conditional_law(fields, "draft_conditional", spec.codebooks, spec.codes)
+    conditional = conditional_law(fields, "draft_conditional", spec)
     codes = array(fields, "codes", (spec.codebooks,), np.int64)
     if not ((codes >= 0) & (codes < spec.codes)).all():
         raise bad(f"codes must lie in [0, {spec.codes})")

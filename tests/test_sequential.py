@@ -1,0 +1,116 @@
+"""A sequential secondary head, from the recipe over the bundle to the wire: both policies have one, or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from specact import Bundle, SpeculativePolicy, load_bundle
+from specact.child import Child, serving
+from specact.errors import BundleError, ConfigError, RemoteError
+from specact.gates import Always
+from specact.policies.onnx import OnnxPolicy
+from specact.remote.channel import Endpoint
+from specact.remote.line import Line
+from specact.remote.target import remote_verifier
+from specact.training.recipe import PolicyRecipe, Recipe, TokenizerRecipe
+from specact.training.train import train
+from specact.types import StepRecord
+from specact.verifiers import Verifier
+
+PLAIN = PolicyRecipe(
+    layers=1, heads=2, width=8, head_width=0, steps=30, batch=16, warmup=3, average=0.9, bfloat16=False, snapshot=0.5
+)
+RECIPE = Recipe(
+    env="ball",
+    generate_episodes=5,
+    generate_noise=0.3,
+    tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=50, batch=64),
+    policies={"target": replace(PLAIN, sequential=True), "draft": replace(PLAIN, sequential=True), "other": PLAIN},
+    bundles={"pair": ("target", "draft@snapshot")},
+)
+MIXED: list[tuple[str, str]] = [("target", "other"), ("other", "draft@snapshot"), ("other@snapshot", "target")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    made = train(RECIPE, Path(), tmp_path_factory.mktemp("sequential") / "run", lambda stage, done, total: None)
+    return load_bundle(made.bundles[0])
+
+
+@pytest.fixture(scope="module")
+def server(trained: Bundle) -> Iterator[Child]:
+    with serving(trained.path) as process:
+        yield process
+
+
+@pytest.mark.parametrize("pair", MIXED)
+def test_a_bundle_of_both_kinds_is_refused_before_it_is_trained(pair: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"'mixed': one of {' and '.join(pair)} is sequential .* alike for both"):
+        replace(RECIPE, bundles={"mixed": pair})
+
+
+def test_a_policy_without_two_codebooks_is_refused_before_it_is_trained() -> None:
+    with pytest.raises(ConfigError, match="'target': sequential needs 2 codebooks, the tokenizer has 3"):
+        replace(RECIPE, tokenizer=replace(RECIPE.tokenizer, codebooks=3))
+
+
+def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:
+    assert trained.spec.sequential and trained.manifest["spec"]["sequential"] is True
+    assert load_bundle("ball").spec.sequential is False
+    for record in play(trained, None, steps=5):
+        draft = record.proposal.draft
+        assert draft.conditional is not None and draft.conditional.shape == (4, 4)
+        np.testing.assert_allclose(draft.conditional.sum(axis=1), 1.0, rtol=1e-12)
+        np.testing.assert_allclose(draft.probs[1], draft.probs[0] @ draft.conditional, rtol=1e-12)
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_policy_of_the_other_kind_belongs_to_another_bundle(trained: Bundle, tiny_bundle: Path, role: str) -> None:
+    plain = load_bundle(tiny_bundle)
+    with pytest.raises(BundleError, match=rf"{role}\.onnx gives 3 outputs, .* \(sequential: False\) says 2"):
+        OnnxPolicy(trained.path / f"{role}.onnx", replace(trained.spec, sequential=False))
+    with pytest.raises(BundleError, match=rf"{role}\.onnx gives 2 outputs, .* \(sequential: True\) says 3"):
+        OnnxPolicy(plain.path / f"{role}.onnx", replace(plain.spec, sequential=True))
+
+
+def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[StepRecord]:
+    rng = np.random.default_rng(3)
+    policy = SpeculativePolicy(bundle, Always(), verifier=verifier, seed=5, robot=1)
+    records = []
+    for _ in range(steps):
+        policy.act({"state": rng.uniform(-1, 1, bundle.spec.state), "goal": rng.uniform(-1, 1, bundle.spec.goal)})
+        assert policy.record is not None
+        records.append(policy.record)
+    return records
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+@pytest.mark.parametrize("sampling", ["device", "server"])
+def test_a_remote_pair_draws_what_a_local_one_draws(
+    trained: Bundle, server: Child, scheme: str, sampling: Literal["device", "server"]
+) -> None:
+    here = play(trained, None)
+    with Line(Endpoint(scheme, "127.0.0.1", server.port), trained) as line:
+        line.connect(10.0)
+        there = play(trained, remote_verifier(line, trained, 20_000.0, sampling))
+    assert [record.miss for record in there] == [None] * len(here)
+    verdicts = [record.verdict for record in here if record.verdict is not None]
+    assert {tuple(verdict.accepted.tolist()) for verdict in verdicts} >= {(True, True), (True, False), (False, False)}
+    for ours, theirs in zip(here, there, strict=True):
+        assert ours.codes.tolist() == theirs.codes.tolist()
+        np.testing.assert_array_equal(ours.chunk, theirs.chunk)
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+def test_a_device_of_the_other_kind_is_refused_at_the_handshake(trained: Bundle, server: Child, scheme: str) -> None:
+    # Only the manifest's word differs, as where one side has an export of before there were such heads.
+    plain = replace(trained, spec=replace(trained.spec, sequential=False))
+    refusal = pytest.raises(RemoteError, match="differ in sequential False / True; deploy the same bundle on both")
+    with Line(Endpoint(scheme, "127.0.0.1", server.port), plain) as line, refusal:
+        line.connect(1.0)
