@@ -1,0 +1,55 @@
+"""``specact report`` makes one HTML page from run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.errors import MissingExtraError
+
+
+def report(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    out: Path = Path("report.html"),
+    files: Path | None = None,
+    films: bool = True,
+    json: bool = False,
+) -> None:
+    """Make one self-contained HTML page from run folders: tables, figures, films, manifests, and what is missing.
+
+    Args:
+        runs: run folders of specact eval, or folders that hold some at any depth.
+        out: the page.
+        files: folder for the figures as PNG, SVG and CSV, and the tables as CSV; PAGE_files beside it if not given.
+        films: show rollouts as films: they are simulated again, drawn, and kept in the run folders.
+        json: print what was written as JSON.
+    """
+    try:
+        from specact.report.report import write_report
+    except ModuleNotFoundError as error:
+        package = error.name or "matplotlib"
+        raise MissingExtraError(package, "report" if package in ("matplotlib", "PIL") else "sim") from error
+    with progress_bars() as update:
+        written = write_report(runs, out, files or out.with_name(f"{out.stem}_files"), update, films=films)
+    for skipped in written.skipped:
+        remarks.print(f"skipped {skipped.folder}: {skipped.reason}", style="yellow", highlight=False, soft_wrap=True)
+    if json:
+        print_json(
+            {
+                "page": str(written.page),
+                "files": [str(path) for path in written.files],
+                "runs": written.runs,
+                "skipped": [{"folder": str(one.folder), "reason": one.reason} for one in written.skipped],
+                "missing": {title: [str(gap) for gap in gaps] for title, gaps in written.missing.items()},
+            }
+        )
+        return
+    for title, gaps in written.missing.items():
+        for gap in gaps:
+            remarks.print(f"{title}: {gap}", highlight=False, soft_wrap=True)
+    results.print(
+        f"{written.page}: {written.runs} runs; {len(written.files)} figures and tables beside it", highlight=False
+    )

@@ -1,0 +1,90 @@
+"""The paper's figure 2: how likely the target is to reject, over the action deviation of the draft's step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from specact.calibration import file_name
+from specact.evaluation.audit import REASONS
+from specact.evaluation.methods import METHODS
+from specact.evaluation.metrics import Table
+from specact.evaluation.rejection import Fit, RejectionModel, fit_rejection
+from specact.report.drawing import Drawing, blank, legend_below
+from specact.report.looks import INK, MUTED, look_of
+from specact.report.runs import Run
+from specact.report.studies import Study
+
+_FREE = (REASONS.index("score"), REASONS.index("tie"))
+_LEAST = 40  # steps; fewer do not fill 20 bins
+_WIDE = 20.0  # the largest score over the median, from which a linear axis would show one bin only
+
+
+def draw_rejection(study: Study) -> Drawing | None:
+    """Rejection over deviation, from the longest run of ADAHI; None where there is none, or hardly a step to fit.
+
+    Raises:
+        DataError: if its step table cannot be read.
+    """
+    run = study.rejections
+    steps = _free(run.steps("adahi")) if run is not None else {}
+    if run is None or len(steps["score"]) < _LEAST:
+        return None
+    every = fit_rejection(steps["score"], steps["rejection"])
+    primary = fit_rejection(steps["score"], steps["rejection_0"])
+    figure, axes = blank()
+    x = np.array(every.scores)
+    errors = 1.96 * np.array(every.errors)
+    axes.errorbar(x, every.rejections, errors, fmt="o", color=look_of("adahi").light, markersize=4, label="any code, R")
+    axes.plot(x, primary.rejections, "o", color=MUTED.light, mfc="none", markersize=4, label="primary code, r")
+    wide = x.min() > 0.0 and x.max() > _WIDE * float(np.median(x))
+    dense = (np.geomspace if wide else np.linspace)(x.min(), x.max(), 200)
+    # Where there are negative scores, the fit has shifted them to start at 0.
+    log_x = dense - min(0.0, x.min())
+    linear, log = every.linear, every.logarithmic
+    axes.plot(dense, linear.slope * dense + linear.intercept, "--", color=INK.light, linewidth=1, label="linear fit")
+    log_y = log.slope * np.log(log_x + log.shift) + log.intercept
+    axes.plot(dense, log_y, color=INK.light, linewidth=1, label="logarithmic fit")
+    axes.set(xlabel=f"action deviation ({_reading(run)})", ylabel="rejection", ylim=(0, 1.02))
+    axes.set_xscale("log" if wide else "linear")
+    legend_below(figure, columns=2)
+    return Drawing(
+        "rejection", "Rejection over deviation", _caption(run, every, primary), figure, _rows(every, primary)
+    )
+
+
+def _free(steps: Table) -> Table:
+    """Steps whose score decided; a forced step's score was not asked."""
+    free = np.isin(steps["reason"], _FREE)
+    return {name: steps[name][free] for name in ("score", "rejection", "rejection_0")}
+
+
+def _reading(run: Run) -> str:
+    """The reading of the deviation that the run's calibration names."""
+    found = run.calibrations.get(Path(file_name(METHODS["adahi"].gate, run.summary["rate"])).stem)
+    return str(dict(found["settings"]["options"])["reading"]) if found else "reading unknown"
+
+
+def _caption(run: Run, every: RejectionModel, primary: RejectionModel) -> str:
+    return (
+        f"{every.steps:,} freely decided steps of {run.folder}, in {len(every.scores)} bins of equal count, with "
+        f"95 % intervals. Linear fit {_fit(every.linear)}, logarithmic {_fit(every.logarithmic)}. Over single steps "
+        f"Spearman {every.spearman:+.2f}, AUROC {every.auroc:.2f}; for the primary code alone {primary.spearman:+.2f} "
+        f"and {primary.auroc:.2f}. A negative slope would mean a gate that asks where the target agrees."
+    )
+
+
+def _fit(fit: Fit) -> str:
+    sign = "positive" if fit.slope > 0 else "negative" if fit.slope < 0 else "no"
+    return f"R² {fit.r2:.2f}, {sign} slope ({fit.slope:+.3g})"
+
+
+def _rows(every: RejectionModel, primary: RejectionModel) -> list[dict[str, float | str]]:
+    bins = zip(every.scores, every.rejections, every.errors, primary.rejections, primary.errors, strict=True)
+    names = ("deviation", "rejection", "standard_error", "primary_rejection", "primary_standard_error")
+    rows: list[dict[str, float | str]] = [{"row": "bin", **dict(zip(names, values, strict=True))} for values in bins]
+    for name, fit in (("linear", every.linear), ("logarithmic", every.logarithmic)):
+        rows.append({"row": name, "slope": fit.slope, "intercept": fit.intercept, "shift": fit.shift, "r2": fit.r2})
+    rows.append({"row": "steps", "n": every.steps, "spearman": every.spearman, "auroc": every.auroc})
+    return rows

@@ -1,0 +1,144 @@
+"""One HTML page from run folders: tables, figures, films and manifests of every bundle, and what is missing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specact import __version__
+from specact.errors import DataError
+from specact.files import write_whole
+from specact.report import tables
+from specact.report.desk import Desk
+from specact.report.drawing import Drawing, style
+from specact.report.facts import facts, manifests, runs_table
+from specact.report.films import show_films
+from specact.report.html import Html, fill, html, items, join
+from specact.report.looks import dark_rules
+from specact.report.missing import Gap, by_gap, gaps_of
+from specact.report.rejection import draw_rejection
+from specact.report.runs import Skipped, find_runs
+from specact.report.studies import Study, group
+from specact.report.sweep import draw_sweep
+from specact.report.tradeoff import draw_tradeoffs
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        page: the report.
+        files: figures and tables beside it.
+        runs: how many runs are in it.
+        skipped: folders that are not, and why.
+        missing: per bundle, what could not be shown.
+    """
+
+    page: Path
+    files: list[Path]
+    runs: int
+    skipped: list[Skipped]
+    missing: dict[str, list[Gap]]
+
+
+def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progress, *, films: bool = True) -> Written:
+    """Writes a self-contained page, and its figures (PNG, SVG, CSV) and tables (CSV) beside it.
+
+    Args:
+        paths: run folders, or folders above them.
+        out: the page.
+        files: folder of the figures and tables.
+        progress: told (what is going on, done, in all).
+        films: whether to show rollouts as films; those not made yet are simulated and kept in the run folders.
+
+    Raises:
+        ConfigError: if there is no run, or something cannot be written.
+    """
+    runs, skipped = find_runs(paths)
+    studies, desk = group(runs), Desk(out, files)
+    sections, missing = [], dict[str, list[Gap]]()
+    with style():
+        for done, study in enumerate(studies):
+            progress("bundles", done, len(studies))
+            section, missing[study.title] = _section(study, desk, films)
+            sections.append(section)
+        progress("bundles", len(studies), len(studies))
+    page = fill(
+        "page.html",
+        dark=Html(dark_rules()),
+        version=__version__,
+        made=time.strftime("%Y-%m-%d %H:%M"),
+        count=f"{_count(runs, 'run')} of {_count(studies, 'bundle')}",
+        links=join(Html(f'<a href="#{study.slug}">{html(study.title)}</a> ') for study in studies),
+        summary=join([tables.summary_table(studies), desk.table("summary", tables.summary_rows(studies))]),
+        skipped=_box("Skipped folders", [f"{one.folder}: {one.reason}" for one in skipped]),
+        missing=_box("What is missing", by_gap(missing)),
+        sections=join(sections),
+    )
+    write_whole(out, _sealed(page).encode())
+    return Written(out, desk.written, len(runs), skipped, missing)
+
+
+def _section(study: Study, desk: Desk, films: bool) -> tuple[Html, list[Gap]]:
+    """The part of one study, and what is missing in it."""
+    run, slug = study.table, study.slug
+    lacking, figures = gaps_of(study), []
+    for draw in (_rejections, draw_tradeoffs, draw_sweep):
+        try:
+            figures += [desk.figure(drawing, slug) for drawing in draw(study)]
+        except DataError as error:
+            lacking.append(Gap(str(error)))
+    shown, no_films = show_films(run) if films else (Html(), None)
+    lacking += [Gap(no_films)] if no_films else []
+    section = fill(
+        "study.html",
+        slug=slug,
+        title=study.title,
+        facts=facts(study),
+        methods=join([tables.methods_table(run), desk.table(f"{slug}-methods", tables.methods_rows(run))]),
+        explained=tables.columns_explained(run),
+        contrasts=join([tables.contrasts_table(run), desk.table(f"{slug}-contrasts", tables.contrasts_rows(run))]),
+        figures=join(figures),
+        films=shown,
+        missing=_box("Missing here", [_gap(gap) for gap in lacking]),
+        runs=runs_table(study),
+        manifests=manifests(study),
+        count=_count(study.runs, "run"),
+    )
+    return section, lacking
+
+
+def _rejections(study: Study) -> Iterator[Drawing]:
+    drawing = draw_rejection(study)
+    if drawing is not None:
+        yield drawing
+
+
+def _gap(gap: Gap) -> Html:
+    return Html(f"{html(gap.what)}: <code>{html(gap.how)}</code>") if gap.how else html(gap.what)
+
+
+def _box(title: str, texts: Sequence[str]) -> Html:
+    return fill("box.html", title=title, list=items(texts)) if texts else Html()
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _sealed(page: str) -> str:
+    """The page with a policy that allows its own style sheet and script, by their content, and nothing else."""
+    for kind in ("style", "script"):
+        found = re.search(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+        assert found is not None
+        digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+        page = page.replace(f"SEAL-OF-{kind.upper()}", f"'sha256-{digest}'", 1)
+    return page

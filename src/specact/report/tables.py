@@ -1,0 +1,205 @@
+"""The tables of a report: numbers as text for the page, and all of a summary's numbers, unrounded, for CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specact.evaluation.methods import METHODS
+from specact.report.drawing import Rows
+from specact.report.html import Html, fill, html, join, table
+from specact.report.looks import look_of
+from specact.report.runs import Run
+from specact.report.studies import Study
+
+Metrics = Mapping[str, Any]
+
+# Columns of the table of methods: heading, what it says, and a method's cell.
+COLUMNS: tuple[tuple[str, str, Callable[[Metrics], object]], ...] = (
+    ("success", "share of episodes that succeeded, with Wilson's 95 % interval", lambda m: _interval(m["success"])),
+    ("score", "mean score of an episode, with a 95 % interval", lambda m: _interval(m["score"])),
+    (
+        "MSE",
+        "squared error along held-out demonstrations, summed over the action's dimensions, in normalised units",
+        lambda m: _interval(m["mse"]) if m.get("mse") else "\N{EN DASH}",
+    ),
+    ("sent", "transmission rate (TR): transmitted / inferences", lambda m: _number(m["transmission_rate"])),
+    (
+        "true skip",
+        "true skip ratio (TSR): share of skipped steps whose codes the target would have kept",
+        lambda m: _number(m["true_skip_ratio"]),
+    ),
+    (
+        "accepted",
+        "share of all steps whose codes the target keeps, or would have kept",
+        lambda m: _number(m["acceptance"]["all"]),
+    ),
+    (
+        "gated loss",
+        "share of steps that were not verified and would have been rejected, (1 - TR)(1 - TSR)",
+        lambda m: _number(m["gated_loss"]),
+    ),
+    (
+        "gate efficiency",
+        "(loss of random - loss) / (loss of random - loss of the oracle) at equal rate: 0 is chance, 1 the oracle",
+        lambda m: _number(m["gate_efficiency"], 2),
+    ),
+    (
+        "action change",
+        "action change loss: mean distance, over skipped steps, to the action verification would have given",
+        lambda m: _number(m["action_change_loss"]),
+    ),
+    ("ms per action", "time spent on choosing actions / actions", lambda m: _ms(m["latency"]["per_action_ms"])),
+    ("actions/s", "its inverse", lambda m: f"{m['latency']['actions_per_s']:,.1f}"),
+    (
+        "p50 / p99 ms",
+        "quantiles of the time of one inference",
+        lambda m: f"{_ms(m['latency']['inference_p50_ms'])} / {_ms(m['latency']['inference_p99_ms'])}",
+    ),
+)
+SUMMARY_METHODS = ("draft", "target", "hybrid", "random", "adahi")
+
+
+def name_of(method: str) -> Html:
+    """A method's name behind a dot of its colour."""
+    return fill("name.html", colour=look_of(method).light, name=method)
+
+
+def methods_table(run: Run) -> Html:
+    """All methods of a run; columns that say nothing here are left out."""
+    shown = [column for column in COLUMNS if _says_something(column[0], run)]
+    rows = []
+    for method, metrics in run.methods.items():
+        about = METHODS[method].about if method in METHODS else ""
+        name = Html(f"{name_of(method)}<small>{html(about)}</small>")
+        rows.append([name, *(cell(metrics) for _, _, cell in shown)])
+    caption = f"Methods, on the same {run.summary['episodes']} episodes; times " + (
+        "measured over real sockets" if run.summary["realtime"] else "in virtual time"
+    )
+    return table(caption, ["method", *(_head(head, says) for head, says, _ in shown)], rows)
+
+
+def columns_explained(run: Run) -> Html:
+    """What the columns of the table of methods say."""
+    entries = [
+        Html(f"<div><dt>{html(head)}</dt><dd>{html(says)}</dd></div>")
+        for head, says, _ in COLUMNS
+        if _says_something(head, run)
+    ]
+    score = Html(f"<div><dt>score measures</dt><dd>{html(run.summary['score'])}</dd></div>")
+    return join([*entries, score])
+
+
+def contrasts_table(run: Run) -> Html:
+    """Paired contrasts of a run; nothing if it has none."""
+    ends = ("success",) if run.binary else ("success", "score")
+    rows = [
+        [f"{row['first']} \N{MINUS SIGN} {row['second']}", *(cell for end in ends for cell in _contrast(row[end]))]
+        for row in run.summary["contrasts"]
+    ]
+    heads = [head for end in ends for head in (f"{end}, difference and 95 % interval", "paired test")]
+    return table("Paired contrasts, episode by episode", ["contrast", *heads], rows) if rows else Html()
+
+
+def summary_table(studies: Sequence[Study]) -> Html:
+    """One line per bundle: success, below it the score where that is something else."""
+    heads = ["bundle, episodes", *SUMMARY_METHODS, "best learned", "adahi \N{MINUS SIGN} random", "sent by adahi"]
+    rows = []
+    for study in studies:
+        run = study.table
+        name = Html(f'<a href="#{study.slug}">{html(study.title)}</a>, {run.summary["episodes"]}')
+        cells: list[object] = [name]
+        for method in (*SUMMARY_METHODS, best_learned(run)):
+            named = method is not None and method not in SUMMARY_METHODS
+            cells.append(join([_result(run, method), Html(f"<small>{html(method)}</small>") if named else ""]))
+        found = [row for row in run.summary["contrasts"] if (row["first"], row["second"]) == ("adahi", "random")]
+        cells.append(join(_contrast(found[0]["success"])[:2]) if found else "\N{EN DASH}")
+        cells.append(_number(run.methods["adahi"]["transmission_rate"]) if "adahi" in run.methods else "\N{EN DASH}")
+        rows.append([*cells, _saved(study)])
+    return table("Success of every bundle", [*heads, "time per action, adahi against hybrid"], rows)
+
+
+def best_learned(run: Run) -> str | None:
+    """The learned method that succeeds most, by score where that says more."""
+    learned = {name: m["score"]["mean"] for name, m in run.methods.items() if name.startswith("learned")}
+    return max(learned, key=lambda name: learned[name]) if learned else None
+
+
+def methods_rows(run: Run) -> Rows:
+    """Every number of every method, as in summary.json."""
+    return [{"method": method, **flat(metrics)} for method, metrics in run.methods.items()]
+
+
+def contrasts_rows(run: Run) -> Rows:
+    """Every number of every contrast, as in summary.json."""
+    return [flat(row) for row in run.summary["contrasts"]]
+
+
+def summary_rows(studies: Sequence[Study]) -> Rows:
+    """Every number of every method of every bundle's table."""
+    return [
+        {"bundle": study.title, "env": study.table.evaluation["env"], "seed": study.table.evaluation["seed"], **row}
+        for study in studies
+        for row in methods_rows(study.table)
+    ]
+
+
+def flat(value: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under dotted names: ``{"a": {"b": [1, 2]}}`` becomes ``{"a.b.0": 1, "a.b.1": 2}``."""
+    entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+    result: dict[str, Any] = {}
+    for key, entry in entries:
+        nested = isinstance(entry, Mapping | list | tuple)
+        result |= flat(entry, f"{prefix}{key}.") if nested else {f"{prefix}{key}": entry}
+    return result
+
+
+def _says_something(head: str, run: Run) -> bool:
+    metrics = run.summary["methods"].values()
+    if head == "score":
+        return not run.binary
+    if head == "MSE":
+        return any(m.get("mse") is not None for m in metrics)
+    if head == "gate efficiency":
+        return any(m["gate_efficiency"] is not None for m in metrics)
+    return True
+
+
+def _head(head: str, says: str) -> Html:
+    return Html(f'<span title="{html(says)}">{html(head)}</span>')
+
+
+def _result(run: Run, method: str | None) -> Html:
+    if method not in run.methods:
+        return html("\N{EN DASH}")
+    metrics = run.methods[method]
+    score = "" if run.binary else Html(f"<small>score {metrics['score']['mean']:.3f}</small>")
+    return join([_interval(metrics["success"]), score])
+
+
+def _saved(study: Study) -> Html:
+    methods = study.timed.methods
+    if not {"adahi", "hybrid"} <= methods.keys():
+        return html("\N{EN DASH}")
+    adahi, hybrid = (methods[name]["latency"]["per_action_ms"] for name in ("adahi", "hybrid"))
+    how = "real sockets" if study.timed.summary["realtime"] else "virtual time"
+    return Html(f"{adahi / hybrid - 1:+.0%}<small>{_ms(adahi)} / {_ms(hybrid)} ms, {how}</small>")
+
+
+def _interval(found: Metrics) -> Html:
+    mean = found["rate"] if "rate" in found else found["mean"]
+    return Html(f"{mean:.3f}<small>{found['low']:.3f} to {found['high']:.3f}</small>")
+
+
+def _contrast(found: Metrics) -> tuple[Html, Html]:
+    """The difference with its interval, and p with its test."""
+    difference = Html(f"{found['difference']:+.3f}<small>{found['low']:+.3f} to {found['high']:+.3f}</small>")
+    return difference, Html(f"p = {found['p']:.2g}<small>{html(found['test'])}</small>")
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:.{digits}f}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
