@@ -52,7 +52,7 @@ def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
     bundle = load_bundle(PRETRAINED / "ball")
 
     def successes(method: str, gate: str) -> int:
-        settings = GateChoices().settings(gate)
+        settings = GateChoices().settings(gate, bundle)
         shard = Shard(
             str(bundle.path), bundle.fingerprint, "ball", method, settings, tuple(range(60)), 3, "loopback", 0, 0
         )

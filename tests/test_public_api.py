@@ -16,7 +16,7 @@ DOCUMENTED = (
     "calibrated_gate", "SpecactError", "sampling.verify_codes", "sampling.residual", "sampling.softmax",
     "sampling.rejection_probability", "sampling.total_variation", "sampling.sample_codes", "sampling.verify",
     "gates.ActionDeviation", "gates.Always", "gates.Never", "gates.Random", "gates.Uncertainty", "gates.Oracle",
-    "gates.Gate", "__version__",
+    "gates.Learned", "gates.Gate", "__version__",
 )  # fmt: skip
 MODULES = sorted(found.name for found in pkgutil.walk_packages(specact.__path__, "specact."))
 

@@ -109,7 +109,7 @@ def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
 
     Args:
         bundle: the policies.
-        gate: ``deviation``, ``uncertainty``, ``oracle`` or ``oracle_action``.
+        gate: one of :data:`~specact.gates.settings.CALIBRATED`.
         rate: wanted share of inferences to transmit, in (0, 1).
 
     Raises:
@@ -124,4 +124,4 @@ def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
             f"it has {', '.join(stored) or 'none'}. Make one with: "
             f"specact calibrate --bundle {bundle.path} --gate {gate} --rate {rate:g}"
         )
-    return calibration.settings.build(bundle.target, bundle.tokenizer)
+    return calibration.settings.build(bundle)

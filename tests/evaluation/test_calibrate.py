@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -46,6 +46,7 @@ class ShiftingPool:
 class _Bundle:
     path = "nowhere"
     fingerprint = "0"
+    recommended_gates: ClassVar[dict[str, Any]] = {}
 
 
 @pytest.mark.parametrize("feedback", [-3.0, -1.0, 0.0, 0.8])
@@ -53,7 +54,7 @@ class _Bundle:
 def test_the_rate_is_found_through_the_feedback(feedback: float, rate: float) -> None:
     """8,000 inferences a round put the noise of a rate at .006, so .03 is missed by chance less than once in 1e5."""
     pool, run = cast(Pool, ShiftingPool(feedback)), CalibrationRun(rate, episodes=20, rounds=4)
-    gate = GateChoices().settings("deviation")
+    gate = GateChoices().settings("deviation", cast(Any, _Bundle))
     made = calibrate(cast(Any, _Bundle), "ball", gate, run, pool, lambda done: None)
     assert made.held_out["rate"] == pytest.approx(rate, abs=0.03)
     if feedback == -3.0:  # the plain quantile on the target's states misses by far: the first round shows it

@@ -60,7 +60,7 @@ def test_blocks_are_means_over_consecutive_steps() -> None:
 def test_the_gate_is_calibrated_on_the_steps_that_are_timed(ball: Bundle) -> None:
     seen = list(islice(observations(ball, 0), 120))
     settings = _calibrated(ball, seen, 0.4, 0)
-    policy = SpeculativePolicy(ball, settings.build(ball.target, ball.tokenizer), seed=0)
+    policy = SpeculativePolicy(ball, settings.build(ball), seed=0)
     sent = [_step(policy, episode, observation).decision.transmit for episode, observation in seen]
     # Thresholds shift the executed actions, so the rate is met up to that feedback.
     assert 0.3 < np.mean(sent) < 0.5

@@ -170,13 +170,13 @@ def test_an_unknown_offset_is_refused_before_anything_is_written(tiny_bundle: Pa
 
 def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first: dict[tuple[str, int], np.ndarray] = {}
-    init = rollout._Robot.__init__
+    init = rollout.Robot.__init__
 
     def spy(self: Any, shard: Shard, bundle: Any, env: Any, episode: int) -> None:
         init(self, shard, bundle, env, episode)
         first[shard.method, episode] = np.concatenate([self.observation["state"], self.observation["goal"]])
 
-    monkeypatch.setattr(rollout._Robot, "__init__", spy)
+    monkeypatch.setattr(rollout.Robot, "__init__", spy)
     # In other shards and another order: an episode's start is its own.
     for method, episodes in (("draft", (0, 1, 2)), ("hybrid", (2, 0)), ("target", (1,))):
         run_shard(shard_of(tiny_bundle, method, "never" if method == "draft" else "always", episodes))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import MissingExtraError, unknown_name
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, GateSettings
+
+if TYPE_CHECKING:
+    from specact.evaluation.pool import Pool
+    from specact.policies.bundle import Bundle
 
 
 def calibrate(
@@ -20,19 +26,25 @@ def calibrate(
     rounds: int = 4,
     seed: int = 0,
     gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
+    retrain: bool = False,
+    lessons: int = 100_000,
     out: Path | None = None,
     workers: int | None = None,
     json: bool = False,
 ) -> None:
     """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
 
+    A learned gate is trained first where the bundle has none yet; its head is written into the bundle.
+
     Args:
         bundle: path or name of a bundle.
-        gate: deviation, uncertainty, oracle or oracle_action.
+        gate: deviation, uncertainty, learned, learned_action, oracle or oracle_action.
         rate: wanted share of inferences to transmit.
         episodes: per round, and for the held-out check.
         rounds: on states of the gated policy.
         seed: of everything random.
+        retrain: train a learned gate anew, even where the bundle has one.
+        lessons: inferences that a learned gate is taught from, in each of its two rounds.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
@@ -44,6 +56,7 @@ def calibrate(
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "scipy", "sim") from error
     from specact.policies.bundle import load_bundle
+    from specact.policies.head import HEAD
 
     if gate not in CALIBRATED:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED)
@@ -51,10 +64,12 @@ def calibrate(
     settings = CalibrationRun(rate, episodes, rounds, seed)
     total = episodes * (rounds + 2)
     with progress_bars() as update, Pool(workers) as pool:
+        if gate.startswith("learned") and (retrain or not (loaded.path / HEAD).exists()):
+            _teach(loaded, lessons, seed, pool, update)
         made = run(
             loaded,
             loaded.env,
-            gates.over(loaded.recommended_gates).settings(gate),
+            gates.settings(gate, loaded),
             settings,
             pool,
             lambda done: update(f"calibrating {gate}", done, total),
@@ -82,3 +97,22 @@ def calibrate(
             style="yellow",
         )
     results.print(f"written: {path}", highlight=False)
+
+
+def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]) -> None:
+    """Trains the bundle's target head in a folder of its own, which is removed when the head is there."""
+    try:
+        from specact.training.head import HeadRecipe, teach_head
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "train") from error
+    from specact.data.lessons import Lessons
+    from specact.evaluation.lessons import collect
+
+    def roll(gates: Sequence[GateSettings], number: int) -> Lessons:
+        return collect(
+            bundle, gates, lessons, number, pool, lambda done: update(f"lessons {number + 1}", done, lessons)
+        )
+
+    metrics = teach_head(bundle, HeadRecipe(seed=seed), roll, bundle.path / "gate", update)
+    numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+    remarks.print(f"target head, held out: {numbers}", highlight=False)

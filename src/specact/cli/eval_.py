@@ -31,6 +31,8 @@ def eval_(
     realtime: bool = False,
     wire: Literal["stream", "json"] = "stream",
     deadline_ms: float = 200.0,
+    mse: bool = False,
+    data: Path | None = None,
     workers: int | None = None,
     json: bool = False,
 ) -> None:
@@ -40,8 +42,8 @@ def eval_(
         bundle: path or name of a bundle.
         out: run folder: manifest.json, summary.json, episodes/ and steps/ as Parquet.
         env: environment; the bundle's own if not given.
-        methods: comma-separated: draft, target, hybrid, random, adahi, gated_target, uncertainty, oracle,
-            oracle_action.
+        methods: comma-separated: draft, target, hybrid, random, adahi, gated_target, uncertainty, learned,
+            learned_action, oracle, oracle_action.
         episodes: per method.
         seed: of everything random.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved.
@@ -55,6 +57,8 @@ def eval_(
         realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
         wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
         deadline_ms: with --realtime: how long a step waits for the target.
+        mse: also measure each method's error along the demonstrations that were kept back in training.
+        data: with --mse: folder that the recipe's data paths are relative to.
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
@@ -67,6 +71,7 @@ def eval_(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
         offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
         realtime=realtime, wire=wire, deadline_ms=deadline_ms,
+        mse=mse, data=None if data is None else str(data),
     )  # fmt: skip
     with progress_bars() as update:
         summary = evaluate(what, out, update, workers=workers, command=command_line())

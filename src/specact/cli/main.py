@@ -6,7 +6,7 @@ import sys
 
 import tyro
 
-from specact.cli import bench, calibrate, data, demo, doctor, eval_, export, proxy, run, serve, train
+from specact.cli import bench, calibrate, data, demo, doctor, eval_, export, proxy, report, reproduce, run, serve, train
 from specact.cli.output import say_error
 from specact.errors import SpecactError
 
@@ -16,6 +16,8 @@ VERBS = {
     "train": train.train,
     "calibrate": calibrate.calibrate,
     "eval": eval_.eval_,
+    "report": report.report,
+    "reproduce": reproduce.reproduce,
     "export": export.export,
     "doctor": doctor.doctor,
     "serve": serve.serve,

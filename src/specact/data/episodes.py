@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
+from specact.rng import Role, stream
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,12 @@ class Episodes:
             image=None if self.image is None else self.image[rows],
             ends=np.cumsum([len(span) for span in spans]).astype(np.int64),
         )
+
+    def split(self, held_out: float, seed: int) -> tuple[Episodes, Episodes]:
+        """For training, and a share ``held_out`` of the episodes kept back; the same seed gives the same split."""
+        order = stream(seed, Role.DATA).permutation(len(self))
+        kept_back = max(1, round(held_out * len(self)))
+        return self.select(np.sort(order[kept_back:])), self.select(np.sort(order[:kept_back]))
 
 
 def concatenate(parts: list[Episodes]) -> Episodes:

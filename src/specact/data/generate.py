@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.data.episodes import Episodes
+from specact.data.episodes import Episodes, concatenate
+from specact.data.readers import read
 from specact.envs.task import Task
 from specact.errors import ConfigError, DataError
 
@@ -79,6 +80,26 @@ def generate(
     state, action, goal = (np.concatenate([steps[part] for steps in kept]).astype(np.float32) for part in range(3))
     ends = np.cumsum([len(steps[0]) for steps in kept]).astype(np.int64)
     return Generated(Episodes(state=state, action=action, goal=goal, ends=ends, rate_hz=task.rate_hz), tried)
+
+
+def demonstrations(
+    task: Task,
+    files: Sequence[Path],
+    episodes: int,
+    noise: float,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> Episodes:
+    """A recipe's demonstrations in the environment's terms: read from files, or else made by the task's expert.
+
+    Args:
+        task: whose terms.
+        files: recordings, one after the other; empty to let the expert make ``episodes`` of them.
+        episodes, noise, seed, progress: see :func:`generate`.
+    """
+    if files:
+        return concatenate([task.features(read(file)) for file in files])
+    return task.features(generate(task, episodes, seed, noise, progress).episodes)
 
 
 def save(path: str | os.PathLike[str], episodes: Episodes) -> None:

@@ -13,7 +13,7 @@ from specact.sampling import rejection_probability, total_variation, verify
 from specact.types import CodeDistribution, StepRecord
 
 STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
-REASONS = ("score", "tie", "first", "max_skips")
+REASONS = ("score", "tie", "first", "max_skips", "audit")
 
 
 class Audit:
@@ -29,13 +29,17 @@ class Audit:
     before the draft was computed; ``STAGE_s`` for each of :data:`STAGES`, its
     time, accounted or measured [s].
 
+    For learning also ``state`` ``[T, O]`` and, where there is one, ``goal`` ``[D]`` of the window, ``draft_probs`` and
+    ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
+
     Args:
         tokenizer: turns codes into actions.
         seed: of the evaluation.
+        learning: whether to keep what a learner needs.
     """
 
-    def __init__(self, tokenizer: ActionTokenizer, seed: int) -> None:
-        self._tokenizer, self._seed = tokenizer, seed
+    def __init__(self, tokenizer: ActionTokenizer, seed: int, *, learning: bool = False) -> None:
+        self._tokenizer, self._seed, self._learning = tokenizer, seed, learning
         self._columns: dict[str, list[NDArray[np.generic]]] = {}
 
     def add(
@@ -81,6 +85,8 @@ class Audit:
                 f"accepted_{k}": accepted[:, k],
                 f"tv_{k}": variation[:, k],
             }
+        if self._learning:
+            columns |= _lesson(records, drafts, targets)
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
 
@@ -100,6 +106,20 @@ def _stages(records: Sequence[StepRecord]) -> dict[str, list[float]]:
     own = {stage: [getattr(times, stage) for times in every] for stage in ("draft", "gate", "finish")}
     far = {stage: [getattr(times.offload, stage) for times in every] for stage in STAGES[2:6]}
     return own | far
+
+
+def _lesson(
+    records: Sequence[StepRecord], drafts: Sequence[CodeDistribution], targets: Sequence[CodeDistribution]
+) -> dict[str, NDArray[np.generic]]:
+    windows = [record.proposal.window for record in records]
+    goals = [window.goal for window in windows if window.goal is not None]
+    return {
+        "state": np.stack([window.state for window in windows]),
+        **({"goal": np.stack(goals)} if goals else {}),
+        "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
+        "target_probs": np.stack([target.probs for target in targets]).astype(np.float32),
+        "target_offsets": np.stack([target.offsets for target in targets]).astype(np.float16),
+    }
 
 
 def _rows(distributions: Sequence[CodeDistribution], codes: NDArray[np.int64]) -> NDArray[np.float64]:

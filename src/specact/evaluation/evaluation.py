@@ -33,6 +33,9 @@ class Evaluation:
         shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
         calibration_episodes: per round, where a calibration has to be made first.
         realtime: over real sockets, on a link shaped by a relay, with measured times; else in virtual time.
+        mse: also measure each method along the demonstrations kept back in training, see
+            :func:`~specact.evaluation.imitation.imitation_error`.
+        data: folder that the demonstrations' paths are relative to, where they are files.
         wire, deadline_ms: of the real sockets, see :class:`~specact.evaluation.realtime.RealTime`.
     """
 
@@ -54,6 +57,8 @@ class Evaluation:
     realtime: bool = False
     wire: Wire = "stream"
     deadline_ms: float = 200.0
+    mse: bool = False
+    data: str | None = None
 
     def __post_init__(self) -> None:
         for method in self.methods:

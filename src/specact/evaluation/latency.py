@@ -148,7 +148,7 @@ def _policy(
 ) -> SpeculativePolicy:
     gate: Gate = Never() if way.method == "draft" else Always()
     if way.method == "adahi":
-        gate = settings.build(pair.target, pair.tokenizer)
+        gate = settings.build(pair)
     verifier: Verifier | None = None
     if way.codec is not None:
         endpoint = Endpoint("http" if way.codec == "json" else "ws", "127.0.0.1", port)
@@ -165,10 +165,10 @@ def _policy(
 
 def _calibrated(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
     """The bundle's own deviation gate with a threshold for this rate on these observations, found without the link."""
-    settings = GateChoices().over(pair.recommended_gates).settings("deviation")
+    settings = GateChoices().settings("deviation", pair)
     settings = replace(settings, threshold=-np.inf)
     for _ in range(_ROUNDS):
-        policy = SpeculativePolicy(pair, settings.build(pair.target, pair.tokenizer), seed=seed)
+        policy = SpeculativePolicy(pair, settings.build(pair), seed=seed)
         decisions = [_step(policy, episode, observation).decision for episode, observation in seen]
         free = np.array([decision.score for decision in decisions if decision.reason in ("score", "tie")])
         wanted = (rate * len(decisions) - (len(decisions) - len(free))) / len(free)

@@ -33,6 +33,8 @@ METHODS = {
     "adahi": Method("deviation", "speculative", "verified where the action deviates"),
     "gated_target": Method("deviation", "target", "ADAHI's gate, the target's own codes"),
     "uncertainty": Method("uncertainty", "speculative", "verified where the draft is unsure (U-HLM)"),
+    "learned": Method("learned", "speculative", "verified where a learned head expects rejection"),
+    "learned_action": Method("learned_action", "speculative", "verified where a learned head expects another action"),
     "oracle": Method("oracle", "speculative", "verified where rejection is likeliest; not deployable"),
     "oracle_action": Method("oracle_action", "speculative", "verified where the action changes most; not deployable"),
 }

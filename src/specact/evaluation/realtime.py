@@ -68,7 +68,7 @@ class RealTime:
 
     def _run(self, shard: Shard) -> Result:
         bundle, task, method = load_bundle(shard.bundle), load_task(shard.env), load_method(shard.method)
-        gate = shard.gate.build(bundle.target, bundle.tokenizer)
+        gate = shard.gate.build(bundle)
         policy = SpeculativePolicy(
             bundle,
             gate,

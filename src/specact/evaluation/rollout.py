@@ -49,6 +49,7 @@ class Shard:
         draft_s, target_s: what one inference is accounted with, in seconds.
         offset: see :class:`~specact.agent.SpeculativePolicy`.
         overlap: whether requests leave ahead of the draft where a forecast says so.
+        learning: whether the step table also holds what a learner needs, see :class:`~specact.evaluation.audit.Audit`.
     """
 
     bundle: str
@@ -63,6 +64,7 @@ class Shard:
     target_s: float
     offset: Offset = "target"
     overlap: bool = False
+    learning: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class _FarTarget:
         return Answer(self.answer, OffloadTimes(network=share * network, target=share * self._target_s))
 
 
-class _Robot:
+class Robot:
     """One episode under way."""
 
     def __init__(self, shard: Shard, bundle: Bundle, env: gym.Env[Any, Any], episode: int) -> None:
@@ -137,7 +139,7 @@ class _Robot:
         self.draft = _Prepared(self.clock, shard.draft_s if method.waits_for_draft else 0.0)
         self.target = _FarTarget(shard, bundle.spec, self.clock, episode)
         self.background = _Prepared(self.clock, 0.0)
-        gate = shard.gate.build(self.background, bundle.tokenizer)
+        gate = shard.gate.build(bundle, self.background)
         self.policy = SpeculativePolicy(
             bundle,
             gate,
@@ -184,8 +186,8 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
     envs = _environments(shard.env)
     while len(envs) < len(shard.episodes):
         envs.append(task.make())
-    robots = [_Robot(shard, bundle, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
-    audit = Audit(bundle.tokenizer, shard.seed)
+    robots = [Robot(shard, bundle, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
+    audit = Audit(bundle.tokenizer, shard.seed, learning=shard.learning)
     active = robots
     while active:
         windows = [robot.policy.observe(robot.observation) for robot in active]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from specact.calibration import file_name as calibration_file
 from specact.envs import load_task
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.evaluation import Evaluation
+from specact.evaluation.imitation import held_out_demonstrations, imitation_error
 from specact.evaluation.manifest import claim
 from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
@@ -61,6 +64,7 @@ def evaluate(
     outcomes: dict[str, Table] = {}
     steps: dict[str, Table] = {}
     calibrations: dict[str, Calibration] = {}
+    gates: dict[str, GateSettings] = {}
     with ExitStack() as stack:
         pool = stack.enter_context(Pool(workers))
         runner: Pool | RealTime = pool
@@ -71,12 +75,13 @@ def evaluate(
             gate = load_method(name).gate
             if gate in CALIBRATED and gate not in calibrations:
                 calibrations[gate] = _calibration(bundle, env, gate, what, out, pool, progress)
-            settings = what.gates.over(bundle.recommended_gates).settings(gate)
+            settings = what.gates.settings(gate, bundle)
             if gate in CALIBRATED:
                 settings = calibrations[gate].settings
             elif gate == "random":
                 achieved = float(steps["adahi"]["transmitted"].mean()) if "adahi" in steps else what.rate
                 settings = dataclasses.replace(settings, threshold=achieved)
+            gates[name] = settings
             outcomes[name], steps[name] = _run_method(
                 name, settings, what, env, manifest, bundle, out, runner, progress
             )
@@ -85,6 +90,9 @@ def evaluate(
         for name in what.methods
     }
     add_gate_efficiency(methods)
+    if what.mse:
+        for name, error in _imitation(what, bundle, gates, out, progress).items():
+            methods[name]["mse"] = error
     summary = {
         "env": env,
         "episodes": what.episodes,
@@ -101,6 +109,19 @@ def evaluate(
     }
     write_json(out / "summary.json", summary)
     return summary
+
+
+def finished(what: Evaluation, out: Path) -> bool:
+    """Whether ``out`` holds this evaluation to its end.
+
+    Raises:
+        ConfigError: if it holds another one.
+    """
+    if not (out / "summary.json").exists():
+        return False
+    bundle = load_bundle(what.bundle)
+    claim(out, what, bundle, what.env or bundle.env, "")
+    return True
 
 
 def read_table(folder: Path) -> Table:
@@ -163,7 +184,7 @@ def _calibration(
     path = out / "calibration" / calibration_file(gate, what.rate)
     if path.exists():
         return read_calibration(path, bundle)
-    wanted = what.gates.over(bundle.recommended_gates).settings(gate)
+    wanted = what.gates.settings(gate, bundle)
     stored = find_calibration(bundle, gate, what.rate)
     if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
         stored.save(path.parent)
@@ -173,6 +194,22 @@ def _calibration(
     made = calibrate(bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
     made.save(path.parent)
     return made
+
+
+def _imitation(
+    what: Evaluation, bundle: Bundle, gates: dict[str, GateSettings], out: Path, progress: Progress
+) -> dict[str, dict[str, float]]:
+    """Every method's error along held-out demonstrations; what a stopped run has measured is kept."""
+    path = out / "imitation.json"
+    found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    missing = [name for name in what.methods if name not in found]
+    if missing:
+        episodes = held_out_demonstrations(bundle, None if what.data is None else Path(what.data))
+        for name in missing:
+            advance = partial(progress, f"{name}, along demonstrations")
+            found[name] = imitation_error(bundle, episodes, name, gates[name], what.seed, advance)
+            write_json(path, found)
+    return found
 
 
 def _write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from specact.errors import unknown_name
+from specact.errors import BundleError, ConfigError, unknown_name
 from specact.gates.baseline import Always, Never, Random
 from specact.gates.deviation import ActionDeviation, Reading, Source
 from specact.gates.gate import Gate
+from specact.gates.learned import Learned
 from specact.gates.oracle import Oracle
 from specact.gates.uncertainty import Kind, Uncertainty
-from specact.policies.policy import CodePolicy
-from specact.policies.tokenizer import ActionTokenizer
+from specact.policies.bundle import Bundle, fingerprint_of
+from specact.policies.head import HEAD, TargetHead
+from specact.policies.policy import CodePolicy, PolicySpec
 
 # The gates that need a threshold, and so a calibration.
-CALIBRATED = ("deviation", "uncertainty", "oracle", "oracle_action")
+CALIBRATED = ("deviation", "uncertainty", "learned", "learned_action", "oracle", "oracle_action")
 
 
 @dataclass(frozen=True)
@@ -50,28 +54,33 @@ class GateChoices:
                 raise unknown_name("gate choice", name, names)
         return replace(GateChoices(**recommended), **{k: v for k, v in vars(self).items() if v is not None})
 
-    def settings(self, gate: str) -> GateSettings:
-        """Settings of a gate that still needs its threshold.
+    def settings(self, gate: str, bundle: Bundle) -> GateSettings:
+        """Settings of a gate that still needs its threshold; what is not chosen is as the bundle recommends.
 
         Raises:
-            ConfigError: for an unknown gate.
+            ConfigError: for an unknown gate, or a learned one that the bundle does not have.
         """
+        choices = self.over(bundle.recommended_gates)
         options: dict[str, dict[str, Any]] = {
             "never": {},
             "always": {},
             "random": {},
             "deviation": {
-                "reading": self.reading or "euclidean",
-                "alpha": 0.5 if self.alpha is None else self.alpha,
-                "source": self.source or "executed",
+                "reading": choices.reading or "euclidean",
+                "alpha": 0.5 if choices.alpha is None else choices.alpha,
+                "source": choices.source or "executed",
             },
-            "uncertainty": {"kind": self.uncertainty or "temperature"},
+            "uncertainty": {"kind": choices.uncertainty or "temperature"},
+            "learned": {"on": "rejection"},
+            "learned_action": {"on": "action_change"},
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
         }
         if gate not in options:
             raise unknown_name("gate", gate, options)
-        limit = self.max_skips if gate == "deviation" and self.max_skips != "unlimited" else None
+        if gate.startswith("learned"):
+            options[gate]["weights"] = _head_of(bundle)
+        limit = choices.max_skips if gate == "deviation" and choices.max_skips != "unlimited" else None
         return GateSettings(gate, max_skips=limit, options=tuple(options[gate].items()))
 
 
@@ -100,8 +109,16 @@ class GateSettings:
         """What was asked for, before calibration found the threshold."""
         return replace(self, threshold=0.0, tie_probability=0.0)
 
-    def build(self, target: CodePolicy, tokenizer: ActionTokenizer) -> Gate:
-        """A fresh gate for one robot."""
+    def build(self, bundle: Bundle, target: CodePolicy | None = None) -> Gate:
+        """A fresh gate for one robot.
+
+        Args:
+            bundle: the pair it was calibrated for.
+            target: what an oracle asks, instead of the bundle's target.
+
+        Raises:
+            BundleError: if the bundle's learned gate is not the one that was calibrated.
+        """
         if self.name == "never":
             return Never()
         if self.name == "always":
@@ -116,4 +133,29 @@ class GateSettings:
             return ActionDeviation(self.threshold, **options, **limits)
         if self.name == "uncertainty":
             return Uncertainty(self.threshold, **options, **limits)
-        return Oracle(self.threshold, target=target, tokenizer=tokenizer, **options, **limits)
+        limits["tokenizer"] = bundle.tokenizer
+        if self.name.startswith("learned"):
+            head = _load_head(bundle.path / HEAD, bundle.spec, bundle.fingerprint, options.pop("weights"))
+            return Learned(self.threshold, head=head, **options, **limits)
+        return Oracle(self.threshold, target=bundle.target if target is None else target, **options, **limits)
+
+
+def _head_of(bundle: Bundle) -> str:
+    if not (bundle.path / HEAD).is_file():
+        raise ConfigError(
+            f"the bundle {bundle.name!r} has no learned gate; train one with: "
+            f"specact calibrate --bundle {bundle.path} --gate learned"
+        )
+    return fingerprint_of(bundle.path / HEAD)
+
+
+@cache
+def _load_head(path: Path, spec: PolicySpec, pair: str, weights: str) -> TargetHead:
+    """Robots of one process share the session; it keeps no state."""
+    head = TargetHead(path, spec, pair)
+    if head.fingerprint != weights:
+        raise BundleError(
+            f"{path} has fingerprint {head.fingerprint}, but the gate was calibrated for {weights}; calibrate again "
+            f"with: specact calibrate --bundle {path.parent} --gate learned"
+        )
+    return head

@@ -39,9 +39,7 @@ class Dataset:
 
 def prepare(episodes: Episodes, recipe: Recipe) -> Dataset:
     """Splits by episode (the same split for every stage), normalises actions by their range."""
-    order = stream(recipe.seed, Role.DATA).permutation(len(episodes))
-    kept_back = max(1, round(recipe.held_out * len(episodes)))
-    train, held_out = episodes.select(np.sort(order[kept_back:])), episodes.select(np.sort(order[:kept_back]))
+    train, held_out = episodes.split(recipe.held_out, recipe.seed)
     low, high = train.action.min(0), train.action.max(0)
     centre, scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
 

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from specact import __version__
-from specact.data.episodes import Episodes, concatenate
-from specact.data.generate import generate
-from specact.data.readers import read
+from specact.data.generate import demonstrations
 from specact.envs import load_task
 from specact.envs.task import Task
 from specact.errors import ConfigError
@@ -24,7 +22,7 @@ from specact.training.export import write_bundle
 from specact.training.loop import read_log, run
 from specact.training.recipe import Recipe, as_dict
 from specact.training.tokenizer import ResidualVQ
-from specact.training.vqbet import VQBeT
+from specact.training.vqbet import Shapes, VQBeT
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,7 +57,15 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
     torch.set_num_threads(threads)
     _claim(out, recipe)
     task = load_task(recipe.env)
-    dataset = stages.prepare(demonstrations(recipe, task, data, out, progress), recipe)
+    made = demonstrations(
+        task,
+        tuple(data / name for name in recipe.data),
+        recipe.generate_episodes,
+        recipe.generate_noise,
+        recipe.seed,
+        lambda done: progress("demonstrations", done, recipe.generate_episodes),
+    )
+    dataset = stages.prepare(made, recipe)
 
     def advance(stage: str, total: int) -> Callable[[int], None]:
         return lambda done: progress(stage, done, total)
@@ -75,42 +81,13 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
     return Trained(_export(recipe, task, dataset, tokenizer, out), _last_lines(out / "log.jsonl"))
 
 
-def demonstrations(recipe: Recipe, task: Task, data: Path, out: Path, progress: Progress) -> Episodes:
-    """The recipe's demonstrations in the environment's terms: read from files, or made by the scripted expert."""
-    if recipe.data:
-        return concatenate([task.features(read(data / name)) for name in recipe.data])
-    made = generate(
-        task,
-        recipe.generate_episodes,
-        recipe.seed,
-        recipe.generate_noise,
-        lambda done: progress("demonstrations", done, recipe.generate_episodes),
-    )
-    return task.features(made.episodes)
-
-
 def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: ResidualVQ, out: Path) -> list[Path]:
     shapes = stages.shapes_of(dataset, recipe)
-    spec = PolicySpec(
-        window=shapes.window,
-        state=shapes.state,
-        goal=shapes.goal,
-        image=shapes.image,
-        codebooks=shapes.codebooks,
-        codes=shapes.codes,
-        chunk=shapes.chunk,
-        actions=shapes.actions,
-        execute=recipe.execute,
-        overlap=recipe.overlap,
-        temperature=recipe.temperature,
-        rate_hz=task.rate_hz,
-    )
     folders = []
     for name, (target, draft) in recipe.bundles.items():
         policies = {}
         for role, made in (("target", target), ("draft", draft)):
-            settings = recipe.policies[made.removesuffix("@snapshot")]
-            model = VQBeT(shapes, replace(settings, dropout=0.0), dataset.statistics)
+            model = VQBeT(shapes, replace(recipe.policy(made), dropout=0.0), dataset.statistics)
             weights, _ = checkpoint.read(out / f"{made}.safetensors")
             model.load_state_dict(weights)
             policies[role] = model
@@ -126,7 +103,7 @@ def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: Resi
         write_bundle(
             out / "bundles" / name,
             manifest=manifest,
-            spec=spec,
+            spec=_spec(recipe, task, shapes, recipe.policy(target).sequential),
             table=stages.decoder_table(tokenizer),
             centre=dataset.centre,
             scale=dataset.scale,
@@ -135,6 +112,24 @@ def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: Resi
         )
         folders.append(out / "bundles" / name)
     return folders
+
+
+def _spec(recipe: Recipe, task: Task, shapes: Shapes, sequential: bool) -> PolicySpec:
+    return PolicySpec(
+        window=shapes.window,
+        state=shapes.state,
+        goal=shapes.goal,
+        image=shapes.image,
+        codebooks=shapes.codebooks,
+        codes=shapes.codes,
+        chunk=shapes.chunk,
+        actions=shapes.actions,
+        execute=recipe.execute,
+        overlap=recipe.overlap,
+        temperature=recipe.temperature,
+        rate_hz=task.rate_hz,
+        sequential=sequential,
+    )
 
 
 def _claim(out: Path, recipe: Recipe) -> None:

@@ -1,0 +1,57 @@
+"""``specact reproduce`` runs a paper's study on our pairs and writes its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from specact.cli.output import command_line, progress_bars, remarks, results
+from specact.cli.report import report
+from specact.errors import MissingExtraError
+
+
+def reproduce(
+    paper: tyro.conf.Positional[Literal["adahi"]],
+    /,
+    out: Path,
+    pairs: str | None = None,
+    quick: bool = False,
+    data: Path | None = None,
+    seed: int = 1,
+    films: bool = True,
+    workers: int | None = None,
+) -> None:
+    """Run ADAHI's study: tables, sweeps over the transmission rate, rejection over deviation, real time; then a page.
+
+    Run again after a stop, it goes on with what is missing; the page is written from what there is.
+
+    Args:
+        paper: whose study.
+        out: folder of the study: one run folder per part, and report.html.
+        pairs: comma-separated bundles; all that the study covers if not given.
+        quick: a few episodes of everything, to see the page in five minutes. Its numbers mean nothing.
+        data: folder with the demonstrations, for errors along them; see the recipes.
+        seed: of everything random. The bundles' own choices were made on seed 0.
+        films: show rollouts as films on the page.
+        workers: processes; one per core if not given.
+    """
+    try:
+        from specact.evaluation.run import evaluate, finished
+        from specact.evaluation.study import PAIRS, plan
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "pyarrow", "sim") from error
+    wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
+    chapters = plan(wanted, seed=seed, quick=quick, data=data)
+    left = [chapter for chapter in chapters if not finished(chapter.what, out / chapter.folder)]
+    remarks.print(f"{paper}: {len(chapters)} runs, {len(chapters) - len(left)} of them done", highlight=False)
+    for number, chapter in enumerate(left):
+        remarks.print(f"{chapter.folder}, {len(left) - number} left", highlight=False)
+        with progress_bars() as update:
+            summary = evaluate(chapter.what, out / chapter.folder, update, workers=workers, command=command_line())
+        remarks.print(f"  {summary['seconds']:.0f} s", highlight=False)
+    if data is None:
+        remarks.print("without --data there are no errors along recorded demonstrations", style="yellow")
+    report((out,), out / "report.html", films=films)
+    results.print(f"study: {out}", highlight=False)

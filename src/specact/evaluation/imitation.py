@@ -1,0 +1,86 @@
+"""How far a method's actions are from demonstrations it was not trained on, step by step along them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from specact.agent import SpeculativePolicy
+from specact.data.episodes import Episodes
+from specact.data.generate import demonstrations
+from specact.envs import load_task
+from specact.errors import ConfigError
+from specact.evaluation.methods import load_method
+from specact.evaluation.rollout import VERIFIERS
+from specact.evaluation.statistics import mean_interval
+from specact.gates.settings import GateSettings
+from specact.policies.bundle import Bundle
+from specact.verifiers import LocalTarget
+
+
+def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
+    """The demonstrations that were kept back when the pair was trained, rebuilt from its manifest.
+
+    Args:
+        bundle: made by ``specact train``.
+        data: folder that the recipe's data paths are relative to; None where a scripted expert made them.
+
+    Raises:
+        ConfigError: if the recipe names files and there is no folder to look in.
+        DataError: if they cannot be read.
+    """
+    recipe = bundle.manifest["recipe"]
+    if recipe["data"] and data is None:
+        raise ConfigError(
+            f"the demonstrations of {bundle.name!r} are files ({', '.join(recipe['data'])}); "
+            "say where they are with --data FOLDER"
+        )
+    made = demonstrations(
+        load_task(bundle.env),
+        [(data or Path()) / name for name in recipe["data"]],
+        recipe["generate_episodes"],
+        recipe["generate_noise"],
+        recipe["seed"],
+    )
+    return made.split(recipe["held_out"], recipe["seed"])[1]
+
+
+def imitation_error(
+    bundle: Bundle, episodes: Episodes, method: str, gate: GateSettings, seed: int, progress: Callable[[int, int], None]
+) -> dict[str, float]:
+    """Mean squared error of a method's actions along demonstrations, summed over the action's dimensions.
+
+    The policy sees the demonstrated observations, whatever it answers; chunks are executed as on the robot.
+
+    Args:
+        bundle: the pair.
+        episodes: the demonstrations.
+        method: see :data:`~specact.evaluation.methods.METHODS`.
+        gate: its calibrated gate.
+        seed: of everything random.
+        progress: told the number of episodes done, and in all.
+
+    Returns:
+        ``mean``, ``low``, ``high``: in normalised action units (each dimension's training range is [-1, 1]), with a
+        95 % interval over episodes; ``raw``: in the environment's units; ``episodes``.
+    """
+    verifier = VERIFIERS[load_method(method).verifier](LocalTarget(bundle.target), bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, gate.build(bundle), verifier=verifier, seed=seed)
+    normalised, raw = [], []
+    for number, span in enumerate(episodes.slices()):
+        policy.reset(number)
+        goals = episodes.goal
+        acted = np.stack(
+            [
+                policy.act({"state": episodes.state[t], **({} if goals is None else {"goal": goals[t]})})
+                for t in range(span.start, span.stop)
+            ]
+        )
+        away = acted - episodes.action[span]
+        raw.append(float(np.square(away).sum(axis=1).mean()))
+        normalised.append(float(np.square(away / bundle.tokenizer.scale).sum(axis=1).mean()))
+        progress(number + 1, len(episodes))
+    return {**asdict(mean_interval(np.array(normalised))), "raw": float(np.mean(raw)), "episodes": len(raw)}

@@ -1,0 +1,162 @@
+"""The learned gate: exact where its head is right, taught from the target alone, and tied to its pair."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import pytest
+
+from specact import load_bundle
+from specact.calibration import calibrated_gate
+from specact.data.lessons import Lessons
+from specact.errors import BundleError, ConfigError
+from specact.evaluation.lessons import collect
+from specact.evaluation.pool import Pool
+from specact.gates import Learned, Oracle
+from specact.gates.settings import GateChoices, GateSettings
+from specact.policies.bundle import Bundle
+from specact.policies.head import HEAD, TargetHead
+from specact.policies.tokenizer import ActionTokenizer
+from specact.sampling import sample_codes
+from specact.training.head import HeadRecipe, teach_head
+from specact.types import CodeDistribution, Proposal, Window
+
+G, K, CHUNK, A = 2, 5, 2, 3
+RNG = np.random.default_rng
+TOKENIZER = ActionTokenizer(
+    RNG(5).normal(size=(K**G, CHUNK, A)).astype(np.float32), np.zeros(A, np.float32), np.ones(A, np.float32), "none", K
+)
+FEW = HeadRecipe(hidden=32, steps=400, batch=128, rounds=2)
+
+
+@dataclass(frozen=True)
+class Knows:
+    """A head that estimates this, whatever it sees."""
+
+    probs: np.ndarray
+    fingerprint: str = "none"
+
+    def estimate(self, window: Window, draft: CodeDistribution) -> np.ndarray:
+        return self.probs
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A target with one answer."""
+
+    answer: CodeDistribution
+
+    def infer(self, window: Window) -> CodeDistribution:
+        return self.answer
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self.answer for _ in windows]
+
+
+def proposal(seed: int) -> tuple[Proposal, CodeDistribution]:
+    """A drafted step, and a target with the draft's offsets."""
+    rng = RNG(seed)
+    offsets = rng.normal(size=(G, K, CHUNK, A)).astype(np.float32)
+    draft, target = (CodeDistribution(rng.dirichlet(np.ones(K), size=G), offsets) for _ in range(2))
+    codes = sample_codes(draft, rng)
+    return Proposal(Window(np.zeros((1, 2), np.float32)), draft, codes, TOKENIZER.decode(codes, offsets)), target
+
+
+@pytest.mark.parametrize("on", ["rejection", "action_change"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_head_that_knows_the_target_makes_it_the_oracle(on: Any, seed: int) -> None:
+    step, target = proposal(seed)
+    learned = Learned(0.5, head=cast(TargetHead, Knows(target.probs)), tokenizer=TOKENIZER, on=on)
+    oracle = Oracle(0.5, target=Fixed(target), tokenizer=TOKENIZER, on=on)
+    assert learned.score(step, RNG(0)) == oracle.score(step, RNG(0))
+    wrong = Learned(0.5, head=cast(TargetHead, Knows(step.draft.probs)), tokenizer=TOKENIZER, on=on)
+    assert wrong.score(step, RNG(0)) == pytest.approx(0.0, abs=1e-6)  # it thinks that both say the same
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, dict[str, float]]:
+    """The tiny bundle with a head, and the head's held-out metrics."""
+    path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("taught") / "tiny"))
+    bundle = load_bundle(path)
+    with Pool(1) as pool:
+
+        def roll(gates: Sequence[GateSettings], number: int) -> Lessons:
+            return collect(bundle, gates, 2000, number, pool, lambda done: None)
+
+        metrics = teach_head(bundle, FEW, roll, path / "gate", lambda stage, done, total: None)
+    return bundle, metrics
+
+
+def test_a_taught_head_finds_most_of_what_the_oracle_would(taught: tuple[Bundle, dict[str, float]]) -> None:
+    """Chance has efficiency 0 and the oracle 1; this tiny pair is easy."""
+    _, metrics = taught
+    assert metrics["efficiency_0.2"] > 0.5
+    assert metrics["efficiency_0.6"] > 0.3
+
+
+def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]]) -> None:
+    bundle, _ = taught
+    with Pool(1) as pool:
+        lessons = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 0, pool, lambda done: None)
+        others = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 1, pool, lambda done: None)
+    assert len(lessons) >= 300
+    assert not set(lessons.episode) & set(others.episode)
+    assert lessons.goal is not None
+    for row in RNG(0).integers(len(lessons), size=20):
+        window = Window(lessons.state[row], lessons.goal[row])
+        for policy, probs in ((bundle.target, lessons.target_probs), (bundle.draft, lessons.draft_probs)):
+            # Batches of another size may round differently.
+            assert np.abs(policy.infer(window).probs - probs[row]).max() < 1e-5
+        assert np.abs(bundle.target.infer(window).offsets - lessons.target_offsets[row]).max() < 1e-2
+    train, held_out = lessons.split(every=4)
+    assert not set(train.episode) & set(held_out.episode)
+    assert len(train) + len(held_out) == len(lessons)
+
+
+def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str, float]], specact_run: Any) -> None:
+    bundle, _ = taught
+    for gate in ("learned", "learned_action"):
+        made = specact_run(
+            "calibrate", "--bundle", bundle.path, "--gate", gate, "--rate", 0.4, "--episodes", 8, "--json"
+        )
+        assert made.returncode == 0, made.stderr
+        # 8 episodes of up to 200 inferences.
+        assert json.loads(made.stdout)["held_out"]["rate"] == pytest.approx(0.4, abs=0.12)
+        built = calibrated_gate(bundle, gate, 0.4)
+        assert isinstance(built, Learned)
+        assert built.on == ("rejection" if gate == "learned" else "action_change")
+
+
+def test_without_a_head_it_says_how_to_get_one(tiny_bundle: Path) -> None:
+    with pytest.raises(ConfigError, match=r"specact calibrate --bundle .* --gate learned"):
+        GateChoices().settings("learned", load_bundle(tiny_bundle))
+
+
+def test_a_head_of_another_pair_is_refused(taught: tuple[Bundle, dict[str, float]], tmp_path: Path) -> None:
+    bundle, _ = taught
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "other"))
+    model = onnx.load(copy / HEAD)
+    model.metadata_props[0].value = "0123456789abcdef"
+    onnx.save(model, copy / HEAD)
+    with pytest.raises(BundleError, match="trained for the pair 0123456789abcdef"):
+        TargetHead(copy / HEAD, bundle.spec, bundle.fingerprint)
+
+
+def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Bundle, dict[str, float]]) -> None:
+    bundle, _ = taught
+    options = (("on", "rejection"), ("weights", "0123456789abcdef"))
+    with pytest.raises(BundleError, match="calibrated for 0123456789abcdef"):
+        GateSettings("learned", threshold=0.5, options=options).build(bundle)
+
+
+def test_a_damaged_head_is_refused(taught: tuple[Bundle, dict[str, float]], tmp_path: Path) -> None:
+    bundle, _ = taught
+    file = tmp_path / HEAD
+    file.write_bytes((bundle.path / HEAD).read_bytes()[:-100])
+    with pytest.raises(BundleError, match="not a readable ONNX model"):
+        TargetHead(file, bundle.spec, bundle.fingerprint)
