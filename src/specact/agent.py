@@ -124,6 +124,7 @@ class SpeculativePolicy:
         """The second half of :meth:`act`."""
         if not self.stopped and self._player.empty:
             self.record = self._infer(window)
+            self.gate.learn(self.record)
             self._player.put(self.record.proposal.chunk, self.record.chunk)
         if self.stopped:
             return np.array(self._fallback.stop_action, dtype=np.float32)
@@ -143,18 +144,14 @@ class SpeculativePolicy:
         proposal = Proposal(window, draft, codes, self._tokenizer.decode(codes, draft.offsets))
         decision = self.gate.decide(proposal, self._streams(Role.GATE, *address))
         decided = clock.now()
-        chunk, offload, verified = proposal.chunk, _NOTHING, None
-        if decision.transmit:
-            verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, *address))
-            offload = verified.times
-            chunk = self._missed(chunk) if isinstance(verified, Miss) else self._corrected(proposal, verified)
-        if not np.isfinite(chunk).all():
-            raise ObservationError("the policy's action is not finite for this observation; check its units and range")
+        verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, *address)) if decision.transmit else None
+        chunk = self._executed(proposal, verified)
         if self._forecast is not None:
             self._forecast.learn(decision)
         answered = verified if isinstance(verified, Verification) else None
         self._count(decision.transmit, answered)
         self._step += 1
+        offload = _NOTHING if verified is None else verified.times
         return StepRecord(
             episode=self._episode,
             step=address[1],
@@ -168,6 +165,18 @@ class SpeculativePolicy:
             chunk=chunk,
             times=StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total),
         )
+
+    def _executed(self, proposal: Proposal, verified: Verification | Miss | None) -> NDArray[np.float32]:
+        """The chunk to execute, of a step that was skipped where ``verified`` is None."""
+        if verified is None:
+            chunk = proposal.chunk
+        elif isinstance(verified, Miss):
+            chunk = self._missed(proposal.chunk)
+        else:
+            chunk = self._corrected(proposal, verified)
+        if not np.isfinite(chunk).all():
+            raise ObservationError("the policy's action is not finite for this observation; check its units and range")
+        return chunk
 
     def _corrected(self, proposal: Proposal, verified: Verification) -> NDArray[np.float32]:
         self._misses = 0

@@ -88,7 +88,8 @@ class Decision:
         transmit: whether the step goes to the target.
         score: the gate's score of this step.
         threshold: the score above which a step is transmitted.
-        reason: ``score``, ``tie``, ``first`` (an episode's first step is always transmitted) or ``max_skips``.
+        reason: ``score``, ``tie``, ``first`` (an episode's first step is always transmitted), ``max_skips``, or
+            ``audit`` (it would have been skipped, and was transmitted by chance to learn what that would have cost).
     """
 
     transmit: bool

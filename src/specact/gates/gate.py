@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.types import Decision, Proposal
+from specact.types import Decision, Proposal, StepRecord
 
 
 class Gate(ABC):
     """Decides, before anything is sent, whether a step is worth the target's time.
 
     A subclass gives the score; this class turns it into a decision. A gate belongs to one robot: call :meth:`reset`
-    when an episode starts, :meth:`decide` once per inference and :meth:`update` once per executed action.
+    when an episode starts, :meth:`decide` before and :meth:`learn` after every inference, and :meth:`update` once per
+    executed action.
 
     Args:
         threshold: a step is transmitted if its score is above this.
@@ -26,6 +27,8 @@ class Gate(ABC):
         max_skips: longest run of skipped inferences; the next one is transmitted. None for no limit.
         force_first: whether an episode's first inference is always transmitted; a score that looks back knows nothing
             there.
+        audit_rate: chance, in [0, 1), that a step which would be skipped is transmitted all the same, see
+            :mod:`specact.gates.shadow`; it may be changed at any time.
 
     Raises:
         ConfigError: for a value outside its range.
@@ -38,6 +41,7 @@ class Gate(ABC):
         tie_probability: float = 0.0,
         max_skips: int | None = None,
         force_first: bool = True,
+        audit_rate: float = 0.0,
     ) -> None:
         if math.isnan(threshold):
             raise ConfigError("a gate's threshold must be a number, got NaN; calibrate the gate")
@@ -49,6 +53,7 @@ class Gate(ABC):
         self.tie_probability = tie_probability
         self.max_skips = max_skips
         self.force_first = force_first
+        self.audit_rate = audit_rate
         self._skips = 0
         self._first = True
 
@@ -63,6 +68,20 @@ class Gate(ABC):
     def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
         """Learns which action the draft wanted and which was executed, both ``[A]``, normalised."""
 
+    def learn(self, record: StepRecord) -> None:
+        """Learns how the inference it decided on went, what it took included."""
+
+    @property
+    def audit_rate(self) -> float:
+        """See the class."""
+        return self._audit_rate
+
+    @audit_rate.setter
+    def audit_rate(self, rate: float) -> None:
+        if not 0.0 <= rate < 1.0:
+            raise ConfigError(f"an audit rate lies in [0, 1), got {rate}; 1 would verify everything, as Always does")
+        self._audit_rate = rate
+
     @property
     def forced(self) -> str | None:
         """The reason why the next inference is transmitted whatever its score, or None: ``first``, ``max_skips``."""
@@ -71,9 +90,13 @@ class Gate(ABC):
         return "max_skips" if self.max_skips is not None and self._skips >= self.max_skips else None
 
     def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
-        """Transmit or skip; one uniform of ``rng`` breaks ties whether there is one or not."""
+        """Transmit or skip; one uniform of ``rng`` breaks ties whether there is one or not.
+
+        A gate that audits draws another one after the score, whether the step would be skipped or not.
+        """
         tie = float(rng.random())
         score = self.score(proposal, rng)
+        audited = self._audit_rate > 0.0 and float(rng.random()) < self._audit_rate
         forced = self.forced
         if forced is not None:
             transmit, reason = True, forced
@@ -82,6 +105,8 @@ class Gate(ABC):
         else:
             # Written so that a score that is not a number asks the target.
             transmit, reason = not score < self.threshold, "score"
+        if audited and not transmit:
+            transmit, reason = True, "audit"
         self._first = False
         self._skips = 0 if transmit else self._skips + 1
         return Decision(transmit, score, self.threshold, reason)
@@ -89,4 +114,4 @@ class Gate(ABC):
     def settings(self) -> dict[str, Any]:
         """Everything that defines the gate, as plain values for a manifest."""
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {"gate": type(self).__name__, **public}
+        return {"gate": type(self).__name__, **public, "audit_rate": self.audit_rate}

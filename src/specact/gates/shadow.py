@@ -1,0 +1,132 @@
+"""What skipping costs in deployment: a few of the steps that a gate would skip are verified all the same.
+
+Where nothing is verified nothing is known. A gate's ``audit_rate`` transmits a step that it would skip with a small
+probability, whatever the step. Of these *audits* R(z) is known exactly, from both distributions or from a server's
+verdict, and they are a fair sample of all that the gate would skip. An audited step is a verified step like any other,
+so the policy's law only gets closer to the target's; the audits count toward the transmission rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specact.errors import ConfigError
+from specact.gates.drift import DriftAlarm
+from specact.types import StepRecord
+
+# Geometric, so that one of them suits any number of audits up to about a million.
+_LAMBDAS = tuple(0.9 / 1.5**k for k in range(12))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean of values in [0, 1].
+
+    Attributes:
+        mean: of the values; None if there are none.
+        low, high: its interval, within [0, 1].
+        count: how many values.
+    """
+
+    mean: float | None
+    low: float
+    high: float
+    count: int
+
+
+class RunningMean:
+    """The mean of values in [0, 1] with an interval that may be looked at after every one of them.
+
+    With probability at least ``1 - error_rate`` the interval contains, after all n values at once, the mean of their n
+    conditional expectations given what came before: their common mean if nothing drifts, and if something does, the
+    mean of where it was. No independence is asked for. It is the empirical Bernstein confidence sequence of Howard,
+    Ramdas, McAuliffe and Sekhon (2021, arXiv 1810.08240, theorem 4): for every lambda in (0, 1)
+
+        |sum (x_i - E_i x_i)| < (log(2 / error) - (log(1 - lambda) + lambda) V) / lambda,   V = sum (x_i - guess_i)^2
+
+    for all n, where the guess is the mean of the values before. Each of twelve lambdas gets a twelfth of the error.
+
+    Args:
+        error_rate: in (0, 1).
+
+    Raises:
+        ConfigError: for an error rate outside its range.
+    """
+
+    def __init__(self, error_rate: float = 0.05) -> None:
+        if not 0.0 < error_rate < 1.0:
+            raise ConfigError(f"an error rate lies in (0, 1), got {error_rate}")
+        self._log = math.log(2.0 * len(_LAMBDAS) / error_rate)
+        self._count, self._sum, self._variance = 0, 0.0, 0.0
+
+    def take(self, value: float) -> None:
+        """Takes in a value in [0, 1]."""
+        guess = (self._sum + 0.5) / (self._count + 1)
+        self._variance += (value - guess) ** 2
+        self._count += 1
+        self._sum += value
+
+    def estimate(self) -> Estimate:
+        """The mean of all values so far."""
+        if self._count == 0:
+            return Estimate(None, 0.0, 1.0, 0)
+        mean = self._sum / self._count
+        beyond = min((self._log - (math.log1p(-rate) + rate) * self._variance) / rate for rate in _LAMBDAS)
+        half = beyond / self._count
+        return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), self._count)
+
+
+class Shadow:
+    """True skip ratio in deployment, ``mean of 1 - R(z)`` over the steps a gate would skip, estimated from its audits.
+
+    Each such step is audited with the same probability, so the estimate is unbiased as long as the probability stays.
+    Audits without an answer are left out and counted; that misses have nothing to do with R(z) is then assumed.
+    Meaningful with exact speculative verification, whose verdicts carry rejection probabilities.
+
+    Args:
+        alarm: on the values ``1 - R(z)`` of the audits; None for none. Its guarantee needs audits so far apart that one
+            says nothing of the next, as they are at small rates; ``benchmarks/controller.py`` counts false alarms.
+        error_rate: see :class:`RunningMean`.
+
+    Attributes:
+        missed: audits without an answer.
+        alarm: the alarm.
+    """
+
+    def __init__(self, alarm: DriftAlarm | None = None, *, error_rate: float = 0.05) -> None:
+        self.alarm, self.missed = alarm, 0
+        self._mean = RunningMean(error_rate)
+
+    def take(self, record: StepRecord) -> bool:
+        """Takes in any inference; True if it raises the alarm."""
+        if record.decision.reason != "audit":
+            return False
+        if record.verdict is None:
+            self.missed += 1
+            return False
+        kept = 1.0 - record.verdict.rejected_any
+        self._mean.take(kept)
+        return self.alarm is not None and self.alarm.take(kept)
+
+    def estimate(self) -> Estimate:
+        """The true skip ratio so far."""
+        return self._mean.estimate()
+
+
+def expected_true_skip(rejections: Sequence[float], rate: float) -> float:
+    """True skip ratio at a transmission rate, as calibration saw it: the level an alarm starts from.
+
+    Args:
+        rejections: mean R(z) in bins of equal count, lowest scores first (``rejections`` of a calibration's model).
+        rate: transmission rate, in [0, 1).
+
+    Raises:
+        ConfigError: for a rate outside its range.
+    """
+    if not 0.0 <= rate < 1.0:
+        raise ConfigError(f"a gate that skips has a rate in [0, 1), got {rate}")
+    skipped = (1.0 - rate) * len(rejections)
+    weights = [min(1.0, max(0.0, skipped - index)) for index in range(len(rejections))]
+    return sum(weight * (1.0 - r) for weight, r in zip(weights, rejections, strict=True)) / skipped

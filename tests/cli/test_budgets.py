@@ -1,0 +1,84 @@
+"""``specact run`` with a budget to hold and audits, against a real server on loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specact import load_bundle
+from specact.child import Child, serving
+from specact.cli.run import _exchange_bytes
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+ROBOT = """
+import numpy as np
+
+class Walker:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def observe(self):
+        return {"state": self.rng.normal(0.0, 0.3, 8), "goal": np.array([0.2, 0.1])}
+
+    def act(self, action):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Child]:
+    with serving("ball") as child:
+        yield child
+
+
+def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(
+    specact_run: Run, server: Child, tmp_path: Path
+) -> None:
+    (tmp_path / "walker.py").write_text(ROBOT)
+    shared = ("run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "walker:Walker",
+              "--deadline-ms", "2000", "--rate-hz", "400", "--hold")  # fmt: skip
+    done = specact_run(*shared, "--rate", "0.35", "--audit-rate", "0.3", "--seconds", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["held_rate"] == 0.35
+    assert abs(summary["transmission_rate"] - 0.35) * summary["inferences"] <= 101.0
+    found = summary["true_skip"]
+    assert found["audits"] > 0 and found["missed"] == 0
+    assert 0.0 <= found["low"] <= found["mean"] <= found["high"] <= 1.0
+    assert found["expected"] is None and found["alarm"] is None
+
+    # Observations of pure noise are not what the gate was calibrated on, and at the calibrated rate that is said.
+    done = specact_run(*shared, "--rate", "0.6", "--audit-rate", "0.9", "--seconds", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ALARM" in done.stdout and "calibrated level of 0.39" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--hold", "--latency-budget-ms", "10"), "one budget"),
+        (("--gate", "never", "--hold"), "no threshold"),
+        (("--link-share-kbit", "100", "--sampling", "server"), "ws://"),
+        (("--link-share-kbit", "-1"), "must be positive"),
+        (("--latency-budget-ms", "0"), "must be positive"),
+        (("--audit-rate", "1"), "[0, 1)"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_before_anything_moves(
+    specact_run: Run, flags: tuple[str, ...], message: str
+) -> None:
+    done = specact_run("run", "--bundle", "ball", "--server", "ws://127.0.0.1:1", *flags)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_bytes_of_an_exchange_are_its_arrays_and_a_little_more() -> None:
+    spec = load_bundle("ball").spec
+    arrays = 4 * (spec.window * spec.state + spec.goal)
+    arrays += spec.codebooks * spec.codes * (8 + 4 * spec.chunk * spec.actions)
+    assert arrays < _exchange_bytes(load_bundle("ball")) < arrays + 500
