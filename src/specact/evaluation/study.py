@@ -87,7 +87,7 @@ def plan(pairs: Sequence[str], *, seed: int, quick: bool, data: Path | None) -> 
 
 
 def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[Chapter]:
-    size = _size(pair, quick)
+    size, name = _size(pair, quick), Path(pair).name
 
     def run(bundle: str, methods: Sequence[str], episodes: int, rate: float = 0.6) -> Evaluation:
         path = find_bundle(bundle)
@@ -96,19 +96,19 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
         return Evaluation(bundle, None, kept, episodes, seed=seed, rate=rate, calibration_episodes=size.calibration)
 
     table = run(pair, _TABLE, size.table)
-    yield Chapter(f"{pair}/table", dataclasses.replace(table, **_imitation(pair, data)))
+    yield Chapter(f"{name}/table", dataclasses.replace(table, **_imitation(pair, data)))
     distilled, undertrained = (_sibling(f"{pair}{suffix}") for suffix in ("-distilled", "-undertrained"))
     if distilled:
-        yield Chapter(f"{distilled}/table", run(distilled, _TABLE, size.table))
+        yield Chapter(f"{name}-distilled/table", run(distilled, _TABLE, size.table))
     real = run(pair, _REAL, size.real)
-    yield Chapter(f"{pair}/real-time", dataclasses.replace(real, realtime=True, deadline_ms=500.0))
-    yield Chapter(f"{pair}/rejection", run(pair, ("adahi",), size.rejection))
+    yield Chapter(f"{name}/real-time", dataclasses.replace(real, realtime=True, deadline_ms=500.0))
+    yield Chapter(f"{name}/rejection", run(pair, ("adahi",), size.rejection))
     for rate in sorted(size.rates, key=lambda rate: abs(rate - 0.4)):
-        yield Chapter(f"{pair}/rate-{rate:g}", run(pair, _SWEEP, size.sweep, rate))
+        yield Chapter(f"{name}/rate-{rate:g}", run(pair, _SWEEP, size.sweep, rate))
         if distilled and rate in (0.2, 0.4):
-            yield Chapter(f"{distilled}/rate-{rate:g}", run(distilled, _SWEEP, size.sweep, rate))
+            yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _SWEEP, size.sweep, rate))
     if undertrained:
-        yield Chapter(f"{undertrained}/table", run(undertrained, _UNDERTRAINED, size.table))
+        yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.table))
 
 
 def _size(pair: str, quick: bool) -> Size:

@@ -1,0 +1,63 @@
+"""The study: what is planned, and that a stopped one goes on and never mixes two."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specact.cli.reproduce import reproduce
+from specact.errors import ConfigError
+from specact.evaluation import study
+from specact.evaluation.study import PAIRS, Size, plan
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
+    pairs = [pair for pair in PAIRS if pair in ("ball", "swarm", "kitchen", "pusht")]
+    chapters = plan(pairs, seed=1, quick=False, data=None)
+    folders = [chapter.folder for chapter in chapters]
+    assert len(set(folders)) == len(folders)
+    assert folders[: len(pairs)] == [f"{pair}/table" for pair in pairs]
+    by_folder = {chapter.folder: chapter.what for chapter in chapters}
+    wanted = {"ball": 500, "swarm": 500, "pusht": 200, "kitchen": 100}
+    for pair, episodes in wanted.items():
+        assert by_folder[f"{pair}/table"].episodes == episodes
+        assert by_folder[f"{pair}/real-time"].realtime
+        for rate in (0.2, 0.4):
+            assert by_folder[f"{pair}/rate-{rate}"].rate == rate
+        assert f"{pair}-undertrained/table" in folders
+    # Demonstrations that an expert makes can be had anywhere.
+    assert by_folder["ball/table"].mse
+    assert not by_folder["pusht/table"].mse
+
+
+def test_an_unknown_pair_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'bal'"):
+        reproduce("adahi", out=tmp_path / "study", pairs="ball,bal")
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_study_resumes_and_refuses_to_become_another(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real thing with the smallest numbers: every chapter of one pair, the page, and a second call."""
+    monkeypatch.setattr(study, "_QUICK", Size(3, 2, (0.4,), 3, 1, calibration=2))
+    out = tmp_path / "study"
+    reproduce("adahi", out=out, pairs=str(tiny_bundle), quick=True, films=False, workers=1)
+    page = (out / "report.html").read_text()
+    assert "tiny" in page
+    folders = [chapter.folder for chapter in plan([str(tiny_bundle)], seed=1, quick=True, data=None)]
+    written = {folder: (out / folder / "summary.json").stat().st_mtime_ns for folder in folders}
+    summary = json.loads((out / "tiny" / "table" / "summary.json").read_text())
+    assert all(metrics["mse"]["episodes"] == 2 for metrics in summary["methods"].values())
+    (out / folders[-1] / "summary.json").unlink()
+    capsys.readouterr()
+    reproduce("adahi", out=out, pairs=str(tiny_bundle), quick=True, films=False, workers=1)
+    assert f"{len(folders)} runs, {len(folders) - 1} of them done" in capsys.readouterr().err
+    for folder in folders[:-1]:
+        assert (out / folder / "summary.json").stat().st_mtime_ns == written[folder]
+    with pytest.raises(ConfigError, match="holds another run"):
+        reproduce("adahi", out=out, pairs=str(tiny_bundle), quick=True, films=False, seed=2, workers=1)
