@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -113,6 +114,8 @@ def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable
             bundle, gates, lessons, number, pool, lambda done: update(f"lessons {number + 1}", done, lessons)
         )
 
-    metrics = teach_head(bundle, HeadRecipe(seed=seed), roll, bundle.path / "gate", update)
+    folder = bundle.path / "gate"
+    metrics = teach_head(bundle, HeadRecipe(seed=seed), roll, folder, update)
+    shutil.rmtree(folder)
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"target head, held out: {numbers}", highlight=False)

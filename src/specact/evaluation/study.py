@@ -15,7 +15,7 @@ from specact.policies.bundle import find_bundle, load_bundle
 from specact.policies.head import HEAD
 
 # As in the paper (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
-PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "metaworld-peg-insert-side")
+PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 
 _LEARNED = ("learned", "learned_action")
 _TABLE = tuple(METHODS)
