@@ -62,6 +62,12 @@ def rejection_probability(target_probs: Floats, draft_probs: Floats, codes: Code
     return np.asarray(1.0 - np.minimum(kept, 1.0))
 
 
+def code_rejection(target_probs: Floats, draft_probs: Floats, code: int) -> float:
+    """:func:`rejection_probability` of one codebook, ``[K]`` each; plain numbers are fastest for one."""
+    wanted, offered = float(target_probs[code]), float(draft_probs[code])
+    return 1.0 - min(1.0, wanted / offered if offered > 0.0 else float(wanted > 0.0))
+
+
 def _picked(probs: Floats, codes: Codes) -> Floats:
     """The probability of each code, ``[..., G]`` (several times faster than ``take_along_axis`` on one step)."""
     rows = np.asarray(probs).reshape(-1, np.shape(probs)[-1])
@@ -138,9 +144,8 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
 
 
 def _verify_code(p: Floats, q: Floats, code: int, test: float, redraw: float) -> tuple[int, bool, float]:
-    """Final code, whether the drafted one was accepted, and ``r(z)``; plain numbers are fastest for one codebook."""
-    wanted, offered = float(p[code]), float(q[code])
-    rejection = 1.0 - min(1.0, wanted / offered if offered > 0.0 else float(wanted > 0.0))
+    """Final code, whether the drafted one was accepted, and ``r(z)``."""
+    rejection = code_rejection(p, q, code)
     if test >= rejection:
         return int(code), True, rejection
     return int(sample(residual(p, q), redraw)), False, rejection

@@ -16,6 +16,8 @@ TASKS = {
     "swarm": "specact.envs.swarm",
     "pusht": "specact.envs.pusht",
     "kitchen": "specact.envs.kitchen",
+    "relocate": "specact.envs.adroit",
+    "peg": "specact.envs.metaworld",
 }
 
 

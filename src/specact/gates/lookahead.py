@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from specact.errors import unknown_name
 from specact.gates.gate import Gate
 from specact.policies.tokenizer import ActionTokenizer
-from specact.sampling import rejection_probability, residual
+from specact.sampling import code_rejection, residual
 from specact.types import CodeDistribution, Proposal
 
 Quantity = Literal["rejection", "action_change"]
@@ -49,11 +50,11 @@ class Lookahead(Gate):
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """In [0, 1] for ``rejection``; at least 0 for ``action_change``."""
         target = self.target(proposal)
-        rows = [_rows(distribution, proposal) for distribution in (target, proposal.draft)]
-        rejection = rejection_probability(rows[0], rows[1], proposal.codes)
+        p, q = _rows(target, proposal), _rows(proposal.draft, proposal)
+        rejection = np.array(list(map(code_rejection, p, q, proposal.codes)))
         if self.on == "rejection":
-            return float(1.0 - np.prod(1.0 - rejection))
-        law = residual(rows[0], rows[1]) * rejection[:, None]
+            return 1.0 - math.prod((1.0 - rejection).tolist())
+        law = residual(p, q) * rejection[:, None]
         law[np.arange(len(law)), proposal.codes] += 1.0 - rejection
         return self._expected_change(_joint(law, target, proposal), target, proposal.chunk)
 
