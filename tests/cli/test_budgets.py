@@ -11,7 +11,7 @@ import pytest
 
 from specact import load_bundle
 from specact.child import Child, serving
-from specact.cli.run import _exchange_bytes
+from specact.wire.exchange import exchange_bytes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -81,4 +81,4 @@ def test_the_bytes_of_an_exchange_are_its_arrays_and_a_little_more() -> None:
     spec = load_bundle("ball").spec
     arrays = 4 * (spec.window * spec.state + spec.goal)
     arrays += spec.codebooks * spec.codes * (8 + 4 * spec.chunk * spec.actions)
-    assert arrays < _exchange_bytes(load_bundle("ball")) < arrays + 500
+    assert arrays < exchange_bytes(spec) < arrays + 500

@@ -6,21 +6,14 @@ import importlib
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.cli.output import print_json, progress_bars, results
 from specact.cli.serve import read_token
 from specact.errors import ConfigError, MissingExtraError
 from specact.fallback import Fallback, OnMiss
-
-if TYPE_CHECKING:
-    from specact.gates.controller import Budget
-    from specact.gates.gate import Gate
-    from specact.gates.shadow import Shadow
-    from specact.policies.bundle import Bundle
-    from specact.types import StepRecord
 
 
 def run(
@@ -28,7 +21,7 @@ def run(
     server: str = "ws://127.0.0.1:8600",
     robot: str | None = None,
     env: str | None = None,
-    gate: Literal["deviation", "uncertainty", "always", "never"] = "deviation",
+    gate: Literal["deviation", "uncertainty", "learned", "learned_action", "always", "never"] = "deviation",
     rate: float = 0.6,
     hold: bool = False,
     latency_budget_ms: float | None = None,
@@ -82,6 +75,7 @@ def run(
         json: print the summary as JSON.
     """
     from specact.agent import SpeculativePolicy
+    from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
     from specact.clock import RealClock
     from specact.control import Journal, Tick, run_loop
     from specact.gates.forecast import Forecast
@@ -98,18 +92,19 @@ def run(
     endpoint = Endpoint.parse(server, read_token(token_file), trusting(ca))
     if link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or sampling != "device"):
         raise ConfigError("--link-share-kbit counts what ws:// carries; leave out http:// and --sampling server")
-    budget = _budget(hold, rate, latency_budget_ms, link_share_kbit, loaded, 1.0 / (period_s * loaded.spec.execute))
-    decides = _gate(loaded, gate, rate, budget)
+    inferences_hz = 1.0 / (period_s * loaded.spec.execute)
+    budget = wanted_budget(hold, rate, latency_budget_ms, link_share_kbit, loaded, inferences_hz)
+    decides = deciding_gate(loaded, gate, rate, budget)
     decides.audit_rate = audit_rate
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if latency_budget_ms else rate if budget is None else budget.rate
-    shadow = _shadow(loaded, gate, known_rate) if audit_rate else None
+    shadow = watching_shadow(loaded, gate, known_rate) if audit_rate else None
     journal, outcomes = Journal(period_s), []
 
     def note(tick: Tick) -> None:
         journal.note(tick)
         if shadow is not None and tick.record is not None:
-            _watch(shadow, tick.record)
+            watch(shadow, tick.record)
 
     with Line(endpoint, loaded, name, jpeg_quality=jpeg_quality) as line:
         line.connect(10.0)
@@ -151,7 +146,7 @@ def run(
             simulated.close()
         summary = journal.summary() | {
             "held_rate": None if budget is None else budget.rate,
-            "true_skip": None if shadow is None else _true_skip(shadow),
+            "true_skip": None if shadow is None else true_skip_of(shadow),
             "episodes": outcomes,
             "line": dict(line.counts),
             "stopped": policy.stopped,
@@ -178,108 +173,13 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
         "line": ", ".join(f"{name} {count}" for name, count in summary["line"].items()),
     }
     if summary["true_skip"] is not None:
-        lines["true skip"] = _in_words(summary["true_skip"])
+        from specact.cli.gating import in_words
+
+        lines["true skip"] = in_words(summary["true_skip"])
     for name, text in lines.items():
         results.print(f"{name:10} {text}", highlight=False, soft_wrap=True)
     if summary["stopped"]:
         results.print("the robot stopped itself: too many misses", style="yellow")
-
-
-def _budget(
-    hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: Bundle, inferences_hz: float
-) -> Budget | None:
-    from specact.gates.controller import LatencyBudget, LinkBudget, RateBudget
-
-    if hold + (latency_ms is not None) + (link_kbit is not None) > 1:
-        raise ConfigError("a gate holds one budget: give one of --hold, --latency-budget-ms and --link-share-kbit")
-    if latency_ms is not None:
-        return LatencyBudget(latency_ms / 1e3)
-    if link_kbit is not None:
-        return LinkBudget(link_kbit * 1e3 / 8.0, _exchange_bytes(bundle), inferences_hz)
-    return RateBudget(rate) if hold else None
-
-
-def _exchange_bytes(bundle: Bundle) -> int:
-    """Bytes of a request and its reply; frames count as they are, uncompressed."""
-    from specact.types import CodeDistribution, Window
-    from specact.wire import msgpack
-    from specact.wire.reply import DistributionReply, ServerTimes, reply_fields
-    from specact.wire.request import InferRequest, request_fields
-
-    spec = bundle.spec
-    window = Window(
-        np.zeros((spec.window, spec.state), np.float32),
-        np.zeros(spec.goal, np.float32) if spec.goal else None,
-        np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None,
-    )
-    answer = CodeDistribution(
-        np.full((spec.codebooks, spec.codes), 1.0 / spec.codes),
-        np.zeros((spec.codebooks, spec.codes, spec.chunk, spec.actions), np.float32),
-        np.full((spec.codes, spec.codes), 1.0 / spec.codes) if spec.sequential else None,
-    )
-    request = request_fields(InferRequest(2**32, 1.0, window))
-    reply = reply_fields(DistributionReply(2**32, answer, ServerTimes(1.0, 1.0, 1.0, 1)))
-    return len(msgpack.encode(request)) + len(msgpack.encode(reply))
-
-
-def _gate(bundle: Bundle, name: str, rate: float, budget: Budget | None) -> Gate:
-    from specact.calibration import calibrated_gate
-    from specact.gates import Always, Never
-    from specact.gates.controller import Controller
-    from specact.gates.settings import BUNDLES_OWN
-
-    plain = {"always": Always, "never": Never}
-    if budget is None:
-        return plain[name]() if name in plain else calibrated_gate(bundle, name, rate)
-    if name in plain:
-        raise ConfigError(f"--gate {name} has no threshold that could hold a budget; choose another gate")
-    return Controller(BUNDLES_OWN.settings(name, bundle).build(bundle), budget)
-
-
-def _shadow(bundle: Bundle, gate: str, rate: float | None) -> Shadow:
-    """With an alarm where a calibration says what is to be expected."""
-    from specact.calibration import find_calibration
-    from specact.gates.drift import DriftAlarm
-    from specact.gates.shadow import Shadow, expected_true_skip
-
-    calibration = None if rate is None else find_calibration(bundle, gate, rate)
-    if rate is None or calibration is None:
-        return Shadow()
-    return Shadow(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
-
-
-def _watch(shadow: Shadow, record: StepRecord) -> None:
-    if shadow.take(record) and shadow.alarm is not None:
-        remarks.print(
-            f"the true skip ratio has left its calibrated level of {shadow.alarm.level:.2f}: "
-            f"{_in_words(_true_skip(shadow))}; check sensors and policies, or calibrate again",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _true_skip(shadow: Shadow) -> dict[str, Any]:
-    found, alarm = shadow.estimate(), shadow.alarm
-    return {
-        "mean": found.mean,
-        "low": found.low,
-        "high": found.high,
-        "audits": found.count,
-        "missed": shadow.missed,
-        "expected": None if alarm is None else alarm.level,
-        "alarm": None if alarm is None else alarm.raised,
-    }
-
-
-def _in_words(true_skip: dict[str, Any]) -> str:
-    if true_skip["mean"] is None:
-        return f"unknown: no audit was answered, {true_skip['missed']} were missed"
-    return (
-        f"{true_skip['mean']:.2f} [{true_skip['low']:.2f}, {true_skip['high']:.2f}] of what is skipped, from "
-        f"{true_skip['audits']} audits ({true_skip['missed']} missed); "
-        + {None: "no alarm, for lack of a calibration", False: "no alarm", True: "ALARM"}[true_skip["alarm"]]
-    )
 
 
 def _make(path: str) -> Any:
@@ -290,7 +190,10 @@ def _make(path: str) -> Any:
         kind = getattr(importlib.import_module(module), attribute or "")
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--robot {path!r} is not MODULE:CLASS of something importable: {error}") from None
-    made = kind()
+    try:
+        made = kind()
+    except TypeError as error:
+        raise ConfigError(f"--robot {path!r} cannot be made without arguments: {error}") from None
     if not callable(getattr(made, "observe", None)) or not callable(getattr(made, "act", None)):
         raise ConfigError(f"--robot {path!r} has no observe() and act(action)")
     return made

@@ -101,6 +101,11 @@ CONTRASTS = (
     ("adahi", "hybrid"),
     ("adahi", "gated_target"),
     ("uncertainty", "random"),
+    ("learned", "random"),
+    ("learned", "adahi"),
+    ("learned", "hybrid"),
+    ("learned_action", "random"),
+    ("learned_action", "hybrid"),
     ("oracle", "random"),
     ("oracle_action", "random"),
 )

@@ -53,7 +53,7 @@ class Lookahead(Gate):
         p, q = _rows(target, proposal), _rows(proposal.draft, proposal)
         rejection = np.array(list(map(code_rejection, p, q, proposal.codes)))
         if self.on == "rejection":
-            return 1.0 - math.prod((1.0 - rejection).tolist())
+            return float(1.0 - math.prod((1.0 - rejection).tolist()))
         law = residual(p, q) * rejection[:, None]
         law[np.arange(len(law)), proposal.codes] += 1.0 - rejection
         return self._expected_change(_joint(law, target, proposal), target, proposal.chunk)

@@ -1,0 +1,93 @@
+"""What ``specact run`` makes of its flags: the gate, the budget it holds, and the audits that watch it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specact.calibration import calibrated_gate, find_calibration
+from specact.cli.output import remarks
+from specact.errors import ConfigError
+from specact.gates import Always, DriftAlarm, Never
+from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
+from specact.gates.gate import Gate
+from specact.gates.settings import BUNDLES_OWN
+from specact.gates.shadow import Shadow, expected_true_skip
+from specact.policies.bundle import Bundle
+from specact.types import StepRecord
+from specact.wire.exchange import exchange_bytes
+
+
+def wanted_budget(
+    hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: Bundle, inferences_hz: float
+) -> Budget | None:
+    """What is to be held, if anything.
+
+    Raises:
+        ConfigError: if more than one thing is.
+    """
+    if hold + (latency_ms is not None) + (link_kbit is not None) > 1:
+        raise ConfigError("a gate holds one budget: give one of --hold, --latency-budget-ms and --link-share-kbit")
+    if latency_ms is not None:
+        return LatencyBudget(latency_ms / 1e3)
+    if link_kbit is not None:
+        return LinkBudget(link_kbit * 1e3 / 8.0, exchange_bytes(bundle.spec), inferences_hz)
+    return RateBudget(rate) if hold else None
+
+
+def deciding_gate(bundle: Bundle, name: str, rate: float, budget: Budget | None) -> Gate:
+    """The calibrated gate of this rate, or one under a controller where there is a budget.
+
+    Raises:
+        ConfigError: if that gate has no threshold to control, or the bundle no calibration.
+    """
+    plain = {"always": Always, "never": Never}
+    if budget is None:
+        return plain[name]() if name in plain else calibrated_gate(bundle, name, rate)
+    if name in plain:
+        raise ConfigError(f"--gate {name} has no threshold that could hold a budget; choose another gate")
+    return Controller(BUNDLES_OWN.settings(name, bundle).build(bundle), budget)
+
+
+def watching_shadow(bundle: Bundle, gate: str, rate: float | None) -> Shadow:
+    """With an alarm where a calibration says what is to be expected."""
+    calibration = None if rate is None else find_calibration(bundle, gate, rate)
+    if rate is None or calibration is None:
+        return Shadow()
+    return Shadow(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
+
+
+def watch(shadow: Shadow, record: StepRecord) -> None:
+    """Shows an inference to the shadow, and says at once if that raises the alarm."""
+    if shadow.take(record) and shadow.alarm is not None:
+        remarks.print(
+            f"the true skip ratio has left its calibrated level of {shadow.alarm.level:.2f}: "
+            f"{in_words(true_skip_of(shadow))}; check sensors and policies, or calibrate again",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def true_skip_of(shadow: Shadow) -> dict[str, Any]:
+    """What the audits found, as plain values."""
+    found, alarm = shadow.estimate(), shadow.alarm
+    return {
+        "mean": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "audits": found.count,
+        "missed": shadow.missed,
+        "expected": None if alarm is None else alarm.level,
+        "alarm": None if alarm is None else alarm.raised,
+    }
+
+
+def in_words(true_skip: dict[str, Any]) -> str:
+    """The same for people."""
+    if true_skip["mean"] is None:
+        return f"unknown: no audit was answered, {true_skip['missed']} were missed"
+    return (
+        f"{true_skip['mean']:.2f} [{true_skip['low']:.2f}, {true_skip['high']:.2f}] of what is skipped, from "
+        f"{true_skip['audits']} audits ({true_skip['missed']} missed); "
+        + {None: "no alarm, for lack of a calibration", False: "no alarm", True: "ALARM"}[true_skip["alarm"]]
+    )
