@@ -10,12 +10,15 @@ import pytest
 
 from specact import calibrated_gate, load_bundle
 from specact.evaluation.rollout import Shard, run_shard
-from specact.gates import ActionDeviation
+from specact.gates import ActionDeviation, Learned
 from specact.gates.settings import GateChoices
+from specact.policies.bundle import fingerprint_of
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht")
 BUNDLES = [f"{env}{variant}" for env in ENVIRONMENTS for variant in ("", "-undertrained", "-sampled")]
+
+LEARNED = ["ball", "ball-distilled"]
 
 
 @pytest.mark.parametrize("name", BUNDLES)
@@ -37,10 +40,30 @@ def test_a_bundle_loads_and_is_calibrated_for_its_own_weights(name: str) -> None
     assert used == trained_on
 
 
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_learned_gate_belongs_to_its_pair_and_holds_its_rate(name: str) -> None:
+    bundle = load_bundle(PRETRAINED / name)
+    gate = calibrated_gate(bundle, "learned", rate=0.6)
+    assert isinstance(gate, Learned)
+    stored = json.loads((bundle.path / "calibration" / "learned-0.60.json").read_text())
+    assert stored["held_out"]["rate"] == pytest.approx(0.6, abs=0.03)
+    assert stored["model"]["auroc"] > 0.8  # chance is 0.5; no deviation reaches 0.7 on any pair
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNED if name.endswith("-distilled")])
+def test_a_distilled_draft_shares_target_and_tokenizer_with_its_pair(name: str) -> None:
+    made, pair = load_bundle(PRETRAINED / name), load_bundle(PRETRAINED / name.removesuffix("-distilled"))
+    assert made.manifest["distilled"]["from"] == pair.fingerprint
+    for part in ("target", "tokenizer"):
+        assert made.manifest["fingerprints"][part] == pair.manifest["fingerprints"][part]
+    assert made.manifest["fingerprints"]["draft"] != pair.manifest["fingerprints"]["draft"]
+
+
 def test_all_bundles_together_are_small() -> None:
-    sizes = {path: path.stat().st_size for path in PRETRAINED.rglob("*") if path.is_file()}
-    assert sum(sizes.values()) <= 40e6
-    assert sum(size for path, size in sizes.items() if path.parts[-2] == "ball") <= 6e6
+    """Each content counted once, as a repository keeps it: variants share their targets."""
+    files = [path for path in PRETRAINED.rglob("*") if path.is_file()]
+    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 40e6
+    assert sum(path.stat().st_size for path in files if path.parts[-2] == "ball") <= 6e6
 
 
 def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
