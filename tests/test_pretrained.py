@@ -15,10 +15,10 @@ from specact.gates.settings import GateChoices
 from specact.policies.bundle import fingerprint_of
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
-ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht")
+ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 BUNDLES = [f"{env}{variant}" for env in ENVIRONMENTS for variant in ("", "-undertrained", "-sampled")]
 
-LEARNED = ["ball", "ball-distilled"]
+LEARNED = ["ball", "ball-distilled", "swarm", "swarm-distilled"]
 
 
 @pytest.mark.parametrize("name", BUNDLES)

@@ -52,8 +52,8 @@ _SIZES = {
     "kitchen": Size(100, 100, (0.2, 0.4), 130, 4, calibration=20),
 }
 _OTHERS = Size(200, 200, (0.2, 0.4), 300, 6)
-_QUICK = Size(20, 10, (0.2, 0.4), 20, 2, calibration=10)
-_QUICK_LONG = Size(4, 2, (0.4,), 4, 1, calibration=4)
+_QUICK = Size(10, 5, (0.4,), 20, 1, calibration=4)
+_QUICK_LONG = Size(2, 2, (0.4,), 2, 1, calibration=2)
 
 
 @dataclass(frozen=True)
