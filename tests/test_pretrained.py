@@ -16,7 +16,8 @@ from specact.policies.bundle import fingerprint_of
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
-BUNDLES = [f"{env}{variant}" for env in ENVIRONMENTS for variant in ("", "-undertrained", "-sampled")]
+BUNDLES = [f"{env}{variant}" for env in ENVIRONMENTS for variant in ("", "-undertrained")]
+BUNDLES += [f"{env}-sampled" for env in ENVIRONMENTS[:4]]
 
 LEARNED = ["ball", "ball-distilled", "swarm", "swarm-distilled"]
 

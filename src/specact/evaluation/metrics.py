@@ -76,20 +76,26 @@ def _forecast_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict
     }
 
 
-def add_gate_efficiency(methods: dict[str, dict[str, Any]]) -> None:
+def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:
     """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
 
-    Random's loss falls in proportion to what it skips; the oracle's is taken at its own rate, which calibration puts
-    next to the others'. None where ``random`` or ``oracle`` did not run, or a method skips nothing or everything.
+    Each method is compared at the rate it achieved: random's loss falls in proportion to what it skips, the oracle's is
+    that of skipping the same share of the steps it met, those with the least R(z). None where one of the two did not
+    run, or a method skips nothing or everything.
+
+    Args:
+        methods: metrics by method.
+        oracle: the step table of the oracle on the rejection probability, if it ran.
     """
-    random, oracle = methods.get("random"), methods.get("oracle")
+    random = methods.get("random")
     for metrics in methods.values():
         rate = metrics["transmission_rate"]
         metrics["gate_efficiency"] = None
         if random is None or oracle is None or not 0.0 < rate < 1.0 or random["transmission_rate"] == 1.0:
             continue
         chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
-        best = oracle["gated_loss"]
+        rejection = np.sort(oracle["rejection"])
+        best = float(rejection[: round(len(rejection) * (1.0 - rate))].sum() / len(rejection))
         if chance > best:
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
 

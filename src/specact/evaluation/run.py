@@ -89,7 +89,7 @@ def evaluate(
         name: method_metrics(outcomes[name], steps[name], binary_score=_is_binary(outcomes[name]))
         for name in what.methods
     }
-    add_gate_efficiency(methods)
+    add_gate_efficiency(methods, steps.get("oracle"))
     if what.mse:
         for name, error in _imitation(what, bundle, gates, out, progress).items():
             methods[name]["mse"] = error

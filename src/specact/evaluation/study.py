@@ -20,7 +20,7 @@ PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 _LEARNED = ("learned", "learned_action")
 _TABLE = tuple(METHODS)
 _UNDERTRAINED = ("draft", "target", "hybrid", "random", "adahi", "uncertainty", "oracle")
-_SWEEP = ("random", "adahi", "uncertainty", *_LEARNED, "oracle")
+_SWEEP = ("hybrid", "random", "adahi", "uncertainty", *_LEARNED, "oracle")
 _REAL = ("draft", "target", "hybrid", "random", "adahi", "learned")
 
 
