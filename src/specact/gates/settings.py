@@ -33,7 +33,7 @@ class GateChoices:
         alpha: weight of the newest action in the average; 0.5.
         source: which actions feed the average, executed or draft; executed.
         uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; temperature.
-        max_skips: longest run of skipped inferences of the deviation gate; no limit.
+        max_skips: longest run of skipped inferences of the deviation gate and the learned ones; no limit.
     """
 
     reading: Reading | None = None
@@ -80,7 +80,8 @@ class GateChoices:
             raise unknown_name("gate", gate, options)
         if gate.startswith("learned"):
             options[gate]["weights"] = _head_of(bundle)
-        limit = choices.max_skips if gate == "deviation" and choices.max_skips != "unlimited" else None
+        limited = gate == "deviation" or gate.startswith("learned")
+        limit = choices.max_skips if limited and choices.max_skips != "unlimited" else None
         return GateSettings(gate, max_skips=limit, options=tuple(options[gate].items()))
 
 
