@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.evaluation.audit import STAGES
+from specact.evaluation.audit import REASONS, STAGES
 from specact.evaluation.statistics import contrast, mean_interval, wilson
 
 Table = dict[str, NDArray[Any]]
@@ -94,8 +94,10 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
         if random is None or oracle is None or not 0.0 < rate < 1.0 or random["transmission_rate"] == 1.0:
             continue
         chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
-        rejection = np.sort(oracle["rejection"])
-        best = float(rejection[: round(len(rejection) * (1.0 - rate))].sum() / len(rejection))
+        # Forced steps are no choice of the oracle's either.
+        free = np.sort(oracle["rejection"][oracle["reason"] <= REASONS.index("tie")])
+        skipped = min(round(len(oracle["rejection"]) * (1.0 - rate)), len(free))
+        best = float(free[:skipped].sum() / len(oracle["rejection"]))
         if chance > best:
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
 
