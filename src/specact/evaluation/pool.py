@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from types import TracebackType
 
 import numpy as np
@@ -29,7 +30,9 @@ class Pool:
 
     def __enter__(self) -> Pool:
         if self.workers > 1:
-            self._executor = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=_one_thread)
+            self._executor = ProcessPoolExecutor(
+                self.workers, mp_context=get_context("spawn"), initializer=_prepare_worker
+            )
         return self
 
     def __exit__(
@@ -58,6 +61,15 @@ class Pool:
             ) from None
 
 
-def _one_thread() -> None:
-    """Each worker is one of several: its libraries must not each start a thread per core."""
+def _prepare_worker() -> None:
+    """Each worker is one of several: its libraries must not start a thread per core each; and it ends with its parent."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot tell its workers to stop; they would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
