@@ -62,7 +62,7 @@ class Pool:
 
 
 def _prepare_worker() -> None:
-    """Each worker is one of several: its libraries must not start a thread per core each; and it ends with its parent."""
+    """Each worker is one of several: its libraries must not start a thread per core. It ends with its parent."""
     os.environ["OMP_NUM_THREADS"] = "1"
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
