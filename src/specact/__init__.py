@@ -4,6 +4,12 @@ A small *draft* policy acts on the robot; a large *target* policy is asked only 
 and its answer corrects the draft's action codes by exact speculative sampling (ADAHI).
 """
 
+import os
+
+# From 1.29 on ONNX Runtime reports to its makers unless told not to before it is loaded. A process that drives a robot
+# opens no connection that nobody asked for; whoever wants the reports sets the variable to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 from specact import gates, sampling
 from specact.agent import SpeculativePolicy
 from specact.calibration import calibrated_gate
