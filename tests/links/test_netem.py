@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specact.errors import ConfigError
+from specact.links import netem
 from specact.links.link import load_link
-from specact.links.netem import find_netem, netem_options
+from specact.links.netem import Netem, find_netem, kernel_shaped, netem_options
 from specact.links.trace import TraceLink
 
 RELEASE = "6.1.0-test"
@@ -82,3 +84,58 @@ def test_a_steady_link_in_the_words_of_tc(name: str, up: str, down: str | None) 
 
 def test_a_recording_has_no_such_words() -> None:
     assert netem_options(TraceLink(np.array([1.0])), up=True) is None
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with netem, and a ``tc`` that writes down what it is told; it fails where the file REFUSE exists.
+
+    It stands in for a kernel with netem, which machines that run tests seldom have.
+    """
+    tool, log = tmp_path / "tc", tmp_path / "told"
+    tool.write_text(
+        f'#!/bin/sh\necho "tc $*" >> {log}\n'
+        f"if [ -e {tmp_path}/REFUSE ]; then echo 'Operation not permitted' >&2; exit 2; fi\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(netem, "find_netem", lambda: Netem(True, "loaded"))
+    return log
+
+
+def test_the_kernel_shapes_for_a_while_and_then_no_longer(told: Path) -> None:
+    add = "tc qdisc add dev lo root netem delay 6.027ms 0.214ms distribution normal rate 55400kbit"
+    with kernel_shaped("lo", load_link("wifi-paper"), up=True) as said:
+        assert said == add
+        assert told.read_text().splitlines() == [add]
+    assert told.read_text().splitlines() == [add, "tc qdisc del dev lo root netem"]
+
+
+def test_a_kernel_that_refuses_is_named_and_nothing_is_removed(told: Path) -> None:
+    (told.parent / "REFUSE").touch()
+    with (
+        pytest.raises(ConfigError, match=r"failed \(Operation not permitted\); it needs root"),
+        kernel_shaped("lo", load_link("lan"), up=True),
+    ):
+        pytest.fail("it was not shaped")
+    assert len(told.read_text().splitlines()) == 1
+
+
+def test_what_the_kernel_cannot_do_is_refused_before_it_is_asked(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"no network device '--help' here; there is .*lo"),
+        kernel_shaped("--help", load_link("lan"), up=True),
+    ):
+        pytest.fail("there is no such device")
+    with (
+        pytest.raises(ConfigError, match="a recorded link has no form"),
+        kernel_shaped("lo", TraceLink(np.array([1.0])), up=True),
+    ):
+        pytest.fail("it has no form")
+    monkeypatch.setattr(netem, "find_netem", lambda: Netem(False, "the kernel shows none"))
+    with (
+        pytest.raises(ConfigError, match="cannot shape lo: the kernel shows none; use the relay"),
+        kernel_shaped("lo", load_link("lan"), up=True),
+    ):
+        pytest.fail("there is no netem")
+    assert not told.exists()

@@ -63,6 +63,7 @@ def test_with_netem_it_gives_the_equivalent_commands(monkeypatch: pytest.MonkeyP
     lines = mechanism(load_link("wifi-paper+outage=5:3"))
     command = "tc qdisc add dev DEV root netem delay 6.027ms 0.214ms distribution normal rate 55400kbit"
     assert lines[1] == "kernel netem: available (loaded, in /proc/modules), not used by the relay"
+    assert "specact proxy --netem DEV" in lines[2]
     assert lines[3:] == [f"  on the robot: {command}", f"  on the server: {command}"]
 
 

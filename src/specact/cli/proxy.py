@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +15,7 @@ from specact.errors import ConfigError
 from specact.links.link import load_link
 from specact.links.listener import resolve
 from specact.links.model import Link
-from specact.links.netem import find_netem, netem_options
+from specact.links.netem import find_netem, kernel_shaped, netem_options
 from specact.links.shaper import LinkEvent, Shaper
 
 
@@ -22,6 +25,8 @@ def proxy(
     link: str = "wifi-paper",
     seed: int = 0,
     allow_remote: bool = False,
+    netem: str | None = None,
+    end: Literal["robot", "server"] = "robot",
 ) -> None:
     """Put a link between a robot and its server: a TCP relay with delay, jitter, rate, losses and outages.
 
@@ -33,9 +38,42 @@ def proxy(
         link: loopback, wifi-paper, lan, 5g, lte, rtt:PATH or mahimahi:UP_PATH,DOWN_PATH, then any of +delay=MS,
             +rate=MBIT_S, +loss=PROBABILITY, +rto=MS, +outage=START_S:DURATION_S, +start=S, +period=MS.
         seed: of delays and losses.
+        netem: instead of a relay, let the kernel delay what leaves this network device, until the command ends; needs
+            root. Only what is steady about the link: no outages, no recordings.
+        end: with --netem: which end of the link this machine is.
         allow_remote: listen on an address other machines can reach; the relay itself asks nobody for a password.
     """
-    model, (host, port), (here, door) = load_link(link), _end_point("target", target), _end_point("listen", listen)
+    model = load_link(link)
+    with _signals_blocked() as ends:  # threads that are started now inherit it, so they stay undisturbed
+        if netem is not None:
+            with kernel_shaped(netem, model, end == "robot") as command:
+                _say(f"shaped by the kernel until Ctrl-C: {command}")
+                signal.sigwait(ends)
+            _say(f"{netem} is as it was")
+            return
+        (host, port), (here, door) = _relayed(target, listen, allow_remote)
+        with Shaper(model, host, port, seed=seed, listen_host=here, listen_port=door, on_event=_say_event) as shaper:
+            at = f"[{here}]" if ":" in here else here
+            first = f"listening on {at}:{shaper.port} for {target}, link {link}, seed {seed}; Ctrl-C ends"
+            _say("\n".join([first, *mechanism(model)]))
+            signal.sigwait(ends)
+        _say(_summary(shaper))
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[set[signal.Signals]]:
+    """The signals that end this command, held back until somebody waits for them."""
+    ends = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        yield ends
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _relayed(target: str, listen: str, allow_remote: bool) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Where the relay leads, and where it listens."""
+    (host, port), (here, door) = _end_point("target", target), _end_point("listen", listen)
     if port == 0:
         raise ConfigError("--target needs the server's port, which cannot be 0")
     if not allow_remote and not ipaddress.ip_address(resolve(here, door)[1][0].split("%")[0]).is_loopback:
@@ -43,17 +81,7 @@ def proxy(
             f"--listen {listen} can be reached from other machines, and the relay lets everyone through to {target}; "
             "listen on 127.0.0.1, or add --allow-remote if that is what you want"
         )
-    ends = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # the shaper's threads inherit it, so they stay undisturbed
-    try:
-        with Shaper(model, host, port, seed=seed, listen_host=here, listen_port=door, on_event=_say_event) as shaper:
-            at = f"[{here}]" if ":" in here else here
-            first = f"listening on {at}:{shaper.port} for {target}, link {link}, seed {seed}; Ctrl-C ends"
-            _say("\n".join([first, *mechanism(model)]))
-            signal.sigwait(ends)
-        _say(_summary(shaper))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return (host, port), (here, door)
 
 
 def mechanism(link: Link) -> list[str]:
@@ -66,7 +94,7 @@ def mechanism(link: Link) -> list[str]:
     ways = [(end, netem_options(link, up)) for end, up in (("robot", True), ("server", False))]
     if any(options is None for _, options in ways):
         return [*lines, "  it has no form for this link, which is a recording"]
-    lines.append("  to let it do the steady part instead, without this relay, as root, DEV being the network device:")
+    lines.append("  to let it do the steady part instead: specact proxy --netem DEV as root, or by hand")
     return lines + [f"  on the {end}: tc qdisc add dev DEV root netem {options}" for end, options in ways]
 
 

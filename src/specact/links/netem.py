@@ -1,14 +1,18 @@
-"""Whether this machine's kernel can shape a link itself, and how it would be told to. Nothing is changed here."""
+"""Whether this machine's kernel can shape a link itself, how it is told to, and telling it so for a while."""
 
 from __future__ import annotations
 
 import gzip
 import platform
 import shutil
+import subprocess
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from specact.errors import ConfigError
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.hop import HopLink
 from specact.links.model import Link
@@ -76,6 +80,46 @@ def netem_options(link: Link, up: bool) -> str | None:
     if loss:
         options.append(f"loss random {100.0 * loss:g}%")
     return " ".join(options)
+
+
+@contextmanager
+def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
+    """For a while, what leaves a network device travels as on this link; needs root.
+
+    A queueing discipline that somebody else has set on the device is neither replaced nor removed.
+
+    Args:
+        device: such as ``wlan0``; everything that leaves it is delayed, not only what goes to one server.
+        link: see :func:`netem_options`.
+        up: which direction leaves the device.
+
+    Yields:
+        The command that set it up.
+
+    Raises:
+        ConfigError: if there is no such device or no netem here, the link has no such form, or ``tc`` refuses.
+    """
+    devices = sorted(path.name for path in Path("/sys/class/net").iterdir())
+    if device not in devices:
+        raise ConfigError(f"there is no network device {device!r} here; there is {', '.join(devices)}")
+    netem, options = find_netem(), netem_options(link, up)
+    if not netem.available:
+        raise ConfigError(f"the kernel cannot shape {device}: {netem.why}; use the relay, without --netem")
+    if options is None:
+        raise ConfigError("a recorded link has no form that the kernel knows; use the relay, without --netem")
+    command = f"tc qdisc add dev {device} root netem {options}"
+    _tc(command)
+    try:
+        yield command
+    finally:
+        _tc(f"tc qdisc del dev {device} root netem")
+
+
+def _tc(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise ConfigError(f"{command!r} failed ({said}); it needs root, and a device that nobody else shapes")
 
 
 def _evidence(root: Path, release: str) -> str:
