@@ -31,7 +31,7 @@ def reproduce(
         paper: whose study.
         out: folder of the study: one run folder per part, and report.html.
         pairs: comma-separated bundles; all that the study covers if not given.
-        quick: a few episodes of everything, to see the page in five minutes. Its numbers mean nothing.
+        quick: a few episodes of everything, to see the whole page first. Its numbers mean nothing.
         data: folder with the demonstrations, for errors along them; see the recipes.
         seed: of everything random. The bundles' own choices were made on seed 0.
         films: show rollouts as films on the page.

@@ -45,7 +45,11 @@ def train(
         raise ConfigError("say what to train: either a recipe (see recipes/), or --distil BUNDLE, and not both")
     if recipe is None:
         assert distil is not None
-        remarks.print(f"bundle: {_distil(distil, lessons, out)}", highlight=False)
+        path = _distil(distil, lessons, out, threads)
+        if json:
+            print_json({"bundles": [str(path)]})
+        else:
+            remarks.print(f"bundle: {path}", highlight=False)
         return
     wanted = load_recipe(recipe)
     with progress_bars() as update:
@@ -60,7 +64,7 @@ def train(
         remarks.print(f"bundle: {path}", highlight=False)
 
 
-def _distil(name_or_path: str, lessons: int, out: Path) -> Path:
+def _distil(name_or_path: str, lessons: int, out: Path, threads: int) -> Path:
     from specact.data.lessons import Lessons
     from specact.evaluation.lessons import collect
     from specact.evaluation.pool import Pool
@@ -73,4 +77,4 @@ def _distil(name_or_path: str, lessons: int, out: Path) -> Path:
             said = f"lessons {number + 1}"
             return collect(pair, gates, lessons, number, pool, lambda done: update(said, done, lessons))
 
-        return distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update)
+        return distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update, threads=threads)

@@ -48,7 +48,9 @@ class DistilRecipe:
     seed: int = 0
 
 
-def distil(bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress) -> Path:
+def distil(
+    bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
+) -> Path:
     """Makes the bundle ``NAME-distilled``: the same target and tokenizer, the draft distilled from the target.
 
     The draft keeps its architecture and starts anew; its only teacher is the target's distribution, its only states
@@ -61,10 +63,12 @@ def distil(bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, pr
         collect: rolls a pair out under gates and returns the lessons of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the bundle.
         progress: told (what is going on, done, in all).
+        threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:
         ConfigError: if the manifest does not tell the draft's architecture.
     """
+    torch.set_num_threads(threads)
     settings, shapes = _architecture(bundle)
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
     taught: list[Lessons] = []

@@ -106,6 +106,7 @@ def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, 
     Returns:
         Metrics on held-out episodes of the last round.
     """
+    torch.set_num_threads(1)  # small matrices: more would only wait for each other, and change the last bits
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
     taught: list[Lessons] = []
     for number in range(recipe.rounds):

@@ -1,0 +1,52 @@
+"""What a learned gate costs beside the draft it sits next to: medians of interleaved calls on one core.
+
+Run: OMP_NUM_THREADS=1 python benchmarks/gate_cost.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from specact import load_bundle
+from specact.gates.settings import GateChoices
+from specact.rng import Role, stream
+from specact.sampling import sample_codes
+from specact.types import Proposal, Window
+
+CALLS = 3000
+
+
+def main() -> None:
+    for name in ("ball", "swarm", "pusht"):
+        bundle = load_bundle(name)
+        spec, rng = bundle.spec, stream(0, Role.GATE)
+        gates = {gate: GateChoices().settings(gate, bundle).build(bundle) for gate in ("learned", "learned_action")}
+        window = Window(
+            np.zeros((spec.window, spec.state), np.float32), np.zeros(spec.goal, np.float32) if spec.goal else None
+        )
+        times: dict[str, list[float]] = {"draft": [], **{gate: [] for gate in gates}}
+        for _ in range(CALLS):
+            draft = timed(times["draft"], bundle.draft.infer, window)
+            codes = sample_codes(draft, rng)
+            step = Proposal(window, draft, codes, bundle.tokenizer.decode(codes, draft.offsets))
+            for gate, built in gates.items():
+                timed(times[gate], built.score, step, rng)
+        medians = {what: 1e3 * float(np.median(values)) for what, values in times.items()}
+        shares = ", ".join(f"{gate} {medians[gate]:.3f} ms ({medians[gate] / medians['draft']:.0%})" for gate in gates)
+        print(f"{name}: draft {medians['draft']:.3f} ms; {shares}")
+
+
+def timed(times: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
+    """What the call returns; how long it took is added to the times."""
+    start = time.perf_counter()
+    result = call(*arguments)
+    times.append(time.perf_counter() - start)
+    return result
+
+
+if __name__ == "__main__":
+    main()
