@@ -11,6 +11,7 @@ from specact.cli.reproduce import reproduce
 from specact.errors import ConfigError
 from specact.evaluation import study
 from specact.evaluation.study import PAIRS, Size, plan
+from specact.policies.bundle import load_bundle
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -26,9 +27,13 @@ def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
     for pair, episodes in wanted.items():
         assert by_folder[f"{pair}/table"].episodes == episodes
         assert by_folder[f"{pair}/real-time"].realtime
-        for rate in (0.2, 0.4):
-            assert by_folder[f"{pair}/rate-{rate}"].rate == rate
+        assert by_folder[f"{pair}/rate-0.4"].rate == 0.4
+        # Where the bundle limits runs of skips, also what its learned gates do without that limit.
+        limited = load_bundle(pair).recommended_gates.get("max_skips") is not None
+        assert (f"{pair}/rate-0.4-unlimited" in folders) == limited
         assert f"{pair}-undertrained/table" in folders
+    rates = [0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9]
+    assert {f"{pair}/rate-{rate}" for pair in ("ball", "swarm") for rate in rates} < set(folders)
     # Demonstrations that an expert makes can be had anywhere.
     assert by_folder["ball/table"].mse
     assert not by_folder["pusht/table"].mse
@@ -44,7 +49,7 @@ def test_a_study_resumes_and_refuses_to_become_another(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The real thing with the smallest numbers: every chapter of one pair, the page, and a second call."""
-    monkeypatch.setattr(study, "_QUICK", Size(3, 2, (0.4,), 3, 1, calibration=2))
+    monkeypatch.setattr(study, "_QUICK", Size(3, (0.4,), 2, (), 0, rejection=3, real=1, undertrained=2, calibration=2))
     out = tmp_path / "study"
     reproduce("adahi", out=out, pairs=str(tiny_bundle), quick=True, films=False, workers=1)
     page = (out / "report.html").read_text()

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,6 +97,31 @@ def test_a_taught_head_finds_most_of_what_the_oracle_would(taught: tuple[Bundle,
     _, metrics = taught
     assert metrics["efficiency_0.2"] > 0.5
     assert metrics["efficiency_0.6"] > 0.3
+
+
+def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_gate(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """It never sees the target's distribution, only how likely drawn codes are rejected; chance has efficiency 0."""
+    bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
+    recipe = replace(FEW, objective="rejection", rounds=1)
+    with Pool(1) as pool:
+
+        def roll(gates: Sequence[GateSettings], number: int) -> Lessons:
+            return collect(bundle, gates, 2000, number, pool, lambda done: None)
+
+        metrics = teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
+        lessons = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
+    assert metrics["efficiency_0.2"] > 0.4
+    gate = GateChoices().settings("learned", bundle).build(bundle)
+    for row in range(20):
+        window = Window(lessons.state[row], None if lessons.goal is None else lessons.goal[row])
+        draft = bundle.draft.infer(window)
+        step = Proposal(window, draft, np.zeros(len(draft.probs), np.int64), np.zeros((1, 1), np.float32))
+        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.fingerprint).estimate(window, draft)
+        assert (estimate <= draft.probs + 1e-6).all()
+        rejected = 1.0 - np.prod(estimate[:, 0] / draft.probs[:, 0])
+        assert gate.score(step, RNG(0)) == pytest.approx(rejected, abs=1e-5)
 
 
 def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]]) -> None:

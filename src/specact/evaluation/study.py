@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from specact.errors import ConfigError
 from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.methods import METHODS
+from specact.gates.settings import GateChoices
 from specact.policies.bundle import find_bundle, load_bundle
 from specact.policies.head import HEAD
 
@@ -19,8 +19,11 @@ PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 
 _LEARNED = ("learned", "learned_action")
 _TABLE = tuple(METHODS)
+_AT_RATE = ("hybrid", "random", "adahi", "uncertainty", *_LEARNED, "oracle")
+_DISTILLED = ("draft", *_AT_RATE)
+_CURVE = ("random", "adahi", "uncertainty", "learned", "oracle")
+_UNLIMITED = ("random", "learned", "learned_action", "oracle")
 _UNDERTRAINED = ("draft", "target", "hybrid", "random", "adahi", "uncertainty", "oracle")
-_SWEEP = ("hybrid", "random", "adahi", "uncertainty", *_LEARNED, "oracle")
 _REAL = ("draft", "target", "hybrid", "random", "adahi", "learned")
 
 
@@ -29,31 +32,40 @@ class Size:
     """How much of one pair is run.
 
     Attributes:
-        table: paired episodes per method in tables.
-        sweep, rates: episodes per method and rate beside .6, and those rates.
+        table: paired episodes per method in the table, at a rate of .6.
+        rates, at_rate: the other rates with a table of their own, with the distilled draft too, and their episodes.
+        curve, on_curve: the rates between, and their episodes.
         rejection: episodes of ADAHI for rejection over deviation.
         real: episodes per method over real sockets.
+        undertrained: episodes per method with the under-trained draft.
+        distilled: whether the distilled draft has a whole table at .6 too.
         calibration: episodes per round, where a threshold has to be found.
     """
 
     table: int
-    sweep: int
     rates: tuple[float, ...]
+    at_rate: int
+    curve: tuple[float, ...]
+    on_curve: int
     rejection: int
     real: int
+    undertrained: int
+    distilled: bool = False
     calibration: int = 40
 
 
-_TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9)
+_BETWEEN = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
+_CHEAP = Size(500, (0.4, 0.2), 500, _BETWEEN, 150, rejection=2500, real=30, undertrained=500, distilled=True)
 _SIZES = {
-    "ball": Size(500, 500, _TENTHS, 2500, 30),
-    "swarm": Size(500, 500, _TENTHS, 2500, 30),
-    "pusht": Size(200, 200, (0.2, 0.4, 0.8), 900, 10),
-    "kitchen": Size(100, 100, (0.2, 0.4), 130, 4, calibration=20),
+    "ball": _CHEAP,
+    "swarm": _CHEAP,
+    "pusht": Size(200, (0.4, 0.2), 200, (0.8,), 100, rejection=900, real=10, undertrained=100, calibration=20),
+    # An episode has 450 inferences, so that a few are enough for a threshold; and each takes three seconds.
+    "kitchen": Size(100, (0.4,), 50, (), 0, rejection=115, real=2, undertrained=20, calibration=4),
 }
-_OTHERS = Size(200, 200, (0.2, 0.4), 300, 6)
-_QUICK = Size(10, 5, (0.4,), 20, 1, calibration=4)
-_QUICK_LONG = Size(2, 2, (0.4,), 2, 1, calibration=2)
+_OTHERS = Size(100, (0.4,), 100, (0.2, 0.8), 50, rejection=300, real=6, undertrained=100)
+_QUICK = Size(10, (0.4,), 5, (), 0, rejection=20, real=1, undertrained=5, calibration=4)
+_QUICK_LONG = Size(2, (0.4,), 2, (), 0, rejection=2, real=1, undertrained=2, calibration=2)
 
 
 @dataclass(frozen=True)
@@ -89,26 +101,31 @@ def plan(pairs: Sequence[str], *, seed: int, quick: bool, data: Path | None) -> 
 def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[Chapter]:
     size, name = _size(pair, quick), Path(pair).name
 
-    def run(bundle: str, methods: Sequence[str], episodes: int, rate: float = 0.6) -> Evaluation:
-        path = find_bundle(bundle)
-        learned = (path / HEAD).is_file()
+    def run(bundle: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any) -> Evaluation:
+        learned = (find_bundle(bundle) / HEAD).is_file()
         kept = tuple(name for name in methods if learned or name not in _LEARNED)
-        return Evaluation(bundle, None, kept, episodes, seed=seed, rate=rate, calibration_episodes=size.calibration)
+        settings["calibration_episodes"] = size.calibration
+        return Evaluation(bundle, None, kept, episodes, seed=seed, rate=rate, **settings)
 
-    table = run(pair, _TABLE, size.table)
-    yield Chapter(f"{name}/table", dataclasses.replace(table, **_imitation(pair, data)))
+    yield Chapter(f"{name}/table", run(pair, _TABLE, size.table, **_imitation(pair, data)))
     distilled, undertrained = (_sibling(f"{pair}{suffix}") for suffix in ("-distilled", "-undertrained"))
-    if distilled:
-        yield Chapter(f"{name}-distilled/table", run(distilled, _TABLE, size.table))
-    real = run(pair, _REAL, size.real)
-    yield Chapter(f"{name}/real-time", dataclasses.replace(real, realtime=True, deadline_ms=500.0))
+    limited = load_bundle(pair).recommended_gates.get("max_skips") is not None
+    for rate in size.rates:
+        yield Chapter(f"{name}/rate-{rate:g}", run(pair, _AT_RATE, size.at_rate, rate))
+        if distilled:
+            yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _DISTILLED, size.at_rate, rate))
+        if limited:
+            free = GateChoices(max_skips="unlimited")
+            what = run(pair, _UNLIMITED, size.at_rate, rate, gates=free)
+            yield Chapter(f"{name}/rate-{rate:g}-unlimited", what)
+    yield Chapter(f"{name}/real-time", run(pair, _REAL, size.real, realtime=True, deadline_ms=500.0))
     yield Chapter(f"{name}/rejection", run(pair, ("adahi",), size.rejection))
-    for rate in sorted(size.rates, key=lambda rate: abs(rate - 0.4)):
-        yield Chapter(f"{name}/rate-{rate:g}", run(pair, _SWEEP, size.sweep, rate))
-        if distilled and rate in (0.2, 0.4):
-            yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _SWEEP, size.sweep, rate))
     if undertrained:
-        yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.table))
+        yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.undertrained))
+    for rate in size.curve:
+        yield Chapter(f"{name}/rate-{rate:g}", run(pair, _CURVE, size.on_curve, rate))
+    if distilled and size.distilled:
+        yield Chapter(f"{name}-distilled/table", run(distilled, _TABLE, size.table))
 
 
 def _size(pair: str, quick: bool) -> Size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,10 +22,12 @@ from specact.rng import Role, stream
 from specact.sampling import rejection_probability, sample
 from specact.training.export import PARITY, to_onnx
 from specact.training.loop import Metrics, Stage, cosine, run
+from specact.training.vqbet import standardised
 from specact.types import CodeDistribution, Floats, Window
 
 _TINY = 1e-4
 
+Objective = Literal["distribution", "rejection"]
 Collect = Callable[[Sequence[GateSettings], int], Lessons]
 Progress = Callable[[str, int, int], None]
 
@@ -38,6 +41,8 @@ class HeadRecipe:
         steps, batch, learning_rate, weight_decay: AdamW with warm-up and a cosine, on cross-entropy to p.
         rates: transmission rates whose states are visited.
         rounds: first under random gates, then under the head of the round before.
+        objective: ``distribution`` learns p, by cross-entropy; ``rejection`` learns nothing but ``r_k(z_k)`` of codes
+            drawn from the draft, the direct regression that the former is compared with.
         seed: of everything random.
     """
 
@@ -48,19 +53,25 @@ class HeadRecipe:
     weight_decay: float = 1e-2
     rates: tuple[float, ...] = (0.2, 0.4, 0.6)
     rounds: int = 2
+    objective: Objective = "distribution"
     seed: int = 0
 
 
 class TargetHeadNetwork(nn.Module):
-    """A perceptron that corrects the draft's own distribution: ``p^ = softmax(f(window, q) + s log q)``."""
+    """A perceptron that corrects the draft's own distribution: ``p^ = softmax(f(window, q) + s log q)``.
+
+    Of the objective ``rejection`` it estimates ``r^ = sigmoid(-f)`` and answers ``p^ = q (1 - r^)``, whose rejection
+    probabilities are ``r^``, so that the same gate reads it.
+    """
 
     state_mean: Tensor
     state_std: Tensor
     goal_mean: Tensor
     goal_std: Tensor
 
-    def __init__(self, spec: PolicySpec, hidden: int, lessons: Lessons) -> None:
+    def __init__(self, spec: PolicySpec, recipe: HeadRecipe, lessons: Lessons) -> None:
         super().__init__()
+        hidden, self.objective = recipe.hidden, recipe.objective
         self.shape = (spec.codebooks, spec.codes)
         for name, values in (("state", lessons.state), ("goal", lessons.goal)):
             rows = np.zeros((1, 0), np.float32) if values is None else values.reshape(-1, values.shape[-1])
@@ -73,22 +84,19 @@ class TargetHeadNetwork(nn.Module):
 
     def forward(self, state: Tensor, draft_probs: Tensor, goal: Tensor | None = None) -> Tensor:
         """``p^`` ``[B, G, K]`` from ``state [B, T, O]``, ``draft_probs [B, G, K]`` and ``goal [B, D]``."""
-        return self.logits(state, draft_probs, goal).softmax(-1)
+        logits = self.logits(state, draft_probs, goal)
+        return logits.softmax(-1) if self.objective == "distribution" else draft_probs * logits.sigmoid()
 
     def logits(self, state: Tensor, draft_probs: Tensor, goal: Tensor | None) -> Tensor:
-        """Before the softmax."""
+        """Before the softmax, or of the codes' acceptance."""
         offered = (draft_probs + _TINY).log()
-        seen = [_standardised(state, self.state_mean, self.state_std).flatten(1), 0.25 * offered.flatten(1)]
+        seen = [standardised(state, self.state_mean, self.state_std).flatten(1), 0.25 * offered.flatten(1)]
         if goal is not None:
-            seen.append(_standardised(goal, self.goal_mean, self.goal_std))
+            seen.append(standardised(goal, self.goal_mean, self.goal_std))
         hidden = torch.relu(self.read(torch.cat(seen, 1)))
         hidden = hidden + torch.relu(self.mix(hidden))
         correction: Tensor = self.write(hidden).unflatten(-1, self.shape)
-        return correction + self.trust * offered
-
-
-def _standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return ((values - mean) / std).clamp(-6.0, 6.0)
+        return correction + self.trust * offered if self.objective == "distribution" else correction
 
 
 def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
@@ -113,7 +121,7 @@ def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, 
         taught.append(collect(gates, number))
         train, held_out = join(taught).split()
         torch.manual_seed(recipe.seed)
-        network = TargetHeadNetwork(bundle.spec, recipe.hidden, train)
+        network = TargetHeadNetwork(bundle.spec, recipe, train)
         stage = _stage(f"head-{number}", network, recipe, train, held_out)
         network.load_state_dict(run(stage, out, lambda done: progress("target head", done, recipe.steps)))
         head = export_head(network.eval(), bundle, bundle.path / HEAD)
@@ -151,14 +159,16 @@ def export_head(network: TargetHeadNetwork, bundle: Bundle, path: Path) -> Targe
 
 
 def _stage(name: str, network: TargetHeadNetwork, recipe: HeadRecipe, train: Lessons, held_out: Lessons) -> Stage:
+    loss_of = _cross_entropy if recipe.objective == "distribution" else _rejection_entropy
+
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
-        return _cross_entropy(network, train.select(rows)), {}
+        return loss_of(network, train.select(rows), step), {}
 
     def validate(module: nn.Module) -> Metrics:
         with torch.no_grad():
-            loss = float(_cross_entropy(network, held_out))
-        return {"cross_entropy": loss, **_efficiency(network, held_out)}
+            loss = float(loss_of(network, held_out, 0))
+        return {"loss": loss, **_efficiency(network, held_out)}
 
     return Stage(
         name=name,
@@ -178,15 +188,28 @@ def _logits(network: TargetHeadNetwork, lessons: Lessons) -> Tensor:
     return network.logits(torch.from_numpy(lessons.state), torch.from_numpy(lessons.draft_probs), goal)
 
 
-def _cross_entropy(network: TargetHeadNetwork, lessons: Lessons) -> Tensor:
+def _cross_entropy(network: TargetHeadNetwork, lessons: Lessons, step: int) -> Tensor:
+    """To the target's distribution; the same whatever the step."""
     logs = _logits(network, lessons).log_softmax(-1)
     return -(torch.from_numpy(lessons.target_probs) * logs).sum((-2, -1)).mean()
 
 
+def _rejection_entropy(network: TargetHeadNetwork, lessons: Lessons, step: int) -> Tensor:
+    """To the acceptance probability of codes that are drawn anew in every step."""
+    q, p = lessons.draft_probs.astype(np.float64), lessons.target_probs.astype(np.float64)
+    codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
+    accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()
+    logits = _logits(network, lessons).gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
+    return nn.functional.binary_cross_entropy_with_logits(logits, accepted, reduction="none").sum(-1).mean()
+
+
 def _scores(network: TargetHeadNetwork, lessons: Lessons) -> tuple[Floats, Floats]:
     """``R^(z)`` and ``R(z)`` of codes drawn from the draft, ``[N]`` each."""
+    goal = None if lessons.goal is None else torch.from_numpy(lessons.goal)
     with torch.no_grad():
-        estimate = _logits(network, lessons).double().softmax(-1).numpy()
+        estimate = (
+            network(torch.from_numpy(lessons.state), torch.from_numpy(lessons.draft_probs), goal).double().numpy()
+        )
     q = lessons.draft_probs.astype(np.float64)
     codes = sample(q, stream(0, Role.DATA, episode=3).random(q.shape[:2]))
     laws = (estimate, lessons.target_probs.astype(np.float64))
