@@ -18,6 +18,7 @@ from specact.report.desk import Desk
 from specact.report.drawing import Drawing, style
 from specact.report.facts import facts, manifests, runs_table
 from specact.report.films import show_films
+from specact.report.goals import goals_of, goals_rows, goals_table
 from specact.report.html import Html, fill, html, items, join
 from specact.report.looks import dark_rules
 from specact.report.missing import Gap, by_gap, gaps_of
@@ -79,6 +80,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         count=f"{_count(runs, 'run')} of {_count(studies, 'bundle')}",
         links=join(Html(f'<a href="#{study.slug}">{html(study.title)}</a> ') for study in studies),
         summary=join([tables.summary_table(studies), desk.table("summary", tables.summary_rows(studies))]),
+        goals=_goals(studies, desk),
         skipped=_box("Skipped folders", [f"{one.folder}: {one.reason}" for one in skipped]),
         missing=_box("What is missing", by_gap(missing)),
         sections=join(sections),
@@ -114,6 +116,13 @@ def _section(study: Study, desk: Desk, films: bool) -> tuple[Html, list[Gap]]:
         count=_count(study.runs, "run"),
     )
     return section, lacking
+
+
+def _goals(studies: Sequence[Study], desk: Desk) -> Html:
+    goals = goals_of(studies)
+    return (
+        fill("goals.html", table=goals_table(goals), link=desk.table("goals", goals_rows(goals))) if goals else Html()
+    )
 
 
 def _rejections(study: Study) -> Iterator[Drawing]:

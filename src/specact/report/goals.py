@@ -1,0 +1,100 @@
+"""What the study set out to reach, and whether it did: gate by gate, with what the oracle reaches beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specact.report.drawing import Rows
+from specact.report.html import Html, table
+from specact.report.runs import Run
+from specact.report.studies import Study
+
+GATES = ("adahi", "uncertainty", "learned", "learned_action")
+EFFICIENCY, OF_HYBRID, OF_HYBRID_DISTILLED, SIGNIFICANT = 0.80, 0.99, 0.97, 0.05
+# Of the paper's ADAHI over its random gate, in true skip ratio.
+PAPERS_MARGIN = {"kitchen": 0.07, "ball": 0.21, "swarm": 0.11}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One goal in one run.
+
+    Attributes:
+        what: in words.
+        bundle, rate: of the run.
+        reached: the number, in words.
+        met: whether that is enough.
+        beside: what else to know.
+    """
+
+    what: str
+    bundle: str
+    rate: float
+    reached: str
+    met: bool
+    beside: str
+
+
+def goals_of(studies: Sequence[Study]) -> list[Goal]:
+    """Every goal that these runs can be held to."""
+    return [goal for study in studies for run in study.sweep if not run.summary["realtime"] for goal in _of(study, run)]
+
+
+def goals_table(goals: Sequence[Goal]) -> Html:
+    """The goals as a table; nothing if there are none."""
+    rows = [
+        [goal.what, goal.bundle, f"{goal.rate:g}", goal.reached, "yes" if goal.met else "no", goal.beside]
+        for goal in goals
+    ]
+    heads = ["goal", "bundle", "rate", "reached", "met", "beside it"]
+    return table(f"Goals, {sum(goal.met for goal in goals)} of {len(goals)} met", heads, rows) if rows else Html()
+
+
+def goals_rows(goals: Sequence[Goal]) -> Rows:
+    """The same for CSV."""
+    return [vars(goal) for goal in goals]
+
+
+def _of(study: Study, run: Run) -> Iterator[Goal]:
+    rate, name, methods = run.summary["rate"], study.title, run.methods
+    hybrid = methods.get("hybrid") or study.table.methods.get("hybrid")
+    distilled, undertrained = name.endswith("-distilled"), name.endswith("-undertrained")
+    best = max((gate for gate in GATES if gate in methods), key=lambda gate: _success(run, gate), default=None)
+    if rate == 0.6 and {"adahi", "random"} <= methods.keys():
+        margin = methods["adahi"]["true_skip_ratio"] - methods["random"]["true_skip_ratio"]
+        papers = f"the paper: {100 * PAPERS_MARGIN[name]:+.0f}" if name in PAPERS_MARGIN else ""
+        words = f"{100 * margin:+.0f} points, success {_against(run, 'adahi', 'random')[0]}"
+        yield Goal("ADAHI skips better than random: true skip ratio", name, rate, words, margin > 0.0, papers)
+    if undertrained or hybrid is None or best is None:
+        return
+    if "learned" in methods and rate in (0.2, 0.4, 0.6) and methods["learned"]["gate_efficiency"] is not None:
+        found = methods["learned"]["gate_efficiency"]
+        words = f"success {_success(run, 'learned'):.3f}, of the oracle {_success(run, 'oracle'):.3f}"
+        yield Goal(
+            f"efficiency of the learned gate at least {EFFICIENCY:g}",
+            name, rate, f"{found:.2f}", found >= EFFICIENCY, words,
+        )  # fmt: skip
+    wanted = {(False, 0.6): OF_HYBRID, (True, 0.4): OF_HYBRID_DISTILLED}.get((distilled, rate))
+    if wanted is None:
+        return
+    share, oracle = (_success(run, gate) / max(hybrid["success"]["rate"], 1e-9) for gate in (best, "oracle"))
+    what = f"success of the best gate at least {wanted:.0%} of hybrid's"
+    yield Goal(what, name, rate, f"{share:.1%}", share >= wanted, f"{best}; the oracle {oracle:.1%}")
+    if distilled:
+        words, p, difference = _against(run, best, "random")
+        met = difference > 0.0 and p < SIGNIFICANT
+        yield Goal("success of the best gate above random's at the same rate", name, rate, words, met, best)
+
+
+def _success(run: Run, method: str) -> float:
+    return float(run.methods[method]["success"]["rate"]) if method in run.methods else float("nan")
+
+
+def _against(run: Run, first: str, second: str) -> tuple[str, float, float]:
+    """The paired contrast of two methods: in words, its p, and the difference."""
+    for row in run.summary["contrasts"]:
+        if (row["first"], row["second"]) == (first, second):
+            found = row["success"]
+            return f"{found['difference']:+.3f}, p = {found['p']:.2g}", float(found["p"]), float(found["difference"])
+    return "not tested", 1.0, 0.0

@@ -1,0 +1,58 @@
+"""Goals of a study: held to what they say, in runs whose numbers are known."""
+
+from pathlib import Path
+from typing import Any
+
+from specact.report.goals import goals_of
+from specact.report.runs import Run
+from specact.report.studies import group
+
+
+def run(bundle: str, rate: float, contrast: tuple[float, float] = (0.0, 1.0), **success: float) -> Run:
+    """A run of methods with these success rates; the first of ``contrast`` is the best gate's over random, with p."""
+    methods: dict[str, Any] = {
+        name: {
+            "success": {"rate": value},
+            "score": {"mean": value},
+            "true_skip_ratio": value,
+            "gate_efficiency": {"learned": 0.85, "adahi": 0.2}.get(name),
+            "inferences": 10,
+        }
+        for name, value in success.items()
+    }
+    rows = [
+        {"first": first, "second": "random", "success": {"difference": contrast[0], "p": contrast[1]}}
+        for first in ("adahi", "learned")
+    ]
+    summary = {
+        "bundle": bundle, "rate": rate, "realtime": False, "episodes": 10, "methods": methods, "contrasts": rows,
+    }  # fmt: skip
+    return Run(Path(f"{bundle}-{rate}"), {"evaluation": {"env": "ball", "fingerprint": bundle}}, summary)
+
+
+def test_goals_are_met_or_not_by_their_numbers() -> None:
+    runs = [
+        run("ball", 0.6, hybrid=0.9, random=0.7, adahi=0.88, learned=0.895, oracle=0.9),
+        run("ball", 0.2, hybrid=0.9, random=0.7, adahi=0.69, learned=0.75, oracle=0.8),
+        run("ball-distilled", 0.4, (0.05, 0.01), hybrid=0.9, random=0.8, adahi=0.8, learned=0.88, oracle=0.9),
+        run("ball-undertrained", 0.6, hybrid=0.9, random=0.5, adahi=0.4, oracle=0.9),
+    ]
+    found = {(goal.bundle, goal.rate, goal.what.split(":")[0]): goal for goal in goals_of(group(runs))}
+    skips = "ADAHI skips better than random"
+    assert found["ball", 0.6, skips].met
+    assert "+21" in found["ball", 0.6, skips].beside
+    assert not found["ball-undertrained", 0.6, skips].met
+    share = found["ball", 0.6, "success of the best gate at least 99% of hybrid's"]
+    assert share.met and share.reached == "99.4%" and share.beside == "learned; the oracle 100.0%"
+    assert found["ball", 0.2, "efficiency of the learned gate at least 0.8"].met
+    assert found["ball-distilled", 0.4, "success of the best gate at least 97% of hybrid's"].met
+    assert found["ball-distilled", 0.4, "success of the best gate above random's at the same rate"].met
+    assert ("ball-undertrained", 0.6, "success of the best gate at least 99% of hybrid's") not in found
+
+
+def test_a_difference_inside_its_interval_is_not_called_better() -> None:
+    runs = [run("ball-distilled", 0.4, (0.05, 0.06), hybrid=0.9, random=0.8, learned=0.88, oracle=0.9)]
+    above = [goal for goal in goals_of(group(runs)) if "above random" in goal.what]
+    assert [goal.met for goal in above] == [False]
+    worse = [run("ball-distilled", 0.4, (-0.05, 0.01), hybrid=0.9, random=0.8, learned=0.7, oracle=0.9)]
+    assert not any(goal.met for goal in goals_of(group(worse)) if "above random" in goal.what)
