@@ -1,0 +1,161 @@
+"""The time of a chunk and of a task under two kinds of lever (TISED, equations 1 to 6 and 8).
+
+A policy-intrinsic lever leaves a share ``alpha`` of the inference time ``T_inf``; an execution-aware one starts the
+next inference ``m`` actions before the chunk ends, so that their execution hides it. Both at once is a policy of
+inference time ``alpha T_inf`` with overlap ``m``; each alone is the paper's case. All arguments may be arrays that
+broadcast; all results are float64 arrays of their common shape.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specact.tised.checks import chunk_actions, inference_ratio, not_negative, overlap_depth, positive
+from specact.types import Floats
+
+
+def relative_latency(inference_s: ArrayLike, action_s: ArrayLike) -> Floats:
+    """``rho = T_inf / T_act``: how many actions could be executed during one inference.
+
+    Args:
+        inference_s: T_inf >= 0, latency of one full inference [s].
+        action_s: T_act > 0, duration of one action [s].
+
+    Raises:
+        ConfigError: for values outside their ranges.
+    """
+    return np.asarray(_latency(inference_s) / _action(action_s))
+
+
+def chunk_s(
+    inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
+) -> Floats:
+    """``T_chunk = n T_act + max(0, alpha T_inf - m T_act)`` [s].
+
+    With ``alpha = 1`` and ``m = 0`` it is T_0, equation (1); with ``m = 0`` equation (2); with ``alpha = 1`` equation
+    (3), which VLASH has too (all three given). It holds from the second chunk on; see :func:`exact_task_s`.
+
+    Args:
+        inference_s: T_inf >= 0, latency of one full inference [s].
+        action_s: T_act > 0, duration of one action [s].
+        actions: n >= 1, actions executed per chunk.
+        alpha: in (0, 1], share of the inference time that is left.
+        overlap: m in 0..n, actions whose execution hides the next inference.
+
+    Raises:
+        ConfigError: for values outside their ranges.
+    """
+    n = chunk_actions(actions)
+    overlap_depth(overlap, n)
+    return np.asarray(n * _action(action_s) + stall_s(inference_s, action_s, alpha, overlap))
+
+
+def chunk_speedup(
+    inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
+) -> Floats:
+    """``T_0 / T_chunk`` (2, given), at least 1.
+
+    In terms of rho it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))`` (8, derived).
+    Arguments and errors as for :func:`chunk_s`.
+    """
+    return np.asarray(chunk_s(inference_s, action_s, actions) / chunk_s(inference_s, action_s, actions, alpha, overlap))
+
+
+def speedup_bound(inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike) -> Floats:
+    """``(rho + n) / n``, which no :func:`chunk_speedup` exceeds: the actions take their time (8, derived).
+
+    Raises:
+        ConfigError: for values outside their ranges, as for :func:`chunk_s`.
+    """
+    n = chunk_actions(actions)
+    return np.asarray((relative_latency(inference_s, action_s) + n) / n)
+
+
+def task_s(chunks: ArrayLike, each_s: ArrayLike) -> Floats:
+    """``T_task = N T_chunk`` [s] (4, given).
+
+    Args:
+        chunks: N >= 0, chunks to completion; a mean over episodes need not be whole.
+        each_s: T_chunk > 0 [s].
+
+    Raises:
+        ConfigError: for values outside their ranges.
+    """
+    return np.asarray(not_negative("the number of chunks N", chunks) * positive("the time of a chunk [s]", each_s))
+
+
+def exact_task_s(
+    chunks: ArrayLike,
+    inference_s: ArrayLike,
+    action_s: ArrayLike,
+    actions: ArrayLike,
+    alpha: ArrayLike = 1.0,
+    overlap: ArrayLike = 0,
+) -> Floats:
+    """``T_task = N T_chunk + min(alpha T_inf, m T_act)`` [s] (4, exact form, derived).
+
+    Nothing hides the first inference, so what overlap saves is saved ``N - 1`` times and not ``N`` times.
+
+    Args:
+        chunks: N >= 1.
+        inference_s, action_s, actions, alpha, overlap: as for :func:`chunk_s`.
+
+    Raises:
+        ConfigError: for values outside their ranges.
+    """
+    each = chunk_s(inference_s, action_s, actions, alpha, overlap)
+    hidden = np.minimum(inference_ratio(alpha) * _latency(inference_s), overlap_depth(overlap) * _action(action_s))
+    return np.asarray(task_s(positive("the number of chunks N", chunks), each) + hidden)
+
+
+def task_speedup(chunks_before: ArrayLike, chunks_after: ArrayLike, each: ArrayLike) -> Floats:
+    """``(N_0 / N) * chunk speedup`` (5, given); below 1 the lever made the task slower.
+
+    Args:
+        chunks_before, chunks_after: N_0 and N, both positive.
+        each: the speedup of a chunk, T_0 / T_chunk, positive.
+
+    Raises:
+        ConfigError: for values outside their ranges.
+    """
+    ratio = positive("the number of chunks N_0", chunks_before) / positive("the number of chunks N", chunks_after)
+    return np.asarray(ratio * positive("the speedup of a chunk", each))
+
+
+def stall_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
+    """``tau = max(0, alpha T_inf - m T_act)``: how long the robot waits for a chunk [s] (6, derived).
+
+    This is not the age of what the chunk was computed from, see :func:`age_s`.
+
+    Args:
+        inference_s, action_s, alpha, overlap: as for :func:`chunk_s`.
+
+    Raises:
+        ConfigError: for values outside their ranges.
+    """
+    left = inference_ratio(alpha) * _latency(inference_s) - overlap_depth(overlap) * _action(action_s)
+    return np.asarray(np.maximum(0.0, left))
+
+
+def age_s(inference_s: ArrayLike, action_s: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0) -> Floats:
+    """``max(alpha T_inf, m T_act)``: age of a chunk's observation when its first action runs [s] (derived).
+
+    Deeper overlap shortens the stall and makes the observation older; the two are equal without overlap only.
+
+    Args:
+        inference_s, action_s, alpha, overlap: as for :func:`chunk_s`.
+
+    Raises:
+        ConfigError: for values outside their ranges.
+    """
+    waited = inference_ratio(alpha) * _latency(inference_s)
+    return np.asarray(np.maximum(waited, overlap_depth(overlap) * _action(action_s)))
+
+
+def _latency(inference_s: ArrayLike) -> Floats:
+    return not_negative("the inference time T_inf [s]", inference_s)
+
+
+def _action(action_s: ArrayLike) -> Floats:
+    return positive("the duration of an action T_act [s]", action_s)

@@ -1,0 +1,73 @@
+"""Hardware profiles: those of the package, their reasons, and files of one's own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tised.published import PI05, PI05_INFERENCE_S, PI05_STEPS, PI05_TASK_S
+
+from specact.errors import ConfigError
+from specact.tised.hardware import HardwareProfile, load_hardware, named_hardware
+
+
+def test_the_profiles_of_the_package() -> None:
+    profiles = named_hardware()
+    assert len(profiles) >= 5
+    assert profiles["this-machine"].kappa == 1.0
+    for name, profile in profiles.items():
+        assert profile == load_hardware(name)
+        assert profile.about.split(":")[0] in ("measured", "derived", "chosen")
+
+
+def test_the_derived_ratio_follows_from_the_published_tables() -> None:
+    """Latency on the AGX, with N and the rest of a chunk as on the RTX 4070; see the file."""
+    ratios = []
+    for steps, inference in PI05_INFERENCE_S.items():
+        known = PI05[steps]
+        agx_s = PI05_TASK_S["AGX 50 W"][PI05_STEPS.index(steps)]
+        ratios.append((agx_s / known.chunks - (known.chunk_s - inference)) / inference)
+    assert ratios == pytest.approx([13.3, 9.5, 9.7], abs=0.06)
+    assert load_hardware("agx-50w").kappa == pytest.approx(float(np.median(ratios)), abs=0.05)
+    assert load_hardware("agx-30w").kappa == pytest.approx(9.7 * 50 / 30, rel=0.02)
+    assert load_hardware("agx-15w").kappa == pytest.approx(9.7 * 50 / 15, rel=0.02)
+    assert load_hardware("vla-rtx-4070").kappa * 0.004 == pytest.approx(PI05_INFERENCE_S[10], rel=0.01)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[board]\nkappa = 3\nabout = "measured: our board"\n')
+    board = HardwareProfile("board", 3.0, "measured: our board")
+    assert load_hardware(str(path)) == load_hardware(f"{path}:board") == board
+    path.write_text(path.read_text() + '[rack]\nkappa = 0.25\nabout = "chosen"\n')
+    assert load_hardware(f"{path}:rack").kappa == 0.25
+    with pytest.raises(ConfigError, match=r"2 profiles; say which.*board, rack"):
+        load_hardware(str(path))
+    with pytest.raises(ConfigError, match="unknown hardware 'rock'; did you mean 'rack'"):
+        load_hardware(f"{path}:rock")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no hardware profile"),
+        ("[a", "not valid TOML"),
+        ("a = 1", "needs exactly kappa and about, got: 1"),
+        ("[a]\nkappa = 1", "needs exactly kappa and about, got: kappa"),
+        ('[a]\nkappa = "fast"\nabout = ""', "kappa is a number"),
+        ('[a]\nkappa = true\nabout = ""', "kappa is a number"),
+        ('[a]\nkappa = 0\nabout = ""', "positive and finite, got 0"),
+        ('[a]\nkappa = inf\nabout = ""', "positive and finite, got inf"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load_hardware(str(path))
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'agx-30w'"):
+        load_hardware("agx-30")
+    with pytest.raises(ConfigError, match="cannot read hardware profiles"):
+        load_hardware(str(tmp_path / "none.toml"))
