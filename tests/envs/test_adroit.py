@@ -108,13 +108,3 @@ def test_recorded_actions_do_again_what_was_recorded(
             seen, _, _, _, info = env.step(converted.action[row])
         assert info["success"]
         assert info["score"] == pytest.approx(arrays["success"][steps].sum(), abs=10)
-
-
-@pytest.mark.skipif(os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="set MUJOCO_GL to egl or osmesa")
-def test_renders() -> None:
-    env = TASK.make(render_mode="rgb_array")
-    env.reset(seed=0)
-    image = env.render()
-    assert isinstance(image, np.ndarray)
-    assert image.dtype == np.uint8 and image.shape == (480, 480, 3) and image.std() > 0
-    env.close()

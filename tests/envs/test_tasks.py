@@ -1,7 +1,9 @@
 """Tasks are found by name, and what is missing is said."""
 
+import os
 import sys
 
+import numpy as np
 import pytest
 
 from specact.envs import TASKS, load_task
@@ -16,6 +18,20 @@ def test_every_name_leads_to_the_task_of_that_name(name: str) -> None:
         pytest.skip(str(error))
     assert task.name == name
     assert task.rate_hz > 0 and task.max_steps > 0
+
+
+@pytest.mark.skipif(os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="set MUJOCO_GL to egl or osmesa")
+@pytest.mark.parametrize("name", ["kitchen", "relocate", "peg"])
+def test_what_mujoco_draws_is_an_image(name: str) -> None:
+    try:
+        env = load_task(name).make(render_mode="rgb_array")
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    env.reset(seed=0)
+    image = env.render()
+    assert isinstance(image, np.ndarray)
+    assert image.dtype == np.uint8 and image.shape == (480, 480, 3) and image.std() > 0
+    env.close()
 
 
 def test_unknown_name_suggests_the_nearest() -> None:

@@ -77,7 +77,9 @@ def generate(
                     progress(len(kept))
     finally:
         env.close()
-    state, action, goal = (np.concatenate([steps[part] for steps in kept]).astype(np.float32) for part in range(3))
+    state, action = (np.concatenate([steps[part] for steps in kept]).astype(np.float32) for part in range(2))
+    seen = [goal for *_, goals in kept for goal in goals]
+    goal = np.array(seen, dtype=np.float32) if seen else None
     ends = np.cumsum([len(steps[0]) for steps in kept]).astype(np.int64)
     return Generated(Episodes(state=state, action=action, goal=goal, ends=ends, rate_hz=task.rate_hz), tried)
 
@@ -151,7 +153,8 @@ def _episode(
         action = expert.act(env)
         states.append(observation["state"])
         actions.append(action)
-        goals.append(observation["goal"])
+        if "goal" in observation:
+            goals.append(observation["goal"])
         executed = np.clip(action + offset, -1.0, 1.0).astype(np.float32) if burst > 0 else action
         observation, _, terminated, truncated, info = env.step(executed)
         if terminated or truncated:

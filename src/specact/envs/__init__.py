@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # Modules are imported only when asked for: each needs a simulator of its own.
 TASKS = {
     "ball": "specact.envs.ball",
+    "ball-chase": "specact.envs.ball_chase",
     "swarm": "specact.envs.swarm",
     "pusht": "specact.envs.pusht",
     "kitchen": "specact.envs.kitchen",

@@ -30,10 +30,11 @@ def _left(vector: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class BallExpert:
-    """Rolls the ball around the pillar on a side drawn once per episode, then onto the goal.
+    """Rolls the ball around the pillar on a side drawn once per episode, then onto the goal, and along with it.
 
     Heads for the goal where the straight way is free, else along the tangent to a circle around the pillar; the
-    speed falls with the square root of the distance left, and tilt follows the error in velocity.
+    speed falls with the square root of the distance left, and tilt follows the error in velocity. A goal on the move
+    is led: speed is relative to it, and its turning is fed forward.
     """
 
     def __init__(self, seed: int) -> None:
@@ -50,8 +51,11 @@ class BallExpert:
         # Where the ball will be when the plate follows: acting on the present would overshoot.
         velocity = plate.velocity + _SERVO_LAG * _ROLLING * plate.tilt
         position = plate.position + _SERVO_LAG * plate.velocity
-        heading, speed = self._way(position, plate.goal)
-        tilt = 4.0 * (speed * heading - velocity) / _ROLLING
+        goal = plate.goal + _SERVO_LAG * plate.goal_velocity
+        heading, speed = self._way(position, goal)
+        wanted = speed * heading + plate.goal_velocity
+        turning = -float(plate.goal_velocity @ plate.goal_velocity) / float(goal @ goal) * goal
+        tilt = (4.0 * (wanted - velocity) + turning) / _ROLLING
         return np.clip(tilt / ball.MAX_TILT, -1.0, 1.0).astype(np.float32)
 
     def _way(self, position: NDArray[np.float64], goal: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

@@ -1,5 +1,8 @@
 """PushT: a round agent pushes a T-shaped block onto a fixed outline (gym-pusht, Chi et al. 2023).
 
+With a pace the block lies on a belt that carries it along at that speed, in a direction of its own in every episode;
+the outline stays. A policy that takes its time finds the block elsewhere.
+
 Demonstrations and environment go through the same two functions, :func:`observe` and :func:`displacement`, so that
 what a policy is trained on is what it meets.
 """
@@ -8,16 +11,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
-from gym_pusht.envs.pusht import PushTEnv  # type: ignore[import-untyped, unused-ignore]
+from gym_pusht.envs.pusht import PushTEnv, pymunk_to_shapely  # type: ignore[import-untyped, unused-ignore]
 from numpy.typing import ArrayLike, NDArray
 
 from specact.data.episodes import Episodes
-from specact.envs.task import Task
-from specact.errors import DataError
+from specact.envs.task import Seen, Task
+from specact.errors import ConfigError, DataError
 
 MAX_STEPS = 300
 RATE_HZ = 10.0
@@ -29,8 +32,14 @@ GOAL_ANGLE_RAD = math.pi / 4
 # Both ends of the bar, the end of the stem, and where they meet, in the block's own frame.
 KEYPOINTS_PX = np.array([[-60.0, 15.0], [60.0, 15.0], [0.0, 120.0], [0.0, 30.0]])
 HALF_PX = ARENA_PX / 2
+TICK_S = 0.01  # gym-pusht's physics
+TICKS = 10  # in a control period
+STIFFNESS, DAMPING = 100.0, 20.0  # with which gym-pusht's agent follows its target [1/s^2], [1/s]
+STEADY = 3.717  # velocity of an agent that repeats a displacement, over that displacement [1/s]
 WIDTH = 26
 BOUND = 4.0  # no two points of the arena are this many half widths apart; only a block squeezed out of it is cut
+
+Axis = TypeVar("Axis", float, NDArray[np.float64])
 
 
 def observe(raw: ArrayLike) -> NDArray[np.float32]:
@@ -105,15 +114,38 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
     present position to its target in units of 128 px; the target is kept within the arena.
     ``info``: ``coverage`` [0..1] now, ``score`` the largest so far, ``success`` whether that is above 0.85.
     The episode terminates above a coverage of 0.95, as gym-pusht's does, and is truncated after 300 steps (30 s).
+
+    :meth:`step` is :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, for worlds in
+    which a command may come at another moment (:class:`~specact.envs.moving.Ticking`).
+
+    Args:
+        render_mode: None or ``rgb_array``.
+        pace: speed of the belt under the block [px/s], >= 0.
+
+    Attributes:
+        belt: its velocity ``[2]`` [px/s].
+        tick_s: a tick of the physics [s].
+        ticks: in a control period.
+
+    Raises:
+        ConfigError: for a pace that is not a number >= 0.
     """
+
+    tick_s = TICK_S
+    ticks = TICKS
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(self, render_mode: str | None = None, pace: float = 0.0) -> None:
+        if not 0.0 <= pace < math.inf:
+            raise ConfigError(f"the pace of PushT's belt is a speed in px/s, at least 0, got {pace}")
         self.render_mode = render_mode
+        self._pace, self.belt = pace, (0.0, 0.0)
         self.observation_space = gym.spaces.Dict({"state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32)})
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._sim = PushTEnv(obs_type="state", render_mode=render_mode)
+        self._target: tuple[float, float] = (0.0, 0.0)
+        self._goal: Any = None
         self._best = 0.0
         self._steps = 0
 
@@ -131,19 +163,48 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._sim.reset(seed=seed)
         if options and "state" in options:
             self._place(np.asarray(options["state"], dtype=np.float64))
+        heading = self.np_random.uniform(-math.pi, math.pi)  # of this environment's own stream, not gym-pusht's
+        self.belt = self._pace * math.cos(heading), self._pace * math.sin(heading)
         self._best, self._steps = 0.0, 0
-        return {"state": observe(self.raw)}, self._info(float(self._sim._get_coverage()))
+        return self.look(), self._info(self._coverage())
 
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
         """Move towards the target for a tenth of a second; the reward is gym-pusht's."""
+        self.command(action)
+        self.run(TICKS)
+        reward, terminated, truncated, info = self.settle()
+        return self.look(), reward, terminated, truncated, info
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        """Set the agent's target, from where the agent is now."""
         away = ACTION_SCALE_PX * np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
-        target = np.clip(self.raw[:2] + away, 0.0, ARENA_PX)
-        raw, reward, terminated, _, info = self._sim.step(target)
+        x, y = np.clip(self.raw[:2] + away, 0.0, ARENA_PX).tolist()
+        self._sim._last_action = self._target = x, y
+
+    def run(self, ticks: int) -> None:
+        """Let the physics go on, as gym-pusht's step does."""
+        sim, (x, y), (east, south) = self._sim, self._target, self.belt
+        for _ in range(ticks):
+            (at_x, at_y), (to_x, to_y) = sim.agent.position, sim.agent.velocity
+            sim.agent.velocity = _pulled(at_x, to_x, x), _pulled(at_y, to_y, y)
+            if self._pace:
+                # Contacts lose all velocity within a tick (gym-pusht's damping is 0), so this adds up to nothing.
+                along, down = sim.block.velocity
+                sim.block.velocity = along + east, down + south
+            sim.space.step(TICK_S)
+
+    def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
+        """End a control period: how much of the goal is covered?"""
+        coverage = self._coverage()
         self._steps += 1
-        truncated = self._steps >= MAX_STEPS
-        return {"state": observe(raw)}, float(reward), bool(terminated), truncated, self._info(float(info["coverage"]))
+        reward = min(max(coverage / self._sim.success_threshold, 0.0), 1.0)
+        return reward, coverage > self._sim.success_threshold, self._steps >= MAX_STEPS, self._info(coverage)
+
+    def look(self) -> dict[str, NDArray[np.float32]]:
+        """The observation of this very moment."""
+        return {"state": observe(self.raw)}
 
     def render(self) -> NDArray[np.uint8] | None:
         """The scene, uint8 ``[680, 680, 3]``; None without a render mode."""
@@ -161,9 +222,48 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._sim.block.position = float(raw[2]), float(raw[3])
         self._sim.agent.position = float(raw[0]), float(raw[1])
 
+    def _coverage(self) -> float:
+        """As gym-pusht's own, but with the goal, which never moves, built once, and parts always in one order.
+
+        gym-pusht takes the parts from a set, so that the last bit depends on where in memory they happen to be.
+        """
+        sim, parts = self._sim, self._sim._block_shapes
+        if self._goal is None:
+            self._goal = pymunk_to_shapely(sim.get_goal_pose_body(sim.goal_pose), parts)
+        return float(self._goal.intersection(pymunk_to_shapely(sim.block, parts)).area / self._goal.area)
+
     def _info(self, coverage: float) -> dict[str, Any]:
         self._best = max(self._best, coverage)
         return {"coverage": coverage, "score": self._best, "success": self._best > SUCCESS_COVERAGE}
+
+
+def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """The observation with the agent where it will be after ``actions`` ``[m, 2]``, a tenth of a second each.
+
+    The agent follows its targets exactly as in the simulator; its velocity at the start, which is not observed, is
+    what it would be had the first action been going on for long.
+    """
+    state = seen["state"].astype(np.float64)
+    position, block = HALF_PX + HALF_PX * state[0:2], GOAL_XY_PX + HALF_PX * state[2:4]
+    angle = math.atan2(state[4], state[5]) + GOAL_ANGLE_RAD
+    moves = ACTION_SCALE_PX * np.clip(actions.astype(np.float64), -1.0, 1.0)
+    velocity = STEADY * moves[:1].sum(axis=0)
+    for move in moves:
+        target = np.clip(position + move, 0.0, ARENA_PX)
+        for _ in range(TICKS):
+            velocity = _pulled(position, velocity, target)
+            position = position + velocity * TICK_S
+    return {**seen, "state": observe([*position, *block, angle])}
+
+
+def agent(env: gym.Env[Any, Any]) -> NDArray[np.float64]:
+    """The agent's position ``[2]`` [px]: what the robot moves."""
+    return cast(PushT, env.unwrapped).raw[:2]
+
+
+def _pulled(position: Axis, velocity: Axis, target: Axis) -> Axis:
+    """The agent's velocity a tick later [px/s], along one axis or several."""
+    return velocity + (STIFFNESS * (target - position) + DAMPING * (0.0 - velocity)) * TICK_S
 
 
 def _rotate(points: NDArray[np.float64], angle: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -179,4 +279,8 @@ TASK = Task(
     max_steps=MAX_STEPS,
     score="largest share of the goal covered by the block so far, 0 to 1; success above 0.85",
     features=features,
+    pace="speed of the belt that carries the block [px/s]",
+    hold=np.zeros_like,
+    effector=agent,
+    roll_forward=roll_forward,
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
 
 from specact.data.episodes import Episodes
+
+Seen = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -21,12 +25,21 @@ class Task:
 
     Attributes:
         name: the name used on the command line.
-        make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``.
+        make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``, and where ``pace`` is
+            said, keyword ``pace`` is how fast the world changes by itself, >= 0.
         rate_hz: control rate [Hz].
         max_steps: control steps after which an episode is truncated.
         score: what ``info["score"]`` measures, in words.
         features: brings raw demonstrations, as a reader returns them, into the environment's observations and actions.
         expert: builds a scripted expert from a seed, for tasks that have one: ``expert(seed).act(env) -> action``.
+        pace: what a pace is measured in, in words; None for a world in which nothing moves but what the robot moves.
+        hold: the action after which the robot stays as it is, given the last one ``[A]`` (zeros before the first);
+            None where nobody has said. Zeros for velocities and displacements, the last action for positions.
+        effector: where that which the robot moves is, ``effector(env)`` float64 ``[D]``; its jerk and path are the
+            robot's. None where nobody has said.
+        roll_forward: what the robot would see if it had run the actions ``[m, A]`` after an observation and nothing
+            else had moved: its own state carried forward by a model of the robot, everything else as it was. None
+            where there is no such model.
     """
 
     name: str
@@ -36,3 +49,7 @@ class Task:
     score: str
     features: Callable[[Episodes], Episodes]
     expert: Callable[[int], Any] | None = None
+    pace: str | None = None
+    hold: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+    effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
+    roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,14 +14,15 @@ from specact.clock import VirtualClock
 from specact.envs import load_task
 from specact.evaluation.audit import Audit
 from specact.evaluation.methods import load_method
+from specact.execution.far import FarTarget, Route
+from specact.execution.timed import Prepared, Timed
 from specact.gates.forecast import Forecast
 from specact.gates.settings import GateSettings
-from specact.links.link import load_link, round_trip
+from specact.links.link import load_link
 from specact.policies.bundle import Bundle, load_bundle
-from specact.policies.policy import PolicySpec
 from specact.rng import Role, stream
-from specact.types import CodeDistribution, OffloadTimes, Window
-from specact.verifiers import Answer, SpeculativeVerifier, TargetSampler
+from specact.types import CodeDistribution, Window
+from specact.verifiers import SpeculativeVerifier, TargetSampler
 
 VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
     "speculative": SpeculativeVerifier,
@@ -86,49 +86,6 @@ class Outcome:
     latency_s: float
 
 
-class _Prepared:
-    """A policy whose answer is already there; asking for it takes the accounted time."""
-
-    def __init__(self, clock: VirtualClock, latency_s: float) -> None:
-        self._clock, self._latency_s = clock, latency_s
-        self.answer: CodeDistribution | None = None
-
-    def infer(self, window: Window) -> CodeDistribution:
-        assert self.answer is not None
-        self._clock.sleep(self._latency_s)
-        return self.answer
-
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.infer(window) for window in windows]
-
-
-class _FarTarget:
-    """The target at the far end of a simulated link; with overlap its time and the link's run beside the draft's."""
-
-    def __init__(self, shard: Shard, spec: PolicySpec, clock: VirtualClock, episode: int) -> None:
-        self._target_s, self._clock = shard.target_s, clock
-        self._link, self._rng = load_link(shard.link), stream(shard.seed, Role.LINK, episode=episode)
-        # What crosses as float32: observation window up; distribution and offsets down.
-        self._up = 4 * (spec.window * spec.state + spec.goal)
-        self._down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
-        self.answer: CodeDistribution | None = None
-        self._ahead: tuple[Window, float] | None = None
-
-    def prefetch(self, window: Window) -> None:
-        self._ahead = window, self._clock.now()
-
-    def ask(self, window: Window) -> Answer:
-        assert self.answer is not None
-        now = self._clock.now()
-        left = self._ahead[1] if self._ahead is not None and self._ahead[0] is window else now
-        network = round_trip(self._link, self._up, self._down, left, self._rng)
-        took = network + self._target_s
-        waited = max(0.0, left + took - now)
-        self._clock.sleep(waited)
-        share = waited / took if took > 0.0 else 0.0
-        return Answer(self.answer, OffloadTimes(network=share * network, target=share * self._target_s))
-
-
 class Robot:
     """One episode under way."""
 
@@ -136,15 +93,16 @@ class Robot:
         method = load_method(shard.method)
         self.episode, self._env = episode, env
         self.clock = VirtualClock()
-        self.draft = _Prepared(self.clock, shard.draft_s if method.waits_for_draft else 0.0)
-        self.target = _FarTarget(shard, bundle.spec, self.clock, episode)
-        self.background = _Prepared(self.clock, 0.0)
-        gate = shard.gate.build(bundle, self.background)
+        self.draft, self.target = Prepared(), Prepared()
+        link = stream(shard.seed, Role.LINK, episode=episode)
+        route = Route.of_codes(load_link(shard.link), bundle.spec, link)
+        far = FarTarget(self.target, route, self.clock, shard.target_s)
+        gate = shard.gate.build(bundle, self.target)
         self.policy = SpeculativePolicy(
             bundle,
             gate,
-            draft=self.draft,
-            verifier=VERIFIERS[method.verifier](self.target, bundle.tokenizer),
+            draft=Timed(self.draft, self.clock, shard.draft_s if method.waits_for_draft else 0.0),
+            verifier=VERIFIERS[method.verifier](far, bundle.tokenizer),
             forecast=Forecast(gate) if shard.overlap else None,
             offset=shard.offset,
             seed=shard.seed,
@@ -155,7 +113,7 @@ class Robot:
         self.steps, self.done = 0, False
 
     def prepare(self, draft: CodeDistribution, target: CodeDistribution) -> None:
-        self.draft.answer, self.target.answer, self.background.answer = draft, target, target
+        self.draft.answer, self.target.answer = draft, target
 
     def advance(self, window: Window, max_steps: int) -> None:
         action = self.policy.act_on(window)

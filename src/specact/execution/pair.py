@@ -1,0 +1,86 @@
+"""One episode of a policy pair in a moving world: while the robot thinks and while it asks, it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specact.agent import Offset, SpeculativePolicy
+from specact.envs.moving import MovingWorld
+from specact.execution.clock import WorldClock
+from specact.execution.far import FarTarget, Route
+from specact.execution.senses import Senses
+from specact.execution.tally import Episode, Tally
+from specact.execution.timed import Timed
+from specact.gates.forecast import Forecast
+from specact.gates.settings import GateSettings
+from specact.links.model import Link
+from specact.policies.bundle import Bundle
+from specact.rng import Role, stream
+from specact.verifiers import SpeculativeVerifier, TargetSampler
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """A method as a composition, and what its parts take.
+
+    Attributes:
+        gate: the calibrated gate.
+        verifier: exact speculative sampling, or the target's own codes.
+        link: between device and target.
+        draft_s: of the draft's inference [s]; 0 where nobody waits for it, as the ungated target needs no draft.
+        target_s: of the target's [s].
+        offset: see :class:`~specact.agent.SpeculativePolicy`.
+        ahead: whether requests leave ahead of the draft where a forecast says so.
+    """
+
+    gate: GateSettings
+    verifier: type[SpeculativeVerifier | TargetSampler]
+    link: Link
+    draft_s: float
+    target_s: float
+    offset: Offset = "target"
+    ahead: bool = False
+
+
+def run_pair(world: MovingWorld, bundle: Bundle, pairing: Pairing, *, start: int, seed: int, episode: int) -> Episode:
+    """Runs one episode to its success, its loss or its time limit.
+
+    The algorithm is :class:`~specact.agent.SpeculativePolicy`, unchanged: only its clock is the world's. In a world at
+    pace 0 with a pair that takes no time it acts as in :mod:`specact.evaluation.rollout`.
+
+    Args:
+        world: where.
+        bundle: the pair.
+        pairing: how it is used.
+        start: the environment's seed.
+        seed, episode: address of all random streams.
+    """
+    world.reset(start)
+    senses, tally = Senses(world, bundle.spec), Tally()
+    clock = WorldClock(senses)
+    route = Route.of_codes(pairing.link, bundle.spec, stream(seed, Role.LINK, episode=episode))
+    far = FarTarget(bundle.target, route, clock, pairing.target_s)
+    gate = pairing.gate.build(bundle)
+    policy = SpeculativePolicy(
+        bundle,
+        gate,
+        draft=Timed(bundle.draft, clock, pairing.draft_s),
+        verifier=pairing.verifier(far, bundle.tokenizer),
+        forecast=Forecast(gate) if pairing.ahead else None,
+        offset=pairing.offset,
+        seed=seed,
+        clock=clock,
+    )
+    policy.reset(episode)
+    window = senses.window()
+    while not world.done:
+        thinking, seen_s = policy.wants_inference, world.now
+        if thinking:
+            window = senses.window()
+        action = policy.act_on(window)
+        if thinking and policy.record is not None:
+            tally.inferred(policy.record.times.total, policy.record.decision.transmit)
+            if not world.done:
+                tally.began(world.now - seen_s)
+        senses.play(action)
+    return tally.episode(episode, senses)
