@@ -18,7 +18,8 @@ from specact import load_bundle
 from specact.data.generate import demonstrations
 from specact.envs import load_task
 from specact.errors import BundleError, ConfigError, SpecactError
-from specact.policies.bundle import PARTS, fingerprint_of
+from specact.policies.bundle import PARTS
+from specact.policies.manifest import fingerprint_of
 from specact.policies.onnx import OnnxPolicy
 from specact.training import checkpoint, export, stages
 from specact.training.export import PARITY, LastPosition, example_inputs
@@ -251,7 +252,7 @@ def test_storing_as_half_halves_the_weights_and_computes_the_same(tiny_bundle: P
 
     again = onnx.ModelProto()
     again.CopyFrom(full)
-    export._store_as_half(again)
+    export.store_as_half(again)
     assert stored_bytes(again, TensorProto.FLOAT16) == halves
 
     rng = np.random.default_rng(0)
@@ -275,7 +276,7 @@ def test_weights_that_half_precision_does_not_hold_stay_as_they_are() -> None:
         [numpy_helper.from_array(exact, "exact"), numpy_helper.from_array(odd, "odd")],
     )
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
-    export._store_as_half(proto)
+    export.store_as_half(proto)
     assert {t.name: t.data_type for t in proto.graph.initializer} == {
         "exact.half": TensorProto.FLOAT16,
         "odd": TensorProto.FLOAT,

@@ -16,7 +16,8 @@ from specact.evaluation.lessons import collect
 from specact.evaluation.pool import Pool
 from specact.files import write_json
 from specact.gates.settings import GateSettings
-from specact.policies.bundle import PARTS, Bundle, fingerprint_of
+from specact.policies.bundle import PARTS, Bundle
+from specact.policies.manifest import fingerprint_of
 from specact.training.distil import DistilRecipe, distil
 from specact.types import Window
 

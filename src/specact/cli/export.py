@@ -21,6 +21,8 @@ def export(run: tyro.conf.Positional[Path], /, out: Path, bundle: str | None = N
         json: print path, fingerprints and parity as JSON.
     """
     from specact.policies.bundle import load_bundle
+    from specact.policies.flow_bundle import load_flow
+    from specact.policies.manifest import kind_of
 
     made = {path.parent.name: path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))}
     if not made:
@@ -33,7 +35,7 @@ def export(run: tyro.conf.Positional[Path], /, out: Path, bundle: str | None = N
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another --out")
     shutil.copytree(made[name], out)
-    loaded = load_bundle(out)
+    loaded = load_flow(out) if kind_of(out) == "flow" else load_bundle(out)
     facts = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
     if json:
         print_json(facts)

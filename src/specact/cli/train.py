@@ -1,8 +1,7 @@
-"""``specact train`` makes the tokenizer, the policies and the bundles of a recipe."""
+"""``specact train`` makes what a recipe describes: pairs of VQ-BeT policies, or a flow policy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,6 @@ import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks
 from specact.errors import ConfigError, MissingExtraError
-from specact.gates.settings import GateSettings
 
 
 def train(
@@ -25,10 +23,10 @@ def train(
     threads: Annotated[int, tyro.conf.arg(help="threads of PyTorch; results are exact for the same number")] = 1,
     json: bool = False,
 ) -> None:
-    """Make tokenizer, target, drafts and bundles of a recipe; run again after a stop, it goes on where it was.
+    """Make the policies and bundles of a recipe; run again after a stop, it goes on where it was.
 
     Args:
-        recipe: TOML file, see recipes/.
+        recipe: TOML file, see recipes/; with kind = "flow" it makes a flow policy, else tokenizer, target and drafts.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: instead of a recipe a bundle, by path or name: makes NAME-distilled, with a draft that was taught by
             the target on states of the gated policy.
@@ -37,8 +35,10 @@ def train(
         json: print the result as JSON.
     """
     try:
-        from specact.training.recipe import load_recipe
-        from specact.training.train import train as run
+        from specact.training.flow_recipe import load_flow_recipe
+        from specact.training.flow_train import train_flow
+        from specact.training.recipe import load_recipe, read_toml
+        from specact.training.train import train as train_pairs
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
     if (recipe is None) == (distil is None):
@@ -51,9 +51,12 @@ def train(
         else:
             remarks.print(f"bundle: {path}", highlight=False)
         return
-    wanted = load_recipe(recipe)
+    flow = "kind" in read_toml(recipe)
     with progress_bars() as update:
-        made = run(wanted, data, out, update, threads=threads)
+        if flow:
+            made = train_flow(load_flow_recipe(recipe), data, out, update, threads=threads)
+        else:
+            made = train_pairs(load_recipe(recipe), data, out, update, threads=threads)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return
@@ -65,16 +68,11 @@ def train(
 
 
 def _distil(name_or_path: str, lessons: int, out: Path, threads: int) -> Path:
-    from specact.data.lessons import Lessons
-    from specact.evaluation.lessons import collect
+    from specact.evaluation.lessons import collector
     from specact.evaluation.pool import Pool
-    from specact.policies.bundle import Bundle, load_bundle
+    from specact.policies.bundle import load_bundle
     from specact.training.distil import DistilRecipe, distil
 
     with progress_bars() as update, Pool() as pool:
-
-        def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> Lessons:
-            said = f"lessons {number + 1}"
-            return collect(pair, gates, lessons, number, pool, lambda done: update(said, done, lessons))
-
+        roll = collector(lessons, pool, update)
         return distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update, threads=threads)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +11,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, unknown_name
-from specact.files import write_json
+from specact.policies.manifest import joint_fingerprint, read_manifest
 from specact.policies.onnx import OnnxPolicy
 from specact.policies.policy import PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
 
-FORMAT = 1
 PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": "target.onnx"}
 
 # Bundles that come with the package, and those of a source checkout.
@@ -61,7 +57,7 @@ class Bundle:
     @property
     def fingerprint(self) -> str:
         """Of all three parts together: what a calibration has to have been made for."""
-        return hashlib.sha256("".join(self.manifest["fingerprints"].values()).encode()).hexdigest()[:16]
+        return joint_fingerprint(self.manifest)
 
 
 def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> Bundle:
@@ -76,16 +72,7 @@ def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
         ConfigError: if there is no bundle of that name, or no such execution provider.
     """
     path = find_bundle(name_or_path)
-    manifest = _read_manifest(path)
-    for part, file in PARTS.items():
-        if not (path / file).is_file():
-            raise BundleError(f"the bundle {path} has no {file}; copy the whole folder, or export it again")
-        found, wanted = fingerprint_of(path / file), manifest["fingerprints"][part]
-        if found != wanted:
-            raise BundleError(
-                f"{path / file} has fingerprint {found}, but the manifest was written for {wanted}: "
-                f"the {part} is damaged or belongs to another bundle; copy the whole folder again"
-            )
+    manifest = read_manifest(path, "pair", PARTS)
     spec = _read_spec(path, manifest)
     return Bundle(
         path=path,
@@ -110,48 +97,6 @@ def find_bundle(name_or_path: str | Path) -> Path:
     if str(name_or_path) in shelved:
         return shelved[str(name_or_path)]
     raise unknown_name("bundle", str(name_or_path), shelved)
-
-
-def fingerprint_of(path: Path) -> str:
-    """First 16 hex digits of the SHA-256 of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def write_manifest(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> None:
-    """Completes a manifest with format, spec and fingerprints of the parts in ``path`` and writes it."""
-    complete = {
-        "format": FORMAT,
-        **manifest,
-        "spec": dataclasses.asdict(spec),
-        "fingerprints": {part: fingerprint_of(path / file) for part, file in PARTS.items()},
-    }
-    write_json(path / "manifest.json", complete)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
-    try:
-        manifest = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise BundleError(
-            f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
-    if not isinstance(manifest, dict):
-        raise BundleError(f"{file} holds no JSON object; copy the bundle again, or export it again")
-    missing = [key for key in ("format", "name", "env", "spec", "fingerprints") if key not in manifest]
-    if missing:
-        raise BundleError(f"{file} lacks {', '.join(missing)}; copy the bundle again, or export it again")
-    unknown = PARTS.keys() - manifest["fingerprints"].keys() if isinstance(manifest["fingerprints"], dict) else PARTS
-    if unknown:
-        raise BundleError(f"{file} has no fingerprint of {', '.join(sorted(unknown))}; export the bundle again")
-    if manifest["format"] != FORMAT:
-        raise BundleError(
-            f"the bundle {path} has format {manifest['format']}, this version of specact reads {FORMAT}; "
-            "export it again with this version"
-        )
-    return dict(manifest)
 
 
 def _read_spec(path: Path, manifest: dict[str, Any]) -> PolicySpec:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError
-from specact.policies.bundle import fingerprint_of
+from specact.policies.manifest import fingerprint_of
 from specact.policies.onnx import open_session
 from specact.policies.policy import PolicySpec
 from specact.types import CodeDistribution, Floats, Window

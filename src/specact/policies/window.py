@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ObservationError
+from specact.policies.chunk import ChunkSpec
 from specact.policies.policy import PolicySpec
 from specact.types import Window
 
@@ -22,7 +23,7 @@ class ObservationWindow:
         spec: says which shapes an observation must have.
     """
 
-    def __init__(self, spec: PolicySpec) -> None:
+    def __init__(self, spec: PolicySpec | ChunkSpec) -> None:
         self._spec = spec
         self._state: NDArray[np.float32] | None = None
         self._image: NDArray[np.uint8] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from specact.data.lessons import Lessons, join
-from specact.errors import ConfigError
 from specact.gates.settings import GateSettings
-from specact.policies.bundle import PARTS, Bundle, load_bundle, write_manifest
+from specact.policies.bundle import PARTS, Bundle, load_bundle
+from specact.policies.manifest import write_manifest
 from specact.rng import Role, stream
 from specact.training.export import export_policy
 from specact.training.loop import Metrics, Stage, cosine, run
-from specact.training.recipe import PolicyRecipe, build
-from specact.training.vqbet import Shapes, Statistics, VQBeT
+from specact.training.rebuild import architecture
+from specact.training.vqbet import Statistics, VQBeT
 
 Collect = Callable[[Bundle, Sequence[GateSettings], int], Lessons]
 Progress = Callable[[str, int, int], None]
@@ -69,7 +69,7 @@ def distil(
         ConfigError: if the manifest does not tell the draft's architecture.
     """
     torch.set_num_threads(threads)
-    settings, shapes = _architecture(bundle)
+    settings, shapes = architecture(bundle, "draft")
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
     taught: list[Lessons] = []
     pair = bundle
@@ -82,25 +82,6 @@ def distil(
         network.load_state_dict(run(stage, out, lambda done: progress("distilled draft", done, recipe.steps)))
         pair = _write(bundle, network, recipe, stage.validate(network), out / "bundles" / f"{bundle.name}-distilled")
     return pair.path
-
-
-def _architecture(bundle: Bundle) -> tuple[PolicyRecipe, Shapes]:
-    spec, manifest = bundle.spec, bundle.manifest
-    try:
-        made = manifest["policies"]["draft"].removesuffix("@snapshot")
-        settings = build(PolicyRecipe, manifest["recipe"]["policies"][made], f"policies.{made}")
-        goal_mode = manifest["recipe"]["goal"]
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"the manifest of {bundle.path} does not say how its draft was made ({error} is missing); "
-            "distil a bundle that specact train wrote"
-        ) from None
-    shapes = Shapes(
-        window=spec.window, state=spec.state, goal=spec.goal, image=None, codebooks=spec.codebooks, codes=spec.codes,
-        chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
-    )  # fmt: skip
-    # Its states are the deployed ones already: noise on them would only blur the target's answers.
-    return replace(settings, dropout=0.0, state_noise=0.0), shapes
 
 
 def _statistics(lessons: Lessons) -> Statistics:
@@ -166,5 +147,5 @@ def _write(bundle: Bundle, network: VQBeT, recipe: DistilRecipe, metrics: Metric
         "distilled": {"from": bundle.fingerprint, **vars(recipe), "held_out": metrics},
         "parity": manifest["parity"] | {"draft": parity},
     }
-    write_manifest(path, manifest, bundle.spec)
+    write_manifest(path, manifest, bundle.spec, PARTS)
     return load_bundle(path)

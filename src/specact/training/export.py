@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from specact.errors import BundleError
 from specact.files import write_whole
-from specact.policies.bundle import PARTS, write_manifest
+from specact.policies.bundle import PARTS
+from specact.policies.manifest import write_manifest
 from specact.policies.policy import PolicySpec
 from specact.training.vqbet import VQBeT
 
@@ -71,16 +72,14 @@ def write_bundle(
     write_whole(path / PARTS["tokenizer"], save(tokenizer))
     parity = {role: export_policy(model, path / PARTS[role], half) for role, model in policies.items()}
     parameters = {role: sum(p.numel() for p in model.parameters()) for role, model in policies.items()}
-    write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, spec)
+    write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, spec, PARTS)
 
 
 def export_policy(model: VQBeT, path: Path, half: bool) -> float:
     """Exports one policy and returns the largest difference found between PyTorch and ONNX Runtime."""
     model = model.eval()
     if half:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(parameter.half().float())
+        round_to_half(model)
     inputs = example_inputs(model, 3)
     deployed = LastPosition(model).eval()
     names = ["state"] + ["goal"] * (inputs[1] is not None) + ["image"] * (inputs[2] is not None)
@@ -88,7 +87,7 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
     given = {name: value for name, value in zip(("state", "goal", "image"), inputs, strict=True) if value is not None}
     proto = to_onnx(deployed, given, names, outputs)
     if half:
-        _store_as_half(proto)
+        store_as_half(proto)
     onnx.checker.check_model(proto)
     write_whole(path, proto.SerializeToString())
     difference = _difference(deployed, path, model)
@@ -97,13 +96,23 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
     return difference
 
 
-def to_onnx(module: nn.Module, given: dict[str, Tensor], inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
-    """A module as ONNX, with a free batch size.
+def round_to_half(model: nn.Module) -> None:
+    """Rounds every parameter to what float16 holds, in place."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half().float())
+
+
+def to_onnx(
+    module: nn.Module, given: dict[str, Tensor], inputs: list[str], outputs: list[str], *, free_batch: bool = True
+) -> onnx.ModelProto:
+    """A module as ONNX.
 
     Args:
         module: takes the tensors of ``given`` by name.
         given: an example, batch first.
         inputs, outputs: names in the graph.
+        free_batch: whether the graph takes any batch size, or the example's only.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
     with warnings.catch_warnings():
@@ -117,11 +126,11 @@ def to_onnx(module: nn.Module, given: dict[str, Tensor], inputs: list[str], outp
             output_names=outputs,
             dynamo=True,
             verbose=False,
-            dynamic_shapes={name: {0: batch} for name in given},
+            dynamic_shapes={name: {0: batch} for name in given} if free_batch else None,
         )
     assert program is not None  # None is only for exports without dynamo
     proto: onnx.ModelProto = program.model_proto
-    _forget_sources(proto)
+    forget_sources(proto)
     return proto
 
 
@@ -158,7 +167,7 @@ def _difference(deployed: LastPosition, path: Path, model: VQBeT) -> float:
     return worst
 
 
-def _forget_sources(proto: onnx.ModelProto) -> None:
+def forget_sources(proto: onnx.ModelProto) -> None:
     """Removes the exporter's notes on source files and lines: a fingerprint must not depend on where the code lay."""
     graph = proto.graph
     for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
@@ -166,7 +175,7 @@ def _forget_sources(proto: onnx.ModelProto) -> None:
         del part.metadata_props[:]
 
 
-def _store_as_half(proto: onnx.ModelProto) -> None:
+def store_as_half(proto: onnx.ModelProto) -> None:
     """Stores every weight that float16 holds exactly as float16, with a cast that is folded away at loading."""
     graph, casts = proto.graph, []
     for tensor in graph.initializer:

@@ -169,12 +169,7 @@ def load_recipe(path: Path) -> Recipe:
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    try:
-        raw = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    raw = read_toml(path)
     policies = raw.pop("policies", {})
     for name, policy in policies.items():
         base = policy.pop("like", None)
@@ -193,6 +188,20 @@ def load_recipe(path: Path) -> Recipe:
         },
         "recipe",
     )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a recipe's file says.
+
+    Raises:
+        ConfigError: if the file is missing or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:

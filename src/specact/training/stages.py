@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from specact.data.episodes import Episodes
 from specact.rng import Role, stream
 from specact.training import tokenizer as rvq
+from specact.training.flow_recipe import FlowRecipe
 from specact.training.loop import Metrics, Stage, cosine
 from specact.training.losses import Targets, policy_loss
 from specact.training.recipe import PolicyRecipe, Recipe
@@ -37,7 +39,7 @@ class Dataset:
     scale: Tensor
 
 
-def prepare(episodes: Episodes, recipe: Recipe) -> Dataset:
+def prepare(episodes: Episodes, recipe: Recipe | FlowRecipe) -> Dataset:
     """Splits by episode (the same split for every stage), normalises actions by their range."""
     train, held_out = episodes.split(recipe.held_out, recipe.seed)
     low, high = train.action.min(0), train.action.max(0)
@@ -143,7 +145,7 @@ def policy_stage(name: str, settings: PolicyRecipe, dataset: Dataset, recipe: Re
     return Stage(
         name=name,
         module=model,
-        optimizer=_optimizer(model, settings),
+        optimizer=torch.optim.AdamW(decayed_apart(model, settings.weight_decay), betas=(0.9, 0.99)),
         update=update,
         validate=validate,
         steps=settings.steps,
@@ -154,12 +156,11 @@ def policy_stage(name: str, settings: PolicyRecipe, dataset: Dataset, recipe: Re
     )
 
 
-def _optimizer(model: nn.Module, settings: PolicyRecipe) -> torch.optim.Optimizer:
-    """AdamW; biases, norms and embeddings of position are not decayed."""
+def decayed_apart(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups for AdamW: biases, norms and other vectors are not decayed."""
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.99))
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def _some(seed: int, step: int, total: int, size: int) -> Tensor:

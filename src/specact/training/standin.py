@@ -11,7 +11,8 @@ import torch
 from onnx import compose, helper, numpy_helper
 from torch import Tensor, nn
 
-from specact.policies.bundle import PARTS, Bundle, write_manifest
+from specact.policies.bundle import PARTS, Bundle
+from specact.policies.manifest import write_manifest
 from specact.training.export import to_onnx
 
 TOKENS = 10
@@ -59,7 +60,7 @@ def make_stand_in(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 7
     weight = to_onnx(heavy, {"state": torch.zeros(2, spec.window, spec.state)}, ["state"], ["weight"])
     _join(onnx.load(bundle.path / PARTS["target"]), weight, out / PARTS["target"])
     manifest = {key: value for key, value in bundle.manifest.items() if key not in ("format", "spec", "fingerprints")}
-    write_manifest(out, manifest | {"name": f"{bundle.name}-{layers}x{width}"}, spec)
+    write_manifest(out, manifest | {"name": f"{bundle.name}-{layers}x{width}"}, spec, PARTS)
 
 
 def _join(target: onnx.ModelProto, heavy: onnx.ModelProto, file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +13,11 @@ from specact import __version__
 from specact.data.generate import demonstrations
 from specact.envs import load_task
 from specact.envs.task import Task
-from specact.errors import ConfigError
-from specact.files import write_json
 from specact.policies.policy import PolicySpec
 from specact.training import checkpoint, stages
 from specact.training.export import write_bundle
-from specact.training.loop import read_log, run
+from specact.training.folder import claim, last_lines
+from specact.training.loop import run
 from specact.training.recipe import Recipe, as_dict
 from specact.training.tokenizer import ResidualVQ
 from specact.training.vqbet import Shapes, VQBeT
@@ -55,7 +53,7 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
         DataError: if the demonstrations cannot be used.
     """
     torch.set_num_threads(threads)
-    _claim(out, recipe)
+    claim(out, as_dict(recipe))
     task = load_task(recipe.env)
     made = demonstrations(
         task,
@@ -78,7 +76,7 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
     for name, settings in recipe.policies.items():
         stage = stages.policy_stage(name, settings, dataset, recipe, tokenizer)
         stage.module.load_state_dict(run(stage, out, advance(name, stage.steps)))
-    return Trained(_export(recipe, task, dataset, tokenizer, out), _last_lines(out / "log.jsonl"))
+    return Trained(_export(recipe, task, dataset, tokenizer, out), last_lines(out))
 
 
 def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: ResidualVQ, out: Path) -> list[Path]:
@@ -98,7 +96,7 @@ def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: Resi
             "gates": recipe.gates,
             "recipe": as_dict(recipe),
             "policies": {"target": target, "draft": draft},
-            "training": _last_lines(out / "log.jsonl"),
+            "training": last_lines(out),
         }
         write_bundle(
             out / "bundles" / name,
@@ -130,24 +128,3 @@ def _spec(recipe: Recipe, task: Task, shapes: Shapes, sequential: bool) -> Polic
         rate_hz=task.rate_hz,
         sequential=sequential,
     )
-
-
-def _claim(out: Path, recipe: Recipe) -> None:
-    """Makes the run's folder, or checks that it belongs to the same recipe; policies and bundles may be added."""
-    wanted, file = json.loads(json.dumps(as_dict(recipe))), out / "recipe.json"
-    if file.exists():
-        try:
-            found = json.loads(file.read_text())
-        except ValueError as error:
-            raise ConfigError(f"{file} is damaged ({error}); choose another --out, or remove that folder") from None
-        shared = {name: policy for name, policy in found["policies"].items() if name in wanted["policies"]}
-        same = {**wanted, "bundles": found["bundles"], "policies": found["policies"] | wanted["policies"]}
-        if same != {**found, "policies": same["policies"]} or any(
-            wanted["policies"][n] != p for n, p in shared.items()
-        ):
-            raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
-    write_json(file, wanted)
-
-
-def _last_lines(log: Path) -> dict[str, Any]:
-    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in read_log(log)}

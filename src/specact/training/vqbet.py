@@ -46,6 +46,11 @@ class Statistics:
     goal_std: Tensor
 
 
+def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """In standard deviations, limited to 6 so that one wild sensor cannot saturate the network."""
+    return ((values - mean) / std).clamp(-6.0, 6.0)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What the network says at each of its positions ``P``.
@@ -144,7 +149,7 @@ class VQBeT(nn.Module):
 
     def features(self, state: Tensor, goal: Tensor | None, image: Tensor | None) -> Tensor:
         """What the heads read, ``[B, T, W]``."""
-        state = self.standardise(state)
+        state = standardised(state, self.state_mean, self.state_std)
         if self.training and self.recipe.state_noise:
             state = state + self.recipe.state_noise * torch.randn_like(state)
         if goal is not None:
@@ -161,10 +166,6 @@ class VQBeT(nn.Module):
             x = block(x)
         features: Tensor = self.norm(x[:, -self.shapes.window :])
         return features
-
-    def standardise(self, state: Tensor) -> Tensor:
-        """Observations in standard deviations, limited to 6 so that one wild sensor cannot saturate the network."""
-        return ((state - self.state_mean) / self.state_std).clamp(-6.0, 6.0)
 
     def heads(self, features: Tensor) -> Prediction:
         """Codes and offsets from features ``[B, P, W]``."""

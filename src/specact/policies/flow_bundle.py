@@ -1,0 +1,105 @@
+"""A bundle that holds a flow policy: its networks, its units, and a manifest that ties them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from specact.errors import BundleError, unknown_name
+from specact.policies.bundle import find_bundle
+from specact.policies.chunk import ChunkSpec
+from specact.policies.flow import FlowPolicy
+from specact.policies.flow_networks import FlowNetworks
+from specact.policies.flow_units import FlowUnits
+from specact.policies.manifest import joint_fingerprint, read_manifest
+
+NETWORKS = {"encoder": "encoder.onnx", "prefix": "prefix.onnx", "expert": "expert.onnx", "guide": "guide.onnx"}
+FLOW_PARTS = {**NETWORKS, "normalisation": "normalisation.safetensors"}
+
+
+@dataclass(frozen=True)
+class FlowBundle:
+    """A loaded flow bundle.
+
+    Attributes:
+        path: its folder.
+        manifest: the whole manifest: recipe, training metrics, parity, fingerprints.
+        spec, networks, units: the parts.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    spec: ChunkSpec
+    networks: FlowNetworks
+    units: FlowUnits
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["name"])
+
+    @property
+    def env(self) -> str:
+        """Name of the environment the policy was trained for."""
+        return str(self.manifest["env"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all parts together."""
+        return joint_fingerprint(self.manifest)
+
+    def policy(self, steps: int = 10, beta: float = 5.0) -> FlowPolicy:
+        """The policy with so many Euler steps; all of them share the networks."""
+        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, beta=beta)
+
+
+def load_flow(
+    name_or_path: str | Path,
+    *,
+    variants: Mapping[str, Path] | None = None,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
+) -> FlowBundle:
+    """Loads a flow bundle and refuses parts that do not fit together.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``pusht-flow``.
+        variants: networks to run instead of the bundle's own, such as a quantised ``expert``; their shapes are checked,
+            their origin is not.
+        provider, threads: see :class:`~specact.policies.onnx.OnnxPolicy`.
+
+    Raises:
+        BundleError: if a part is missing, damaged, or not the one the manifest was written for, or if it is not a flow
+            policy's bundle.
+        ConfigError: if there is no bundle of that name, no such network, or no such execution provider.
+    """
+    path = find_bundle(name_or_path)
+    manifest = read_manifest(path, "flow", FLOW_PARTS)
+    files = {part: path / file for part, file in NETWORKS.items()}
+    for part in variants or ():
+        if part not in files:
+            raise unknown_name("network of a flow policy", part, files)
+    try:
+        spec = ChunkSpec(**manifest["spec"])
+    except TypeError as error:
+        raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
+    units = _read_units(path / FLOW_PARTS["normalisation"], spec)
+    networks = FlowNetworks(files | dict(variants or {}), spec, provider=provider, threads=threads)
+    return FlowBundle(path, manifest, spec, networks, units)
+
+
+def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
+    names = ("centre", "scale", "low", "high")
+    if any(name not in tensors or tensors[name].shape != (spec.actions,) for name in names):
+        raise BundleError(
+            f"{file} does not hold {', '.join(names)} of {spec.actions} actions: it does not belong to this bundle"
+        )
+    return FlowUnits(*(tensors[name] for name in names))

@@ -1,0 +1,118 @@
+"""A bundle's manifest: what kind of bundle it is, and which files it was written for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from specact.errors import BundleError
+from specact.files import write_json
+from specact.policies.chunk import ChunkSpec
+from specact.policies.policy import PolicySpec
+
+FORMAT = 1
+Kind = Literal["pair", "flow"]
+_KINDS: dict[Kind, str] = {
+    "pair": "a pair of draft and target, which load_bundle reads",
+    "flow": "a flow policy, which load_flow reads",
+}
+
+
+def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of a bundle whose parts are all there and are those it was written for.
+
+    Args:
+        path: the bundle's folder.
+        kind: what it must hold.
+        parts: the files that belong to it, by the name of the part.
+
+    Raises:
+        BundleError: if a part is missing or another, the manifest cannot be read, or the bundle is of another kind.
+    """
+    manifest, file = _parsed(path), path / "manifest.json"
+    found = _kind(manifest)
+    if found != kind:
+        holds = _KINDS.get(found, f"of a kind that this version does not know, {found!r}")
+        raise BundleError(f"the bundle {path} is {holds}; what is wanted here is {_KINDS[kind]}")
+    fingerprints = manifest["fingerprints"]
+    unknown = parts.keys() - fingerprints.keys() if isinstance(fingerprints, dict) else parts
+    if unknown:
+        raise BundleError(f"{file} has no fingerprint of {', '.join(sorted(unknown))}; export the bundle again")
+    if manifest["format"] != FORMAT:
+        raise BundleError(
+            f"the bundle {path} has format {manifest['format']}, this version of specact reads {FORMAT}; "
+            "export it again with this version"
+        )
+    for part, name in parts.items():
+        _check_part(path / name, part, fingerprints[part])
+    return manifest
+
+
+def write_manifest(
+    path: Path, manifest: dict[str, Any], spec: PolicySpec | ChunkSpec, parts: Mapping[str, str]
+) -> None:
+    """Completes a manifest with format, spec and fingerprints of the parts in ``path`` and writes it."""
+    complete = {
+        "format": FORMAT,
+        **manifest,
+        "spec": dataclasses.asdict(spec),
+        "fingerprints": {part: fingerprint_of(path / file) for part, file in parts.items()},
+    }
+    write_json(path / "manifest.json", complete)
+
+
+def kind_of(path: Path) -> Kind:
+    """What a bundle's folder holds, as far as its manifest says.
+
+    Raises:
+        BundleError: if the manifest cannot be read.
+    """
+    return _kind(_parsed(path))
+
+
+def fingerprint_of(path: Path) -> str:
+    """First 16 hex digits of the SHA-256 of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def joint_fingerprint(manifest: dict[str, Any]) -> str:
+    """Of all parts of a bundle together."""
+    return hashlib.sha256("".join(manifest["fingerprints"].values()).encode()).hexdigest()[:16]
+
+
+def _kind(manifest: dict[str, Any]) -> Kind:
+    kind: Kind = manifest.get("kind", "pair")  # pairs were there first, and their manifests do not say it
+    return kind
+
+
+def _check_part(file: Path, part: str, wanted: str) -> None:
+    if not file.is_file():
+        raise BundleError(f"the bundle {file.parent} has no {file.name}; copy the whole folder, or export it again")
+    found = fingerprint_of(file)
+    if found != wanted:
+        raise BundleError(
+            f"{file} has fingerprint {found}, but the manifest was written for {wanted}: "
+            f"the {part} is damaged or belongs to another bundle; copy the whole folder again"
+        )
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    file = path / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise BundleError(
+            f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
+    if not isinstance(manifest, dict):
+        raise BundleError(f"{file} holds no JSON object; copy the bundle again, or export it again")
+    missing = [key for key in ("format", "name", "env", "spec", "fingerprints") if key not in manifest]
+    if missing:
+        raise BundleError(f"{file} lacks {', '.join(missing)}; copy the bundle again, or export it again")
+    return manifest
