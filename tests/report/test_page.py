@@ -13,7 +13,7 @@ from specact.report.report import Written, write_report
 from specact.report.runs import find_runs
 
 if TYPE_CHECKING:
-    from tests.report.conftest import Browser
+    from tests.browser import Browser
 
 HOSTILE = '</script><script>document.title = "broken"</script><img src=x onerror=alert(1)>"&$title'
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import MissingExtraError, unknown_name
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, GateSettings
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
 
 if TYPE_CHECKING:
     from specact.evaluation.pool import Pool
@@ -106,14 +107,9 @@ def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable
         from specact.training.head import HeadRecipe, teach_head
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error
-    from specact.data.lessons import Lessons
-    from specact.evaluation.lessons import collect
+    from specact.evaluation.lessons import collector
 
-    def roll(gates: Sequence[GateSettings], number: int) -> Lessons:
-        return collect(
-            bundle, gates, lessons, number, pool, lambda done: update(f"lessons {number + 1}", done, lessons)
-        )
-
+    roll = partial(collector(lessons, pool, update), bundle)
     folder = bundle.path / "gate"
     metrics = teach_head(bundle, HeadRecipe(seed=seed), roll, folder, update)
     shutil.rmtree(folder)

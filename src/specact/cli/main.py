@@ -6,7 +6,22 @@ import sys
 
 import tyro
 
-from specact.cli import bench, calibrate, data, demo, doctor, eval_, export, proxy, report, reproduce, run, serve, train
+from specact.cli import (
+    bench,
+    calibrate,
+    data,
+    demo,
+    doctor,
+    eval_,
+    export,
+    proxy,
+    report,
+    reproduce,
+    run,
+    serve,
+    tised,
+    train,
+)
 from specact.cli.output import say_error
 from specact.errors import SpecactError
 
@@ -18,6 +33,7 @@ VERBS = {
     "eval": eval_.eval_,
     "report": report.report,
     "reproduce": reproduce.reproduce,
+    "tised": tised.tised,
     "export": export.export,
     "doctor": doctor.doctor,
     "serve": serve.serve,

@@ -63,6 +63,24 @@ def collect(
     return join(batches)
 
 
+def collector(
+    wanted: int, pool: Pool, progress: Callable[[str, int, int], None]
+) -> Callable[[Bundle, Sequence[GateSettings], int], Lessons]:
+    """:func:`collect` as training asks for it: of a pair, under gates, for the round of this number.
+
+    Args:
+        wanted: inferences in every round, at least.
+        pool: where.
+        progress: told (which lessons, inferences so far, in all).
+    """
+
+    def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> Lessons:
+        said = f"lessons {number + 1}"
+        return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted))
+
+    return roll
+
+
 def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int) -> Shard:
     return Shard(
         bundle=str(bundle.path),

@@ -1,25 +1,28 @@
-"""Shards on several processes."""
+"""Work on several processes."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 
 from specact.errors import SpecactError
 from specact.evaluation.rollout import Outcome, Shard, run_shard
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 Result = tuple[list[Outcome], dict[str, np.ndarray]]
 
 
 class Pool:
-    """Runs shards on ``workers`` processes; with one worker, in this one.
+    """Works on ``workers`` processes; with one worker, in this one.
 
     Use it as a context manager.
     """
@@ -42,22 +45,26 @@ class Pool:
             self._executor.shutdown(cancel_futures=True)
 
     def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
-        """Yields every shard with its result, as they are finished.
+        """Yields every shard with its result, as :meth:`each` does."""
+        return self.each(run_shard, shards)
+
+    def each(self, work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[tuple[Item, Made]]:
+        """Yields every item with what ``work``, a function of a module, makes of it, as they are finished.
 
         Raises:
             SpecactError: if a worker process was killed.
         """
         if self._executor is None:
-            yield from ((shard, run_shard(shard)) for shard in shards)
+            yield from ((item, work(item)) for item in items)
             return
-        futures = {self._executor.submit(run_shard, shard): shard for shard in shards}
+        futures = {self._executor.submit(work, item): item for item in items}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool:
             raise SpecactError(
                 "a worker process was killed, most likely for lack of memory; run the same command again with "
-                "--workers 1: finished shards are kept"
+                "--workers 1: what is finished is kept"
             ) from None
 
 

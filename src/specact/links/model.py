@@ -41,3 +41,10 @@ def round_trip(link: Link, up_bytes: int, down_bytes: int, at: float, rng: np.ra
     """Seconds on the link for a request sent at ``at`` and its reply, which starts down when the request arrived."""
     up = link.delay(up_bytes, True, at, rng)
     return up + link.delay(down_bytes, False, at + up, rng)
+
+
+def mean_round_trip_ms(link: Link, seconds: float = 60.0, samples: int = 300) -> float:
+    """Mean round trip of empty messages sent evenly over the link's first ``seconds`` [ms]."""
+    rng = np.random.default_rng(0)
+    taken = [round_trip(link, 0, 0, at, rng) for at in np.linspace(0.0, seconds, samples).tolist()]
+    return float(1e3 * np.mean(taken))

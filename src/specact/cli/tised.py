@@ -1,0 +1,259 @@
+"""``specact tised`` asks what a faster step does to the task: sweeps over levers, and what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.table import Table
+
+from specact.cli.output import command_line, print_json, progress_bars, remarks, results
+from specact.errors import ConfigError, MissingExtraError
+from specact.files import write_json
+
+if TYPE_CHECKING:
+    from specact.evaluation.tised.analysis import Analysis
+    from specact.evaluation.tised.contrasts import LeverContrast
+    from specact.evaluation.tised.levers import Subject
+
+
+@dataclass
+class Sweep:
+    """Pull levers at several strengths, paces and kinds of hardware, on the same episodes; resumes."""
+
+    bundle: str
+    """A pair, or a flow policy, by path or name."""
+    out: Path
+    """Folder of the sweep."""
+    levers: tuple[str, ...]
+    """NAME, or NAME=STRENGTH,...; specact tised levers says which there are."""
+    task: str | None = None
+    """The world; the bundle's own if not given."""
+    paces: tuple[float, ...] = (0.0,)
+    """How fast it changes by itself, in the task's unit."""
+    hardware: tuple[str, ...] = ("this-machine",)
+    """Profiles: names, or PATH.toml:NAME."""
+    links: tuple[str, ...] = ()
+    """For levers that ask a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms."""
+    execute: int | None = None
+    """Actions played of a chunk; as the pair does, and half of a flow's chunk, if not given."""
+    episodes: int = 200
+    """Paired, for every setting at every place."""
+    seed: int = 1
+    """Of everything random."""
+    idle: Literal["hold", "continue"] = "hold"
+    """What the robot does without an action: hold still, or go on with the last one."""
+    target_ms: float | None = None
+    """Time of a server's inference, whatever the robot's hardware."""
+    workers: int | None = None
+    """Processes; one per core if not given."""
+
+    def run(self) -> None:
+        try:
+            from specact.evaluation.tised.curves import ON_BOARD
+            from specact.evaluation.tised.levers import settings_of
+            from specact.evaluation.tised.sweep import Sweep as Request
+            from specact.evaluation.tised.sweep import run_sweep
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(error.name or "gymnasium", "sim") from error
+        subject = _subject(self.bundle, self.execute, self.out)
+        asked = [lever.partition("=") for lever in self.levers]
+        what = Request(
+            fingerprint=subject.bundle.fingerprint,
+            settings=tuple(
+                setting for name, given, numbers in asked
+                for setting in settings_of(name, subject, _numbers(numbers) if given else None)
+            ),
+            task=self.task or subject.bundle.env,
+            paces=self.paces,
+            hardware=self.hardware,
+            links=self.links or (ON_BOARD,),
+            episodes=self.episodes,
+            seed=self.seed,
+            idle=self.idle,
+            target_ms=self.target_ms,
+        )  # fmt: skip
+        with progress_bars() as update:
+            run_sweep(what, self.out, update, workers=self.workers, command=command_line())
+        remarks.print(f"next: specact tised analyse {self.out}", highlight=False)
+        results.print(f"sweep: {self.out}", highlight=False)
+
+
+@dataclass
+class Analyse:
+    """Say what sweeps found: tables, sweet spots, the three findings, predictions, and figures."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of sweeps."""
+    out: Path | None = None
+    """Folder for analysis.json and the figures (PNG, SVG, CSV); the first sweep's own if not given."""
+    figures: bool = True
+    """Whether to draw them."""
+    json: bool = False
+    """Print everything as JSON."""
+
+    def run(self) -> None:
+        analysis, links = _analysed(self.runs)
+        from specact.evaluation.tised.analysis import as_rows
+
+        everything = {name: as_rows(values) for name, values in vars(analysis).items()}
+        out = self.out or self.runs[0] / "analysis"
+        write_json(out / "analysis.json", everything)
+        if self.json:
+            print_json(everything)
+        else:
+            results.print(_cells_table(analysis))
+            for finding in analysis.findings:
+                mark = "seen" if finding.seen else "not seen"
+                results.print(f"{finding.number}. {finding.about}: {mark}. {finding.words}", highlight=False)
+        if self.figures:
+            _draw(analysis, out, links)
+        remarks.print(f"written: {out}", highlight=False)
+
+
+@dataclass
+class Explain:
+    """Explain one number: what a setting bought against its lever's baseline, and what paid for it."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of sweeps."""
+    lever: str
+    """Its name."""
+    strength: float
+    """Of the setting."""
+    pace: float | None = None
+    """Only at this pace."""
+    hardware: str | None = None
+    """Only on this hardware."""
+
+    def run(self) -> None:
+        analysis, _ = _analysed(self.runs)
+        found = [row for row in analysis.contrasts if self._is_meant(row)]
+        if not found:
+            there = sorted({f"{row.place.lever}={row.strength:g}" for row in analysis.contrasts})
+            raise ConfigError(f"there is no such setting; against a baseline there are {', '.join(there)}")
+        for row in found:
+            results.print(f"{row.place}: {row.explain()}", highlight=False)
+
+    def _is_meant(self, row: LeverContrast) -> bool:
+        place = row.place
+        return (
+            (place.lever, row.strength) == (self.lever, self.strength)
+            and self.pace in (None, place.pace)
+            and self.hardware in (None, place.hardware)
+        )
+
+
+@dataclass
+class Levers:
+    """Say what levers and which hardware profiles there are."""
+
+    def run(self) -> None:
+        from specact.evaluation.tised.levers import LEVERS
+        from specact.tised.hardware import named_hardware
+
+        for name, lever in LEVERS.items():
+            kind = "" if lever.on == "any" else f" ({lever.on} only)"
+            results.print(f"{name:20} {lever.about}{kind}", highlight=False, soft_wrap=True)
+        results.print()
+        for profile in named_hardware().values():
+            results.print(
+                f"{profile.name:20} kappa {profile.kappa:g}; {profile.about}", highlight=False, soft_wrap=True
+            )
+
+
+def tised(
+    action: Annotated[
+        Annotated[Sweep, tyro.conf.subcommand("sweep")]
+        | Annotated[Analyse, tyro.conf.subcommand("analyse")]
+        | Annotated[Explain, tyro.conf.subcommand("explain")]
+        | Annotated[Levers, tyro.conf.subcommand("levers")],
+        tyro.conf.arg(name=""),
+    ],
+) -> None:
+    """Ask whether a faster step makes the task faster, or succeed more often, in a world that does not wait."""
+    action.run()
+
+
+def _subject(bundle: str, execute: int | None, out: Path) -> Subject:
+    from specact.evaluation.tised.drivers import driver_of
+    from specact.evaluation.tised.levers import Subject
+    from specact.evaluation.tised.windows import typical_windows
+    from specact.policies.bundle import find_bundle, load_bundle
+    from specact.policies.flow_bundle import FlowBundle, load_flow
+    from specact.policies.manifest import kind_of
+
+    try:
+        from specact.training.variants import BundleVariants
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "train") from error
+    path = find_bundle(bundle)
+    loaded = load_flow(path) if kind_of(path) == "flow" else load_bundle(path)
+    played = execute or (max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.spec.execute)
+    driver = driver_of(loaded)
+    variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, loaded.env, played))
+    return Subject(loaded, played, variants)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise ConfigError(f"strengths of a lever are numbers with commas between them, got {text!r}") from None
+
+
+def _analysed(runs: tuple[Path, ...]) -> tuple[Analysis, list[str]]:
+    """The analysis of sweeps, and the links in them."""
+    try:
+        from specact.evaluation.tised.analysis import analyse
+        from specact.evaluation.tised.sweep import read_sweeps
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "gymnasium", "sim") from error
+    if not runs:
+        raise ConfigError("name at least one folder of a sweep; make one with: specact tised sweep")
+    table, baselines, _ = read_sweeps(runs)
+    return analyse(table, baselines), sorted(set(table["link"].tolist()))
+
+
+def _draw(analysis: Analysis, out: Path, links: list[str]) -> None:
+    from specact.evaluation.tised.curves import ON_BOARD
+    from specact.links.link import load_link
+    from specact.links.model import mean_round_trip_ms
+
+    try:
+        from specact.report.tised.figures import save_figures
+    except ModuleNotFoundError:
+        remarks.print("no pictures: pip install 'specact\\[report]'")
+        return
+    save_figures(analysis, out, {name: mean_round_trip_ms(load_link(name)) for name in links if name != ON_BOARD})
+
+
+def _cells_table(analysis: Analysis) -> Table:
+    table = Table(title="every setting; N and T over successes", box=None, padding=(0, 2, 0, 0))
+    heads = (
+        "place",
+        "strength",
+        "n",
+        "success",
+        "95 %",
+        "N",
+        "T chunk",
+        "T task",
+        "restricted",
+        "T inf ms",
+        "stall ms",
+        "age ms",
+    )
+    for name in heads:
+        table.add_column(name, justify="left" if name == "place" else "right", no_wrap=name != "place")
+    for cell in analysis.cells:
+        row: list[Any] = [
+            str(cell.place), f"{cell.strength:g}", str(cell.n), f"{cell.success.mean:.3f}",
+            f"{cell.success.low:.2f}-{cell.success.high:.2f}", f"{cell.chunks:.1f}", f"{cell.chunk_s:.3f}",
+            f"{cell.task_s:.2f}", f"{cell.restricted_s.mean:.2f}", f"{1e3 * cell.inference_s:.1f}",
+            f"{1e3 * cell.stall_s:.1f}", f"{1e3 * cell.age_s:.1f}",
+        ]  # fmt: skip
+        table.add_row(*row)
+    return table

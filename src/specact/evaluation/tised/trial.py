@@ -1,0 +1,105 @@
+"""One episode of a sweep: plain values in, one row of its table out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from specact.envs import load_task
+from specact.envs.moving import Idle, MovingWorld
+from specact.evaluation.rollout import VERIFIERS, start_of
+from specact.evaluation.tised.curves import ON_BOARD
+from specact.evaluation.tised.drivers import Driver, PairDriver
+from specact.execution.episode import Latency, run_episode
+from specact.execution.execution import Execution
+from specact.execution.far import Route
+from specact.execution.late import Late, run_late
+from specact.execution.pair import Pairing, run_pair
+from specact.execution.tally import Episode
+from specact.links.link import load_link
+from specact.rng import Role, stream
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An episode to be run.
+
+    Attributes:
+        lever, strength: which setting of which lever.
+        driver: drives the robot.
+        execution: how a chunk policy's chunks are played; None for a pair.
+        task, pace: where.
+        hardware, kappa: the profile, and its factor on latency.
+        link: see :func:`~specact.links.link.load_link`; :data:`ON_BOARD` for a policy on the robot.
+        latencies_s: of an inference on this hardware: one for a chunk policy, draft's and target's for a pair [s].
+        idle: see :class:`~specact.envs.moving.MovingWorld`.
+        episode, seed: which episode; the same two give every setting the same start.
+    """
+
+    lever: str
+    strength: float
+    driver: Driver
+    execution: Execution | None
+    task: str
+    pace: float
+    hardware: str
+    kappa: float
+    link: str
+    latencies_s: tuple[float, ...]
+    idle: Idle
+    episode: int
+    seed: int
+
+    @property
+    def row(self) -> Row:
+        """What a row says of the setting, before the episode has run."""
+        execution = self.execution
+        return {
+            "lever": self.lever,
+            "strength": self.strength,
+            "task": self.task,
+            "pace": self.pace,
+            "hardware": self.hardware,
+            "kappa": self.kappa,
+            "link": self.link,
+            "execution": "pair" if execution is None else execution.kind,
+            "overlap": 0 if execution is None else execution.overlap,
+            "execute": 0 if execution is None else execution.execute,
+            "episode": self.episode,
+        }
+
+
+def run_trial(trial: Trial) -> Row:
+    """Runs the episode; its row says the setting, and how it went (:class:`~specact.execution.tally.Episode`)."""
+    world = _world(trial.task, trial.pace, trial.idle)
+    address = {"start": start_of(trial.seed, trial.episode), "seed": trial.seed, "episode": trial.episode}
+    if isinstance(trial.driver, PairDriver):
+        ran = _run_pair(trial, trial.driver, world, address)
+    else:
+        assert trial.execution is not None, "a chunk policy is told how its chunks are played"
+        policy = trial.driver.build()
+        took: Latency | float = trial.latencies_s[0]
+        if trial.link != ON_BOARD:
+            rng = stream(trial.seed, Role.LINK, episode=trial.episode)
+            route = Route.of_chunks(load_link(trial.link), policy.spec, rng)
+            took = route.latency(trial.latencies_s[0])
+        ran = run_episode(world, policy, trial.execution, took, **address)
+    return trial.row | asdict(ran)
+
+
+def _run_pair(trial: Trial, driver: PairDriver, world: MovingWorld, address: dict[str, int]) -> Episode:
+    draft_s, target_s = trial.latencies_s
+    link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
+    if driver.late:
+        return run_late(world, driver.load(), Late(driver.gate, link, draft_s, target_s), **address)[0]
+    pairing = Pairing(driver.gate, VERIFIERS[driver.verifier], link, draft_s if driver.drafts else 0.0, target_s)
+    return run_pair(world, driver.load(), pairing, **address)
+
+
+@cache
+def _world(task: str, pace: float, idle: Idle) -> MovingWorld:
+    """Worlds of this process, kept between episodes: some take a second to build."""
+    return MovingWorld(load_task(task), idle=idle, pace=pace)

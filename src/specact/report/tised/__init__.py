@@ -1,0 +1,1 @@
+"""Pictures of sweeps in the moving world."""
