@@ -14,25 +14,25 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from methods import EPISODES, RESULTS, ROOT, SEED
+from readings import EPISODES
+from study import RESULTS, ROOT
 
 from specact.cli.output import progress_bars
-from specact.data.lessons import Lessons
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.lessons import collect
+from specact.evaluation.lessons import collector
 from specact.evaluation.pool import Pool
 from specact.evaluation.run import evaluate
-from specact.gates.settings import GateChoices, GateSettings
+from specact.gates.settings import GateChoices
 from specact.gates.uncertainty import Kind
 from specact.policies.bundle import load_bundle
 from specact.policies.head import HEAD
 from specact.training.head import HeadRecipe, teach_head
 
-RATE = 0.4
+RATE, SEED = 0.4, 1
 LESSONS = 50_000
 CALIBRATION = {"ball": 40, "swarm": 40, "pusht": 30, "kitchen": 4}
 DEVIATIONS = {
@@ -101,10 +101,7 @@ def regression(pair: str) -> Path:
     )
     bundle = load_bundle(path)
     with progress_bars() as update, Pool() as pool:
-
-        def roll(gates: Sequence[GateSettings], number: int) -> Lessons:
-            return collect(bundle, gates, LESSONS, number, pool, lambda done: update("lessons", done, LESSONS))
-
+        roll = partial(collector(LESSONS, pool, update), bundle)
         teach_head(bundle, HeadRecipe(objective="rejection"), roll, path / "gate", update)
     shutil.rmtree(path / "gate")
     return path

@@ -2,7 +2,7 @@
 
 Run: python benchmarks/readings.py [BUNDLE ...]
 
-This is where the bundles' recommended readings come from, so it uses another seed (0) than the table of methods (1).
+This is where the bundles' recommended readings come from, so it uses another seed (0) than the study (1).
 Run folders go to runs/readings and resume; the summaries are kept in benchmarks/results/readings.json, and
 benchmarks/results/readings.md is written from that.
 """
@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Any
 
-from methods import EPISODES, RESULTS, ROOT
+from study import RESULTS, ROOT
 
 from specact.cli.output import progress_bars
 from specact.evaluation.evaluation import Evaluation
@@ -32,6 +32,7 @@ CHOICES = {
     "disparity, at most 4 skips": GateChoices(reading="disparity", max_skips=4),
     "zscore, at most 4 skips": GateChoices(reading="zscore", max_skips=4),
 }
+EPISODES = {"ball": 500, "swarm": 500, "pusht": 200, "kitchen": 100}
 CALIBRATION = {"ball": 200, "swarm": 100, "pusht": 60, "kitchen": 16}
 
 

@@ -58,6 +58,25 @@ steps = 60
 tiny = ["target", "draft"]
 """
 
+TINY_FLOW = """
+kind = "flow"
+bundle = "tiny-flow"
+env = "ball"
+generate_episodes = 20
+generate_noise = 0.5
+window = 2
+chunk = 6
+layers = 2
+heads = 2
+width = 16
+steps = 100
+batch = 32
+warmup = 5
+average = 0.9
+bfloat16 = false
+seed = 3
+"""
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -92,6 +111,28 @@ def tiny_recipe(tiny_run: Path) -> Path:
 def tiny_bundle(tiny_run: Path) -> Path:
     """The tiny bundle. Read only."""
     return tiny_run / "bundles" / "tiny"
+
+
+@pytest.fixture(scope="session")
+def tiny_flow(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A flow bundle that has learned next to nothing. Read only; its training run is two folders above it."""
+    shared = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        shared = shared.parent
+    folder = shared / "tiny-flow"
+    with (shared / "tiny-flow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            from specact.training.flow_recipe import load_flow_recipe
+            from specact.training.flow_train import train_flow
+
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            (folder / "recipe.toml").write_text(TINY_FLOW)
+            recipe = load_flow_recipe(folder / "recipe.toml")
+            train_flow(recipe, Path(), folder / "run", lambda stage, done, total: None)
+            (folder / "done").touch()
+    return folder / "run" / "bundles" / "tiny-flow"
 
 
 @pytest.fixture

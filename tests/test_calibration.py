@@ -18,7 +18,8 @@ from specact.evaluation.calibrate import CalibrationRun
 from specact.evaluation.rejection import auroc, fit_rejection
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateSettings
-from specact.policies.bundle import PARTS, fingerprint_of
+from specact.policies.bundle import PARTS
+from specact.policies.manifest import fingerprint_of
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])  # many ties
 SCORES = st.lists(FEW | st.floats(-1e3, 1e3), min_size=1, max_size=60)

@@ -12,7 +12,7 @@ from specact import calibrated_gate, load_bundle
 from specact.evaluation.rollout import Shard, run_shard
 from specact.gates import ActionDeviation, Learned
 from specact.gates.settings import GateChoices
-from specact.policies.bundle import fingerprint_of
+from specact.policies.manifest import fingerprint_of
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
@@ -33,7 +33,8 @@ def test_a_bundle_loads_and_is_calibrated_for_its_own_weights(name: str) -> None
     assert dict(stored["settings"]["options"])["reading"] == bundle.recommended_gates.get("reading", "euclidean")
     assert stored["settings"]["max_skips"] == bundle.recommended_gates.get("max_skips")
     for file in (bundle.path / "calibration").glob("*.json"):
-        assert json.loads(file.read_text())["held_out"]["rate"] == pytest.approx(0.6, abs=0.03), file.name
+        made = json.loads(file.read_text())
+        assert made["held_out"]["rate"] == pytest.approx(made["rate"], abs=0.03), file.name
     assert max(bundle.manifest["parity"].values()) < 2e-4
     trained_on = {"sampled"} if name.endswith("-sampled") else {"ground_truth"}
     used = {bundle.manifest["recipe"]["policies"][p.removesuffix("@snapshot")]["offset_on"]

@@ -4,12 +4,12 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 from scipy import stats
+from tests.gates.fixed import Fixed
 
 from specact.errors import ConfigError
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
@@ -57,19 +57,6 @@ class Told(Gate):
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         return next(self._scores)
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A policy with one answer."""
-
-    answer: CodeDistribution
-
-    def infer(self, window: Window) -> CodeDistribution:
-        return self.answer
-
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.answer for _ in windows]
 
 
 def tokenizer(books: int = G, codes: int = K) -> ActionTokenizer:

@@ -2,20 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
+from tests.gates.fixed import Fixed
 
 from specact import load_bundle
 from specact.calibration import calibrated_gate
-from specact.data.lessons import Lessons
 from specact.errors import BundleError, ConfigError
-from specact.evaluation.lessons import collect
+from specact.evaluation.lessons import collect, collector
 from specact.evaluation.pool import Pool
 from specact.gates import Learned, Oracle
 from specact.gates.settings import GateChoices, GateSettings
@@ -45,20 +45,7 @@ class Knows:
         return self.probs
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """A target with one answer."""
-
-    answer: CodeDistribution
-
-    def infer(self, window: Window) -> CodeDistribution:
-        return self.answer
-
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.answer for _ in windows]
-
-
-def proposal(seed: int) -> tuple[Proposal, CodeDistribution]:
+def drafted(seed: int) -> tuple[Proposal, CodeDistribution]:
     """A drafted step, and a target with the draft's offsets."""
     rng = RNG(seed)
     offsets = rng.normal(size=(G, K, CHUNK, A)).astype(np.float32)
@@ -70,7 +57,7 @@ def proposal(seed: int) -> tuple[Proposal, CodeDistribution]:
 @pytest.mark.parametrize("on", ["rejection", "action_change"])
 @pytest.mark.parametrize("seed", range(20))
 def test_a_head_that_knows_the_target_makes_it_the_oracle(on: Any, seed: int) -> None:
-    step, target = proposal(seed)
+    step, target = drafted(seed)
     learned = Learned(0.5, head=cast(TargetHead, Knows(target.probs)), tokenizer=TOKENIZER, on=on)
     oracle = Oracle(0.5, target=Fixed(target), tokenizer=TOKENIZER, on=on)
     assert learned.score(step, RNG(0)) == oracle.score(step, RNG(0))
@@ -84,10 +71,7 @@ def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("taught") / "tiny"))
     bundle = load_bundle(path)
     with Pool(1) as pool:
-
-        def roll(gates: Sequence[GateSettings], number: int) -> Lessons:
-            return collect(bundle, gates, 2000, number, pool, lambda done: None)
-
+        roll = partial(collector(2000, pool, lambda stage, done, total: None), bundle)
         metrics = teach_head(bundle, FEW, roll, path / "gate", lambda stage, done, total: None)
     return bundle, metrics
 
@@ -106,10 +90,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
     recipe = replace(FEW, objective="rejection", rounds=1)
     with Pool(1) as pool:
-
-        def roll(gates: Sequence[GateSettings], number: int) -> Lessons:
-            return collect(bundle, gates, 2000, number, pool, lambda done: None)
-
+        roll = partial(collector(2000, pool, lambda stage, done, total: None), bundle)
         metrics = teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
         lessons = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4

@@ -2,11 +2,8 @@
 
 import json
 import re
-import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from tests.browser import Browser, running_browser, stop, until
 
 from specact import SpeculativePolicy, load_bundle
 from specact.gates.baseline import Always
@@ -27,144 +24,42 @@ from specact.server.telemetry import Telemetry
 from specact.verifiers import SpeculativeVerifier
 from specact.wire.reply import ServerTimes
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PAGE = Path(app.__file__).with_name("status.html").as_uri()
+PAGE = Path(app.__file__).with_name("status.html")
 TOKEN = "a token/with+odd=characters"
 HOSTILE = "<img src=x onerror=alert(1)>"
 REQUESTS, P99 = 2, 9  # columns of the robots' table
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, chromium-browser or google-chrome")
-
-
-def until(condition: Callable[[], object], what: str, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Waits for what other processes bring about."""
-    end = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < end, f"in vain: {what}"
-        meanwhile()
-        time.sleep(0.02)
-
-
-def stop(process: subprocess.Popen[Any]) -> None:
-    """Ends a process of ours and everything it holds."""
-    process.terminate()
-    try:
-        process.wait(15.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-class Browser:
-    """A headless Chromium with one page, driven over its DevTools protocol.
-
-    Attributes:
-        complaints: errors and warnings on the console.
-        requests: addresses of everything the page asked for.
-    """
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection, self._last, self._session = connection, 0, {}
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = {"sessionId": attached["sessionId"]}
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method: str, **parameters: Any) -> Any:
-        """The result of a command; what happens until it is there is noted."""
-        self._last += 1
-        self._connection.send(json.dumps({"id": self._last, "method": method, "params": parameters, **self._session}))
-        while (reply := json.loads(self._connection.recv(timeout=30.0))).get("id") != self._last:
-            self._note(reply.get("method"), reply.get("params", {}))
-        assert "error" not in reply, reply
-        return reply["result"]
-
-    def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript on the page."""
-        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in reply, reply
-        return reply["result"].get("value")
-
-    def open(self, url: str, width: int = 1200) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 700
-        )
-        self.call("Page.navigate", url=url)
-
-    def pretend(self, status: dict[str, Any]) -> None:
-        """Opens the page without a server: this is what it hears."""
-        answer = f"window.fetch = async () => new Response({json.dumps(json.dumps(status))})"
-        script = self.call("Page.addScriptToEvaluateOnNewDocument", source=answer)
-        self.open(PAGE, width=390)
-        until(lambda: self.text("#age"), "numbers are shown")
-        self.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script["identifier"])
-
-    def text(self, selector: str) -> str:
-        """What a person reads there: nothing of what is hidden."""
-        found = f"document.querySelector({json.dumps(selector)})"
-        return str(self.evaluate(f"{found}?.checkVisibility() ? {found}.innerText : ''"))
-
-    def shows(self, text: str) -> bool:
-        return text in self.text("body")
-
-    def column(self, number: int) -> list[str]:
-        """One column of the robots' table."""
-        rows = "[...document.querySelector('#robots').tBodies[0].rows]"
-        return list(self.evaluate(f"{rows}.map((row) => row.cells[{number}].innerText)"))
-
-    def sort(self, number: int) -> list[str]:
-        """The column after a click on its head."""
-        self.evaluate(f"document.querySelectorAll('#robots thead button')[{number}].click()")
-        return self.column(number)
-
-    def enter(self, token: str) -> None:
-        self.evaluate(f"document.querySelector('#token').value = {json.dumps(token)}")
-        self.evaluate("document.querySelector('#ask button').click()")
-
-    def _note(self, event: str | None, told: dict[str, Any]) -> None:
-        if event == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
-        elif event == "Network.webSocketCreated":
-            self.requests.append(told["url"])
-        elif (
-            event == "Runtime.exceptionThrown"
-            or (event == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"))
-            or (event == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"))
-        ):
-            self.complaints.append(str(told))
-
-
-@contextmanager
-def running_browser(profile: Path) -> Iterator[Browser]:
-    """A browser of our own: an empty profile, and nothing that it asks for on its own account."""
-    assert CHROMIUM is not None
-    without = ("gpu", "quic", "background-networking", "component-update", "sync", "extensions", "dev-shm-usage")
-    flags = [f"--disable-{what}" for what in without]
-    flags += ["--headless", "--no-sandbox", "--no-first-run", "--no-proxy-server", "--remote-debugging-port=0"]
-    process = subprocess.Popen(
-        [CHROMIUM, *flags, f"--user-data-dir={profile}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        announced = profile / "DevToolsActivePort"
-        until(lambda: announced.exists() and "/" in announced.read_text(), "the browser starts")
-        port, path = announced.read_text().split()
-        # A socket of our own, so that no proxy of the environment comes in between.
-        own = socket.create_connection(("127.0.0.1", int(port)), 10.0)
-        # It is read only where a command waits for its result, so neither pings nor the queue may end it before.
-        patience: dict[str, Any] = {"max_size": None, "max_queue": None, "ping_interval": None, "compression": None}
-        with connect(f"ws://127.0.0.1:{port}{path}", sock=own, **patience) as connection:
-            yield Browser(connection)
-    finally:
-        stop(process)
 
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     with running_browser(tmp_path / "profile") as running:
         yield running
+
+
+def pretend(browser: Browser, status: dict[str, Any]) -> None:
+    """Opens the page without a server: this is what it hears."""
+    answer = f"window.fetch = async () => new Response({json.dumps(json.dumps(status))})"
+    script = browser.call("Page.addScriptToEvaluateOnNewDocument", source=answer)
+    browser.open(PAGE, width=390)
+    until(lambda: browser.text("#age"), "numbers are shown")
+    browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script["identifier"])
+
+
+def column(browser: Browser, number: int) -> list[str]:
+    """One column of the robots' table."""
+    rows = "[...document.querySelector('#robots').tBodies[0].rows]"
+    return list(browser.evaluate(f"{rows}.map((row) => row.cells[{number}].innerText)"))
+
+
+def sort(browser: Browser, number: int) -> list[str]:
+    """The column after a click on its head."""
+    browser.evaluate(f"document.querySelectorAll('#robots thead button')[{number}].click()")
+    return column(browser, number)
+
+
+def enter(browser: Browser, token: str) -> None:
+    browser.evaluate(f"document.querySelector('#token').value = {json.dumps(token)}")
+    browser.evaluate("document.querySelector('#ask button').click()")
 
 
 class Server:
@@ -223,15 +118,15 @@ def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> N
         browser.open(server.url)
         until(lambda: browser.shows("Ready requests are answered"), "the server is ready", work)
         assert browser.text("h1") == "ball"
-        assert sorted(browser.column(0)) == sorted(["ball-07", HOSTILE])
+        assert sorted(column(browser, 0)) == sorted(["ball-07", HOSTILE])
         assert browser.evaluate("document.querySelectorAll('main img').length") == 0
-        seen = browser.sort(REQUESTS)
-        until(lambda: browser.column(REQUESTS) != seen, "requests are counted", work)
+        seen = sort(browser, REQUESTS)
+        until(lambda: column(browser, REQUESTS) != seen, "requests are counted", work)
         until(lambda: "L" in browser.evaluate("document.querySelector('#rates path.first').outerHTML"), "a line", work)
-        until(lambda: browser.column(0) == ["ball-07", HOSTILE], "who asks most comes first", work)
+        until(lambda: column(browser, 0) == ["ball-07", HOSTILE], "who asks most comes first", work)
         until(lambda: re.search(r"ok\s+[1-9]\d*\s+100.0 %", browser.text("#outcomes")), "answers are counted", work)
         until(lambda: re.search(r"total(\s+\d+\.\d+){3}", browser.text("#stages")), "stages are timed", work)
-        until(lambda: all(re.match(r"\d+\.\d+", cell) for cell in browser.column(P99)), "robots are timed", work)
+        until(lambda: all(re.match(r"\d+\.\d+", cell) for cell in column(browser, P99)), "robots are timed", work)
         assert browser.shows("100.0 %"), "every step was transmitted"
     until(lambda: browser.shows("No robot is connected"), "they have hung up")
     assert browser.complaints == []
@@ -244,10 +139,10 @@ def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
     until(lambda: browser.shows("Token needed"), "the token is asked for")
     assert browser.shows("Token of this server")
     assert browser.text("main") == ""
-    browser.enter("not the token, but long enough")
+    enter(browser, "not the token, but long enough")
     until(lambda: browser.shows("Wrong token"), "it is refused")
     asked = len(browser.requests)
-    browser.enter(TOKEN)
+    enter(browser, TOKEN)
     until(lambda: browser.shows("Ready"), "it is accepted")
     assert "/v1/status" in browser.requests[asked]
     assert not browser.shows("Token")
@@ -284,7 +179,7 @@ def test_it_says_when_the_server_is_gone_and_when_it_is_back(serve: Serve, brows
 
 
 def test_it_shows_a_server_nobody_has_asked_yet(browser: Browser) -> None:
-    browser.pretend(Telemetry("ball").status(queued=0, ready=False))
+    pretend(browser, Telemetry("ball").status(queued=0, ready=False))
     assert browser.shows("Not ready")
     assert browser.shows("No robot is connected")
     assert browser.shows("no request yet")
@@ -298,14 +193,14 @@ def test_it_holds_256_robots_on_a_phone(browser: Browser) -> None:
     for place, key in enumerate(keys[10:]):
         telemetry.answered("infer", ServerTimes(0.1, 0.5, 1.0 + place, 1), telemetry.robots[key])
     telemetry.refused("infer", "expired", telemetry.robots[keys[0]])
-    browser.pretend(telemetry.status(queued=3, ready=True))
+    pretend(browser, telemetry.status(queued=3, ready=True))
     assert browser.shows("Robots (256)")
     assert browser.shows("the deadline passed in the queue")
-    assert browser.column(0)[:3] == ["robot-0", "robot-1", "robot-2"], "numbers count as numbers"
+    assert column(browser, 0)[:3] == ["robot-0", "robot-1", "robot-2"], "numbers count as numbers"
     for _ in range(2):
-        tails = browser.sort(P99)
+        tails = sort(browser, P99)
         assert tails[-10:] == ["\u2013"] * 10, "who has no value comes last, in both directions"
     assert tails[0] == "1.00"
-    assert browser.sort(P99)[0] == "246"
+    assert sort(browser, P99)[0] == "246"
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
     assert browser.complaints == []

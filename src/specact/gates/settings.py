@@ -15,8 +15,9 @@ from specact.gates.gate import Gate
 from specact.gates.learned import Learned
 from specact.gates.oracle import Oracle
 from specact.gates.uncertainty import Kind, Uncertainty
-from specact.policies.bundle import Bundle, fingerprint_of
+from specact.policies.bundle import Bundle
 from specact.policies.head import HEAD, TargetHead
+from specact.policies.manifest import fingerprint_of
 from specact.policies.policy import CodePolicy, PolicySpec
 
 # The gates that need a threshold, and so a calibration.
