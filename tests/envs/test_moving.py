@@ -17,7 +17,7 @@ from specact.envs.swarm import SwarmEnv
 from specact.errors import ConfigError
 
 BALL, PUSHT = load_task("ball"), load_task("pusht")
-SWARM = replace(load_task("swarm"), hold=np.zeros_like)  # one that can be stopped between control periods only
+SWARM = load_task("swarm")  # can be stopped between control periods only
 STILL = np.zeros(2, np.float32)
 
 

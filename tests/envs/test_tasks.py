@@ -44,3 +44,24 @@ def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "gym_pusht.envs.pusht", None)
     with pytest.raises(MissingExtraError, match=r"'gym_pusht'.*specact\[sim\]"):
         load_task("pusht")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_says_how_its_robot_holds_still(name: str) -> None:
+    """Within the action space, and for displacements and velocities nothing but what the last action has to keep."""
+    try:
+        task = load_task(name)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    last = (
+        task.make().action_space.sample() if name in ("ball", "ball-chase", "pusht") else np.full(30, 0.5, np.float32)
+    )
+    assert task.hold is not None
+    held = task.hold(last)
+    assert held.dtype == np.float32 and held.shape == last.shape
+    if name == "peg":
+        assert held[3:].tolist() == last[3:].tolist() and not held[:3].any()
+    elif name in ("ball", "ball-chase", "relocate"):
+        assert held.tolist() == last.tolist()
+    else:
+        assert not held.any()

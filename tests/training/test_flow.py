@@ -1,6 +1,9 @@
 """A flow policy learns what was demonstrated, modes and all; its networks are what the bundle holds."""
 
+import json
 import shutil
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +25,11 @@ from specact.training.flow_recipe import FlowRecipe, load_flow_recipe
 from specact.training.flow_stage import _chunks, flow_stage, units_of
 from specact.training.flow_train import train_flow
 from specact.training.loop import Stage, run
+from specact.training.recipe import load_recipe
 from specact.training.train import train
 from specact.training.vqbet import Statistics
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = FlowRecipe(
     kind="flow", bundle="b", env="ball", generate_episodes=1, window=2, chunk=3, layers=2, heads=2, width=16,
@@ -204,9 +210,18 @@ def test_the_committed_recipes_are_recipes() -> None:
     assert [load_flow_recipe(path).env for path in recipes] == ["ball-chase", "pusht"]
 
 
-def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tiny_recipe: Path, tmp_path: Path) -> None:
-    from specact.training.recipe import load_recipe
+def test_the_command_line_knows_flows(tiny_flow: Path, tmp_path: Path, specact_run: Run) -> None:
+    made = specact_run("export", tiny_flow.parents[1], "--out", tmp_path / "deployed", "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["fingerprint"] == load_flow(tmp_path / "deployed").fingerprint
+    recipe = tmp_path / "r.toml"
+    recipe.write_text((tiny_flow.parents[2] / "recipe.toml").read_text().replace('"flow"', '"flwo"'))
+    refused = specact_run("train", recipe, "--out", tmp_path / "run")
+    assert refused.returncode == 2
+    assert "unknown value of recipe.kind 'flwo'; did you mean 'flow'?" in refused.stderr
 
+
+def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tiny_recipe: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(tiny_flow.parents[1], tmp_path / "run"))
     mine = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
     for other in (replace(mine, seed=1), replace(mine, bundle="other")):

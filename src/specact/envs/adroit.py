@@ -117,4 +117,5 @@ TASK = Task(
     max_steps=MAX_STEPS,
     score="steps with the ball at its target so far, 0 to 200; success above 25",
     features=features,
+    hold=lambda last: last,
 )

@@ -223,4 +223,5 @@ TASK = Task(
     max_steps=MAX_STEPS,
     score="subtasks of the chain completed so far, 0 to 4; the chain is advanced by an oracle",
     features=features,
+    hold=np.zeros_like,
 )

@@ -175,4 +175,5 @@ TASK = Task(
     score="largest share of the peg's way to the hole so far, 0 to 1; success within 7 cm along and 3.5 cm across",
     features=features,
     expert=PegExpert,
+    hold=lambda last: np.append(np.zeros_like(last[:3]), last[3:]),  # stays, and keeps its grip
 )

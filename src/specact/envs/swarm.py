@@ -8,7 +8,7 @@ costs time and head-on drones stand still. Who passes whom on which side is free
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -164,4 +164,6 @@ TASK = Task(
     score="1 if all drones came to rest on their targets, else 0",
     features=lambda episodes: episodes,
     expert=_expert,
+    hold=np.zeros_like,  # they drift on, slowed by drag: an acceleration cannot stop a drone at once
+    effector=lambda env: cast(SwarmEnv, env.unwrapped).position.ravel().copy(),
 )
