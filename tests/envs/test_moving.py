@@ -208,7 +208,7 @@ def test_motion_is_what_the_robot_moves() -> None:
         world.advance(0.1, action)
         agent.append(world.env.raw[:2])  # type: ignore[attr-defined]
     assert np.array_equal(world.motion(), agent)
-    swarm = MovingWorld(SWARM)
+    swarm = MovingWorld(replace(SWARM, effector=None))
     swarm.reset(0)
     with pytest.raises(ConfigError, match="'swarm' does not say what its robot moves"):
         swarm.motion()

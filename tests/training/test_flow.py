@@ -29,6 +29,7 @@ from specact.training.recipe import load_recipe
 from specact.training.train import train
 from specact.training.vqbet import Statistics
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = FlowRecipe(
@@ -50,12 +51,11 @@ def two_ways(episodes: int = 60, length: int = 12) -> Episodes:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Flow, Path]:
-    folder = tmp_path_factory.mktemp("flow")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Flow:
     stage = flow_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
-    stage.module.load_state_dict(run(stage, folder, lambda done: None))
+    stage.module.load_state_dict(run(stage, tmp_path_factory.mktemp("flow"), lambda done: None))
     assert isinstance(stage.module, Flow)
-    return stage.module.eval(), folder
+    return stage.module.eval()
 
 
 def drawn(model: Flow, steps: int, count: int = 200) -> np.ndarray:
@@ -71,12 +71,12 @@ def drawn(model: Flow, steps: int, count: int = 200) -> np.ndarray:
         return integrate(velocity, noise, steps)
 
 
-def test_ten_steps_take_a_side_and_one_step_takes_the_middle(trained: tuple[Flow, Path]) -> None:
+def test_ten_steps_take_a_side_and_one_step_takes_the_middle(trained: Flow) -> None:
     """Why the number of steps is a lever: a single one answers with the mean, which nobody demonstrated.
 
     Each side has a probability near 1/2; fewer than 60 of 200 draws on one of them has one below 1e-8.
     """
-    many, one = (drawn(trained[0], steps)[..., 0] for steps in (10, 1))
+    many, one = (drawn(trained, steps)[..., 0] for steps in (10, 1))
     assert (np.abs(np.abs(many) - 1.0) < 0.5).mean() > 0.9
     assert (np.sign(many) == np.sign(many[:, :1])).all(1).mean() > 0.95, "a chunk keeps to its side"
     assert 60 <= (many[:, 0] > 0.0).sum() <= 140
@@ -87,20 +87,22 @@ class KilledError(Exception):
     """Stands for a kill."""
 
 
-def test_a_stopped_run_ends_like_one_never_stopped(trained: tuple[Flow, Path], tmp_path: Path) -> None:
+def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, steps=50)
+
     def stage_of() -> Stage:
-        return flow_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
+        return flow_stage(stages.prepare(two_ways(), recipe), recipe, SPEC)
 
     def stop(done: int) -> None:
-        if done == 260:
+        if done == 35:
             raise KilledError
 
+    never_stopped = run(stage_of(), tmp_path / "whole", lambda done: None, every=20)
     with pytest.raises(KilledError):
-        run(stage_of(), tmp_path, stop)
+        run(stage_of(), tmp_path / "stopped", stop, every=20)
     begun: list[int] = []
-    weights = run(stage_of(), tmp_path, begun.append)
-    assert begun[0] == 251, "it did not go on from its checkpoint"
-    never_stopped, _ = checkpoint.read(trained[1] / "flow.safetensors")
+    weights = run(stage_of(), tmp_path / "stopped", begun.append, every=20)
+    assert begun[0] == 21, "it did not go on from its checkpoint"
     assert all(torch.equal(weights[name], value) for name, value in never_stopped.items())
 
 
@@ -206,7 +208,7 @@ def test_a_recipe_that_says_too_little(tmp_path: Path) -> None:
 
 
 def test_the_committed_recipes_are_recipes() -> None:
-    recipes = sorted((Path(__file__).parents[2] / "recipes").glob("flow-*.toml"))
+    recipes = sorted(RECIPES.glob("flow-*.toml"))
     assert [load_flow_recipe(path).env for path in recipes] == ["ball-chase", "pusht"]
 
 
@@ -221,11 +223,11 @@ def test_the_command_line_knows_flows(tiny_flow: Path, tmp_path: Path, specact_r
     assert "unknown value of recipe.kind 'flwo'; did you mean 'flow'?" in refused.stderr
 
 
-def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tiny_recipe: Path, tmp_path: Path) -> None:
+def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(tiny_flow.parents[1], tmp_path / "run"))
     mine = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
     for other in (replace(mine, seed=1), replace(mine, bundle="other")):
         with pytest.raises(ConfigError, match="holds a run of another recipe"):
             train_flow(other, Path(), out, lambda stage, done, total: None)
     with pytest.raises(ConfigError, match="holds a run of another recipe"):
-        train(load_recipe(tiny_recipe), Path(), out, lambda stage, done, total: None)
+        train(load_recipe(RECIPES / "ball.toml"), Path(), out, lambda stage, done, total: None)

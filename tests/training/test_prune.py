@@ -40,9 +40,9 @@ def some_windows(bundle: Bundle, count: int = 8) -> list[Window]:
 
 @pytest.fixture(scope="module")
 def pruned(pusht: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The draft with every history; the target would only take longer to export."""
+    """The draft with more and less history; the target would only take longer to export."""
     folder = tmp_path_factory.mktemp("pruned")
-    return {k: prune_history(pusht, k, folder / f"{k}.onnx", "draft") for k in (5, 4, 3, 2, 1)}
+    return {k: prune_history(pusht, k, folder / f"{k}.onnx", "draft") for k in (5, 3, 1)}
 
 
 def assert_same(variant: OnnxPolicy, original: OnnxPolicy, bundle: Bundle) -> None:
@@ -66,7 +66,7 @@ def test_a_shorter_history_is_an_earlier_position_of_the_trained_network(
 ) -> None:
     """Position k - 1 of the whole network, which never sees what comes later; read at the end it would be another."""
     whole = rebuild(pusht, "draft", 5)
-    for k in (1, 2, 3, 4):
+    for k in (1, 3):
         variant = OnnxPolicy(pruned[k], replace(pusht.spec, window=k))
         for window in some_windows(pusht, 3):
             shown = torch.from_numpy(np.concatenate([window.state[-k:], window.state[: 5 - k]]))[None]
@@ -92,12 +92,12 @@ def products(file: Path) -> int:
 def test_less_history_is_less_work(pruned: dict[int, Path]) -> None:
     counted = [products(file) for file in pruned.values()]
     blocks = 12 * 32**2 + 26 * 32  # one block and the embedding, per observation
-    assert [before - after for before, after in itertools.pairwise(counted)] == [blocks] * 4
+    assert [before - after for before, after in itertools.pairwise(counted)] == [2 * blocks] * 2
 
 
 def test_it_is_driven_with_a_window_of_its_own(pusht: Bundle, pruned: dict[int, Path]) -> None:
-    spec = replace(pusht.spec, window=2)
-    policy = CodeChunks(OnnxPolicy(pruned[2], spec), pusht.tokenizer, spec)
+    spec = replace(pusht.spec, window=3)
+    policy = CodeChunks(OnnxPolicy(pruned[3], spec), pusht.tokenizer, spec)
     window = ObservationWindow(policy.spec)
     for seen in some_windows(pusht, 6):
         assert policy.infer(window.push(seen.state[0]), np.random.default_rng(0)).shape == (4, 2)

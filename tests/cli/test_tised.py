@@ -1,0 +1,59 @@
+"""``specact tised`` from a sweep to a sentence, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def swept(specact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two levers, one that asks a server, at two paces on two machines."""
+    out = tmp_path_factory.mktemp("tised") / "sweep"
+    made = specact_run(
+        "tised", "sweep", "--bundle", "ball", "--out", out, "--levers", "naive=0,2", "late=1,0",
+        "--paces", "0", "0.02", "--hardware", "this-machine", "vla-rtx-4070", "--links", "loopback+delay=40",
+        "--episodes", "3", "--workers", "1",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert f"specact tised analyse {out}" in made.stderr
+    return out
+
+
+def test_a_sweep_is_analysed_and_one_number_explained(specact_run: Run, swept: Path) -> None:
+    analysed = specact_run("tised", "analyse", swept)
+    assert analysed.returncode == 0, analysed.stderr
+    for part in ("naive on ball at pace 0", "late on ball at pace 0.02", "seen"):
+        assert part in " ".join(analysed.stdout.split()), part
+    found = json.loads((swept / "analysis" / "analysis.json").read_text())
+    assert len(found["cells"]) == 2 * 2 * 2 * 2
+    assert {row["n"] for row in found["cells"]} == {3}
+    assert {path.suffix for path in (swept / "analysis").iterdir()} == {".json", ".png", ".svg", ".csv"}
+
+    explained = specact_run(
+        "tised", "explain", swept, "--lever", "naive", "--strength", 2, "--hardware", "vla-rtx-4070"
+    )
+    assert explained.returncode == 0, explained.stderr
+    assert explained.stdout.count("naive on ball at pace") == 2
+    missing = specact_run("tised", "explain", swept, "--lever", "naive", "--strength", 3)
+    assert missing.returncode == 2
+    assert "naive=2" in missing.stderr
+
+
+def test_mistakes_are_answered_with_what_there_is(specact_run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    base = ("tised", "sweep", "--bundle", "ball", "--out", out, "--levers")
+    for levers, said in (("nave", "'naive'"), ("naive=a", "'a'"), ("steps", "needs a bundle of kind flow")):
+        refused = specact_run(*base, levers)
+        assert refused.returncode == 2
+        assert said in " ".join(refused.stderr.split()), refused.stderr
+    assert not (out / "manifest.json").exists()
+    assert specact_run("tised", "analyse", out).returncode == 2
+    listed = specact_run("tised", "levers")
+    assert "roll_forward" in listed.stdout and "agx-50w" in listed.stdout
