@@ -33,7 +33,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 RECIPE = FlowRecipe(
-    kind="flow", bundle="b", env="ball", generate_episodes=1, window=2, chunk=3, layers=2, heads=2, width=16,
+    kind="flow", bundle="b", env="ball", generate_episodes=1, window=2, chunk=3, layers=1, heads=2, width=16,
     dropout=0.1, state_noise=0.1, steps=400, batch=64, draws=2, warmup=20, average=0.98, bfloat16=False,
 )  # fmt: skip
 SPEC = ChunkSpec(window=2, state=1, goal=0, chunk=3, actions=1, rate_hz=10.0)

@@ -16,7 +16,7 @@ from specact.files import write_json
 if TYPE_CHECKING:
     from specact.evaluation.tised.analysis import Analysis
     from specact.evaluation.tised.contrasts import LeverContrast
-    from specact.evaluation.tised.levers import Subject
+    from specact.evaluation.tised.settings import Subject
 
 
 @dataclass
@@ -54,6 +54,7 @@ class Sweep:
         try:
             from specact.evaluation.tised.curves import ON_BOARD
             from specact.evaluation.tised.levers import settings_of
+            from specact.evaluation.tised.records import read_manifest
             from specact.evaluation.tised.sweep import Sweep as Request
             from specact.evaluation.tised.sweep import run_sweep
         except ModuleNotFoundError as error:
@@ -77,6 +78,8 @@ class Sweep:
         )  # fmt: skip
         with progress_bars() as update:
             run_sweep(what, self.out, update, workers=self.workers, command=command_line())
+        for label, parts in read_manifest(self.out)["latency_ms"].items():
+            remarks.print(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms here", highlight=False)
         remarks.print(f"next: specact tised analyse {self.out}", highlight=False)
         results.print(f"sweep: {self.out}", highlight=False)
 
@@ -179,7 +182,7 @@ def tised(
 
 def _subject(bundle: str, execute: int | None, out: Path) -> Subject:
     from specact.evaluation.tised.drivers import driver_of
-    from specact.evaluation.tised.levers import Subject
+    from specact.evaluation.tised.settings import Subject
     from specact.evaluation.tised.windows import typical_windows
     from specact.policies.bundle import find_bundle, load_bundle
     from specact.policies.flow_bundle import FlowBundle, load_flow
@@ -208,7 +211,7 @@ def _analysed(runs: tuple[Path, ...]) -> tuple[Analysis, list[str]]:
     """The analysis of sweeps, and the links in them."""
     try:
         from specact.evaluation.tised.analysis import analyse
-        from specact.evaluation.tised.sweep import read_sweeps
+        from specact.evaluation.tised.records import read_sweeps
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
     if not runs:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.envs.moving import MovingWorld, Seen
+from specact.envs.moving import MovingWorld
+from specact.envs.ticking import Seen
 from specact.policies.chunk import ChunkSpec
 from specact.policies.policy import PolicySpec
 from specact.policies.window import ObservationWindow

@@ -14,8 +14,10 @@ from specact.envs import load_task
 from specact.errors import ConfigError, DataError
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
-from specact.evaluation.tised.levers import Setting, Subject, settings_of
-from specact.evaluation.tised.sweep import EPISODES, MANIFEST, Sweep, read_sweeps, run_sweep
+from specact.evaluation.tised.levers import settings_of
+from specact.evaluation.tised.records import EPISODES, MANIFEST, read_sweeps
+from specact.evaluation.tised.settings import Setting, Subject
+from specact.evaluation.tised.sweep import Sweep, run_sweep
 from specact.evaluation.tised.trial import Trial, run_trial
 from specact.policies.bundle import load_bundle
 

@@ -2,75 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from specact.calibration import find_calibration
 from specact.errors import ConfigError, unknown_name
-from specact.evaluation.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, driver_of
+from specact.evaluation.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver
+from specact.evaluation.tised.settings import Setting, Subject
 from specact.execution.execution import Execution, Kind
 from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
 from specact.policies.flow_bundle import FlowBundle
-
-ADAHIS_RATE = 0.6
-
-
-class Variants(Protocol):
-    """Makes networks that are cheaper than a bundle's own; a room with PyTorch and ONNX does that."""
-
-    def tiers(self, static: bool) -> tuple[str, ...]:
-        """Quantisation, from the mildest to the strongest."""
-        ...
-
-    def quantised(self, tier: str) -> Mapping[str, Path]:
-        """The networks of a tier by part: ``target`` of a pair, or parts of a flow policy."""
-        ...
-
-    def windowed(self, window: int) -> Path:
-        """The pair's target as a network that looks at so many observations."""
-        ...
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What levers are pulled on.
-
-    Attributes:
-        bundle: a pair or a flow policy.
-        execute: n, actions played of a chunk.
-        variants: makes cheaper networks of it.
-    """
-
-    bundle: Bundle | FlowBundle
-    execute: int
-    variants: Variants
-
-    @property
-    def driver(self) -> FlowDriver | CodesDriver:
-        """The policy as it is."""
-        return driver_of(self.bundle)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A lever at one strength.
-
-    Attributes:
-        lever, strength: which.
-        driver: drives the robot.
-        execution: how a chunk policy's chunks are played; None for a pair.
-        remote: whether a chunk policy is at the far end of the link.
-    """
-
-    lever: str
-    strength: float
-    driver: Driver
-    execution: Execution | None
-    remote: bool = False
 
 
 @dataclass(frozen=True)

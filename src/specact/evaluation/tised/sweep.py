@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 import platform
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 
 from specact import __version__
 from specact.envs import load_task
 from specact.envs.moving import Idle
-from specact.errors import ConfigError, DataError
-from specact.evaluation.metrics import Table
+from specact.errors import ConfigError
 from specact.evaluation.pool import Pool
+from specact.evaluation.tised.costs import measure_settings
 from specact.evaluation.tised.curves import ON_BOARD
-from specact.evaluation.tised.drivers import CodesDriver, PairDriver, inference
-from specact.evaluation.tised.levers import Setting
+from specact.evaluation.tised.drivers import PairDriver
+from specact.evaluation.tised.records import EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
+from specact.evaluation.tised.settings import Setting
 from specact.evaluation.tised.trial import Row, Trial, run_trial
-from specact.files import write_json, write_whole
+from specact.files import write_json
 from specact.links.link import load_link
 from specact.tised.hardware import load_hardware
 
-MANIFEST, EPISODES = "manifest.json", "episodes.jsonl"
-_TIMED = 60
 Progress = Callable[[str, int, int], None]
 
 
@@ -95,44 +92,17 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
     _check(what)
     manifest, file = _claim(what, out, command), out / EPISODES
     trials = list(_trials(what, manifest["latency_ms"]))
-    _cut_torn_line(file)
-    kept = {_key(row) for row in _rows(file)}
+    cut_torn_line(file)
+    kept = {_key(row) for row in read_rows(file)}
     missing = [trial for trial in trials if _key(trial.row) not in kept]
     done, name = len(trials) - len(missing), f"{what.task}, episodes"
     progress(name, done, len(trials))
     with file.open("a") as lines, Pool(workers) as pool:
         for _, row in pool.each(run_trial, missing):
-            known = {name: None if value != value else value for name, value in row.items()}  # JSON has no NaN
-            lines.write(json.dumps(known, allow_nan=False) + "\n")
+            lines.write(to_line(row))
             lines.flush()
             done += 1
             progress(name, done, len(trials))
-
-
-def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[dict[str, Any]]]:
-    """The episodes of one or more sweeps as one table, the baseline of every lever, and the manifests.
-
-    Raises:
-        DataError: if a folder holds no sweep, or two sweeps have different baselines of one lever.
-    """
-    rows: list[Row] = []
-    baselines: dict[str, float] = {}
-    manifests = []
-    for folder in folders:
-        if not (folder / MANIFEST).is_file():
-            raise DataError(f"{folder} holds no sweep; make one with: specact tised sweep --out {folder}")
-        manifest = json.loads((folder / MANIFEST).read_text())
-        rows += _rows(folder / EPISODES)
-        manifests.append(manifest)
-        for lever, baseline in manifest["baselines"].items():
-            if baselines.setdefault(lever, baseline) != baseline:
-                raise DataError(
-                    f"{folder}: the baseline of {lever!r} is {baseline:g}, that of another sweep {baselines[lever]:g}; "
-                    "analyse them apart"
-                )
-    if not rows:
-        raise DataError(f"no episode is finished in {', '.join(map(str, folders))}; run the sweep again")
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}, baselines, manifests
 
 
 def _trials(what: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Trial]:
@@ -147,7 +117,7 @@ def _trials(what: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Tria
                             lever=setting.lever, strength=setting.strength, driver=setting.driver,
                             execution=setting.execution, task=what.task, pace=pace, hardware=profile.name,
                             kappa=profile.kappa, link=link,
-                            latencies_s=_latencies_s(what, setting, latency_ms[_label(setting)], profile.kappa),
+                            latencies_s=_latencies_s(what, setting, latency_ms[setting.label], profile.kappa),
                             idle=what.idle, episode=episode, seed=what.seed,
                         )  # fmt: skip
 
@@ -162,10 +132,6 @@ def _latencies_s(what: Sweep, setting: Setting, measured_ms: list[float], kappa:
 
 def _offloads(setting: Setting) -> bool:
     return setting.remote or isinstance(setting.driver, PairDriver)
-
-
-def _label(setting: Setting) -> str:
-    return f"{setting.lever} {setting.strength:g}"
 
 
 def _check(what: Sweep) -> None:
@@ -194,7 +160,7 @@ def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:
         "specact": __version__,
         "sweep": request,
         "baselines": {setting.lever: setting.strength for setting in reversed(what.settings)},
-        "latency_ms": measure(what.settings),
+        "latency_ms": measure_settings(what.settings),
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "python": platform.python_version(),
@@ -203,45 +169,6 @@ def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:
     }
     write_json(path, manifest)
     return manifest
-
-
-def measure(settings: Sequence[Setting]) -> dict[str, list[float]]:
-    """Median time of each setting's inferences at batch 1 on this machine [ms], measured in turn and in rounds."""
-    runs: dict[str, list[Callable[[], object]]] = {}
-    for setting in settings:
-        if isinstance(setting.driver, PairDriver):
-            drivers = [CodesDriver(setting.driver.bundle, role) for role in ("draft", "target")]
-            runs[_label(setting)] = [inference(driver) for driver in drivers]
-        else:
-            guided = setting.execution is not None and setting.execution.kind == "inpainting"
-            runs[_label(setting)] = [inference(setting.driver, inpainting=guided)]
-    taken: dict[str, list[list[float]]] = {label: [[] for _ in calls] for label, calls in runs.items()}
-    for _ in range(_TIMED):
-        for label, calls in runs.items():
-            for call, times in zip(calls, taken[label], strict=True):
-                started = time.perf_counter()
-                call()
-                times.append(1e3 * (time.perf_counter() - started))
-    # The first rounds warm up.
-    return {label: [float(np.median(times[10:])) for times in parts] for label, parts in taken.items()}
-
-
-def _cut_torn_line(file: Path) -> None:
-    """A kill may have cut the last line short; the next one must begin a line of its own."""
-    if file.exists() and not (text := file.read_text()).endswith("\n"):
-        write_whole(file, text[: text.rfind("\n") + 1].encode())
-
-
-def _rows(file: Path) -> list[Row]:
-    """The whole lines of a file."""
-    if not file.exists():
-        return []
-    text = file.read_text()
-    try:
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise DataError(f"{file} is damaged ({error}); remove the damaged lines, or the folder") from None
-    return [{name: float("nan") if value is None else value for name, value in row.items()} for row in rows]
 
 
 def _key(row: Row) -> tuple[object, ...]:

@@ -1,0 +1,84 @@
+"""Environments whose physics can be stopped within a control period, and how any other is made to look like one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+Seen = dict[str, NDArray[np.float32]]
+Settled = tuple[float, bool, bool, dict[str, Any]]
+
+
+class Ticking(Protocol):
+    """An environment whose physics can be stopped within a control period; its ``step`` is these in a row.
+
+    Attributes:
+        tick_s: the shortest time it can go on [s].
+        ticks: of them in a control period.
+    """
+
+    tick_s: float
+    ticks: int
+
+    def reset(self, *, seed: int | None = None) -> tuple[Seen, dict[str, Any]]:
+        """As Gymnasium's."""
+        ...
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        """What the robot is to do from now on, ``[A]``."""
+        ...
+
+    def run(self, ticks: int) -> None:
+        """Lets the physics go on."""
+        ...
+
+    def settle(self) -> Settled:
+        """Ends a control period: what Gymnasium's ``step`` returns behind the observation."""
+        ...
+
+    def look(self) -> Seen:
+        """The observation of this very moment."""
+        ...
+
+    def close(self) -> None:
+        """As Gymnasium's."""
+        ...
+
+
+class WholePeriods:
+    """Any Gymnasium environment as a :class:`Ticking` one, with one tick in a control period.
+
+    Args:
+        env: the environment.
+        rate_hz: its control rate [Hz].
+    """
+
+    ticks = 1
+
+    def __init__(self, env: gym.Env[Any, Any], rate_hz: float) -> None:
+        self._env, self.tick_s = env, 1.0 / rate_hz
+        self._seen: Seen = {}
+
+    def reset(self, *, seed: int | None = None) -> tuple[Seen, dict[str, Any]]:
+        self._seen, info = self._env.reset(seed=seed)
+        return self._seen, info
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        self._action = action
+
+    def run(self, ticks: int) -> None:
+        for _ in range(ticks):
+            self._seen, reward, terminated, truncated, info = self._env.step(self._action)
+            self._settled = float(reward), terminated, truncated, info
+
+    def settle(self) -> Settled:
+        return self._settled
+
+    def look(self) -> Seen:
+        return self._seen
+
+    def close(self) -> None:
+        self._env.close()
