@@ -419,8 +419,12 @@ class Far:
         self.ahead: tuple[Window, float] | None = None
         self.asked: list[Window] = []
 
-    def prefetch(self, window: Window) -> None:
+    def prefetch(self, window: Window) -> bool:
         self.ahead = window, self._clock.now()
+        return True
+
+    def pending(self, window: Window) -> bool:
+        return self.ahead is not None and self.ahead[0] is window and self._clock.now() < self.ahead[1] + 0.012
 
     def ask(self, window: Window) -> Answer | Miss:
         self.asked.append(window)

@@ -75,8 +75,12 @@ class Missing:
     def __init__(self, clock: VirtualClock, *causes: str, wait: float = 0.0) -> None:
         self._clock, self._causes, self._wait = clock, itertools.cycle(causes), wait
 
-    def prefetch(self, window: Window) -> None:
+    def prefetch(self, window: Window) -> bool:
         """Nothing leaves."""
+        return False
+
+    def pending(self, window: Window) -> bool:
+        return False
 
     def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
         self._clock.sleep(self._wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,11 +20,20 @@ from specact.policies.policy import CodePolicy
 from specact.policies.window import Observation, ObservationWindow
 from specact.rng import Role, StepStreams
 from specact.sampling import sample_codes
-from specact.types import OffloadTimes, Proposal, StageTimes, StepRecord, Window
+from specact.types import Decision, OffloadTimes, Proposal, StageTimes, StepRecord, Window
 from specact.verifiers import LocalTarget, Miss, SpeculativeVerifier, Verification, Verifier
 
 Offset = Literal["target", "draft", "stale"]
 _NOTHING = OffloadTimes()
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A step whose verdict nobody waits for: its number, and when its observation was made."""
+
+    proposal: Proposal
+    step: int
+    seen_s: float
 
 
 class SpeculativePolicy:
@@ -42,17 +52,22 @@ class SpeculativePolicy:
             it drafted, even where they were replaced. The last two are ablations.
         fallback: what is executed where the target cannot be had in time.
         forecast: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
+        late_for_s: None waits for the target, as in the paper. With a number nobody waits: the draft's chunk runs at
+            once, and a verdict that arrives while it runs, and no longer than this after its observation, replaces what
+            is left of it. While one is under way no other is asked for. Needs a verifier that draws on the device.
         seed, robot: address of the random streams; two robots with one seed get different ones.
         clock: what the step times are read from.
 
     Attributes:
         record: of the last inference; None before the first of an episode.
         counts: ``steps`` (inferences), how many of them were ``transmitted`` and ``missed``, how many codes were
-            ``verified`` and ``accepted``, since the policy was made.
+            ``verified`` and ``accepted``, since the policy was made; where verdicts may be late also how many steps the
+            gate ``wanted`` sent, how many verdicts came ``in_time``, and how many actions they ``replaced``.
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
-        ConfigError: for an unknown offset, a negative seed or robot, or a stop action of another size.
+        ConfigError: for an unknown offset, a negative seed or robot, a stop action of another size, or a late_for_s
+            that is not positive or stands beside a forecast.
     """
 
     def __init__(
@@ -65,6 +80,7 @@ class SpeculativePolicy:
         offset: Offset = "target",
         fallback: Fallback = EXECUTE_DRAFT,
         forecast: Forecast | None = None,
+        late_for_s: float | None = None,
         seed: int = 0,
         robot: int = 0,
         clock: Clock | None = None,
@@ -73,6 +89,10 @@ class SpeculativePolicy:
             raise unknown_name("offset", offset, get_args(Offset))
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
+        if late_for_s is not None and (not late_for_s > 0.0 or forecast is not None):
+            raise ConfigError(
+                f"late_for_s must be above 0, and needs no forecast since nobody waits; got {late_for_s} and {forecast}"
+            )
         self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.record: StepRecord | None = None
         self.counts: Counter[str] = Counter()
@@ -81,6 +101,7 @@ class SpeculativePolicy:
         if verifier is None:
             verifier = SpeculativeVerifier(LocalTarget(bundle.target, self.clock), bundle.tokenizer)
         self._verifier, self._fallback, self._forecast = verifier, fallback, forecast
+        self._late_for_s = late_for_s
         self._streams = StepStreams(seed, robot)
         self._window = ObservationWindow(bundle.spec)
         self._player = ChunkPlayer(bundle.spec.execute, bundle.spec.overlap)
@@ -90,6 +111,7 @@ class SpeculativePolicy:
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
         self._episode, self._step, self._misses = episode, 0, 0
+        self._under_way: _UnderWay | None = None
         self._window.reset()
         self._player.reset()
         self.gate.reset()
@@ -122,10 +144,12 @@ class SpeculativePolicy:
 
     def act_on(self, window: Window) -> NDArray[np.float32]:
         """The second half of :meth:`act`."""
+        self._land()
         if not self.stopped and self._player.empty:
             self.record = self._infer(window)
             self.gate.learn(self.record)
             self._player.put(self.record.proposal.chunk, self.record.chunk)
+            self._land()
         if self.stopped:
             return np.array(self._fallback.stop_action, dtype=np.float32)
         drafted, self._last = self._player.next()
@@ -144,12 +168,16 @@ class SpeculativePolicy:
         proposal = Proposal(window, draft, codes, self._tokenizer.decode(codes, draft.offsets))
         decision = self.gate.decide(proposal, self._streams(Role.GATE, *address))
         decided = clock.now()
-        verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, *address)) if decision.transmit else None
+        if self._late_for_s is None:
+            verified = self._verify(proposal, self._step) if decision.transmit else None
+        else:
+            decision, verified = self._send(proposal, decision, started)
         chunk = self._executed(proposal, verified)
         if self._forecast is not None:
             self._forecast.learn(decision)
         answered = verified if isinstance(verified, Verification) else None
-        self._count(decision.transmit, answered)
+        self.counts.update(steps=1, transmitted=int(decision.transmit))
+        self._count(verified)
         self._step += 1
         offload = _NOTHING if verified is None else verified.times
         return StepRecord(
@@ -165,6 +193,39 @@ class SpeculativePolicy:
             chunk=chunk,
             times=StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total),
         )
+
+    def _verify(self, proposal: Proposal, step: int) -> Verification | Miss:
+        return self._verifier.verify(proposal, self._streams(Role.VERIFY, self._episode, step))
+
+    def _send(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Miss | None]:
+        """Sends a step whose verdict may be late; what was sent, and a miss where nothing could be."""
+        self.counts["wanted"] += decision.transmit
+        if not decision.transmit or self._under_way is not None:
+            return replace(decision, transmit=False), None
+        if not self._verifier.prefetch(proposal.window):
+            return decision, Miss("disconnected", _NOTHING)
+        self._under_way = _UnderWay(proposal, self._step, seen_s)
+        return decision, None
+
+    def _land(self) -> None:
+        """Lets a verdict that has arrived replace what is left of its chunk."""
+        sent, record = self._under_way, self.record
+        if sent is None or record is None or self._verifier.pending(sent.proposal.window):
+            return
+        self._under_way, age_s = None, self.clock.now() - sent.seen_s
+        if sent.step != record.step or self._player.empty or age_s > (self._late_for_s or 0.0):
+            self.counts["missed"] += 1
+            return
+        verified = self._verify(sent.proposal, sent.step)
+        chunk = self._executed(sent.proposal, verified)
+        self._count(verified)
+        left = self._player.replace(chunk)
+        if isinstance(verified, Miss):
+            self.record = replace(record, miss=verified.cause, chunk=chunk)
+            return
+        self.counts.update(in_time=1, replaced=left)
+        codes, target = verified.verdict.codes, verified.target
+        self.record = replace(record, verdict=verified.verdict, target=target, codes=codes, chunk=chunk)
 
     def _executed(self, proposal: Proposal, verified: Verification | Miss | None) -> NDArray[np.float32]:
         """The chunk to execute, of a step that was skipped where ``verified`` is None."""
@@ -188,13 +249,11 @@ class SpeculativePolicy:
         stale = proposal.chunk - self._tokenizer.base(proposal.codes)
         return self._tokenizer.base(codes) + stale
 
-    def _count(self, transmitted: bool, answered: Verification | None) -> None:
-        self.counts["steps"] += 1
-        self.counts["transmitted"] += transmitted
-        self.counts["missed"] += transmitted and answered is None
-        if answered is not None:
-            self.counts["verified"] += len(answered.verdict.accepted)
-            self.counts["accepted"] += int(answered.verdict.accepted.sum())
+    def _count(self, verified: Verification | Miss | None) -> None:
+        self.counts["missed"] += isinstance(verified, Miss)
+        if isinstance(verified, Verification):
+            accepted = verified.verdict.accepted
+            self.counts.update(verified=len(accepted), accepted=int(accepted.sum()))
 
     def _missed(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
         """The chunk to execute instead; the drafted one, unexecuted, where the robot stops."""

@@ -42,6 +42,15 @@ class ChunkPlayer:
         self._chunks.append((drafted, executed))
         self._played = 0
 
+    def replace(self, executed: Chunk) -> int:
+        """Lets another chunk ``[n, A]`` be executed in place of the newest, from the next action on.
+
+        Returns:
+            How many of its actions are still to be played.
+        """
+        self._chunks[-1] = (self._chunks[-1][0], executed)
+        return self._execute - self._played
+
     def next(self) -> tuple[Chunk, Chunk]:
         """The drafted and the executed action of this control step, both ``[A]``."""
         newest = self._chunks[-1]

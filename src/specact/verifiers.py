@@ -44,8 +44,16 @@ class Miss:
 class Target(Protocol):
     """The target policy, wherever it runs."""
 
-    def prefetch(self, window: Window) -> None:
-        """Says that :meth:`ask` will probably follow for this very window, so that the request can leave now."""
+    def prefetch(self, window: Window) -> bool:
+        """Says that :meth:`ask` will probably follow for this very window, so that the request can leave now.
+
+        Returns:
+            Whether it could leave.
+        """
+        ...
+
+    def pending(self, window: Window) -> bool:
+        """Whether :meth:`ask` would have to wait for what was prefetched for this very window."""
         ...
 
     def ask(self, window: Window) -> Answer | Miss:
@@ -64,8 +72,13 @@ class LocalTarget:
     def __init__(self, policy: CodePolicy, clock: Clock | None = None) -> None:
         self._policy, self._clock = policy, RealClock() if clock is None else clock
 
-    def prefetch(self, window: Window) -> None:
+    def prefetch(self, window: Window) -> bool:
         """Nothing is gained here: draft and target would share the processor."""
+        return True
+
+    def pending(self, window: Window) -> bool:
+        """Never: it is computed when it is asked for."""
+        return False
 
     def ask(self, window: Window) -> Answer:
         """See :class:`Target`; never misses."""
@@ -94,8 +107,12 @@ class Verification:
 class Verifier(Protocol):
     """Turns a proposal into final codes."""
 
-    def prefetch(self, window: Window) -> None:
+    def prefetch(self, window: Window) -> bool:
         """See :meth:`Target.prefetch`."""
+        ...
+
+    def pending(self, window: Window) -> bool:
+        """See :meth:`Target.pending`."""
         ...
 
     def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
@@ -113,7 +130,7 @@ class DeviceVerifier(ABC):
 
     def __init__(self, target: Target, tokenizer: ActionTokenizer) -> None:
         self._target, self._tokenizer = target, tokenizer
-        self.prefetch = target.prefetch
+        self.prefetch, self.pending = target.prefetch, target.pending
 
     def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
         """See :class:`Verifier`."""

@@ -58,6 +58,19 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(
     assert "ALARM" in done.stdout and "calibrated level of 0.39" in done.stderr
 
 
+def test_late_verdicts_are_counted(specact_run: Run, server: Child) -> None:
+    done = specact_run(
+        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--late", "--gate", "always",
+        "--deadline-ms", "5000", "--episodes", "1", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    late = summary["late"]
+    assert late["wanted"] == summary["inferences"]
+    assert 0 < late["in_time"] <= late["transmitted"] <= late["wanted"]
+    assert late["in_time"] <= late["replaced"] <= 5 * late["in_time"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -67,6 +80,8 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(
         (("--link-share-kbit", "-1"), "must be positive"),
         (("--latency-budget-ms", "0"), "must be positive"),
         (("--audit-rate", "1"), "[0, 1)"),
+        (("--late", "--audit-rate", "0.1"), "--late goes without"),
+        (("--late", "--sampling", "server"), "--late goes without"),
     ],
 )
 def test_what_cannot_be_held_is_refused_before_anything_moves(

@@ -1,6 +1,7 @@
 """Late verification: no stall for the verdict; it counts while its chunk runs, and only then."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from math import inf
 
 import numpy as np
 import pytest
@@ -8,49 +9,49 @@ import pytest
 pytest.importorskip("mujoco")
 
 from tests.execution.conftest import TapedBall
-from tests.execution.test_pair import FAR, INSTANT, SEED, TASK, gate_of, moved, pairing
+from tests.execution.test_pair import FAR, SEED, TASK, moved, pairing
 
 from specact import Bundle
 from specact.envs.moving import MovingWorld
-from specact.errors import ConfigError
 from specact.evaluation.rollout import start_of
-from specact.execution.late import Late, Verdicts, run_late
+from specact.execution.pair import run_pair
 from specact.execution.tally import Episode
 from specact.links.steady import SteadyLink
 
 
-def run(bundle: Bundle, method: str = "hybrid", **changes: object) -> tuple[Episode, Verdicts, list[np.ndarray]]:
-    late = replace(Late(gate_of(method, bundle), INSTANT, 0.0, 0.0), **changes)  # type: ignore[arg-type]
-    world = MovingWorld(TASK)
-    result, verdicts = run_late(world, bundle, late, start=start_of(SEED, 0), seed=SEED, episode=0)
+def run(
+    bundle: Bundle, method: str = "hybrid", late_for_s: float = inf, **changes: object
+) -> tuple[Episode, Mapping[str, int], list[np.ndarray]]:
+    late, world = pairing(method, bundle, late_for_s=late_for_s, **changes), MovingWorld(TASK)
+    result, counts = run_pair(world, bundle, late, start=start_of(SEED, 0), seed=SEED, episode=0)
     assert isinstance(world.env, TapedBall)
-    return result, verdicts, world.env.commands[1:]
+    return result, counts, world.env.commands[1:]
 
 
 @pytest.mark.parametrize("method", ["hybrid", "adahi"])
 def test_a_verdict_that_takes_no_time_is_verification(ball: Bundle, method: str) -> None:
-    result, verdicts, commands = run(ball, method)
+    result, counts, commands = run(ball, method)
     usual, wanted = moved(ball, pairing(method, ball))
     assert len(commands) == len(wanted) and all(map(np.array_equal, commands, wanted))
-    assert verdicts.wanted == verdicts.sent == verdicts.in_time > 0
+    assert counts["wanted"] == counts["transmitted"] == counts["in_time"] > 0
     assert result == usual
 
 
 def test_a_verdict_that_comes_after_its_chunk_is_no_verdict(ball: Bundle) -> None:
     """A chunk is 0.25 s; what takes 0.3 s leaves the draft's actions as they were, and every second step unsent."""
-    result, verdicts, commands = run(ball, target_s=0.3)
+    result, counts, commands = run(ball, target_s=0.3)
     _, wanted = moved(ball, pairing("draft", ball))
     assert all(map(np.array_equal, commands, wanted)) and len(commands) == len(wanted)
-    assert verdicts.in_time == verdicts.replaced == 0
-    assert verdicts.wanted == result.chunks and verdicts.sent == (result.chunks + 1) // 2
-    assert result.transmission_rate == pytest.approx(verdicts.sent / verdicts.wanted)
+    assert counts["in_time"] == counts["replaced"] == counts["verified"] == 0
+    assert counts["wanted"] == result.chunks and counts["transmitted"] == (result.chunks + 1) // 2
+    assert result.transmission_rate == pytest.approx(counts["transmitted"] / counts["wanted"])
 
 
 @pytest.mark.parametrize(("delay_s", "left"), [(0.05, 4), (0.07, 3), (0.15, 2), (0.2, 1)])
 def test_it_counts_from_its_own_time_index_on(ball: Bundle, delay_s: float, left: int) -> None:
-    result, verdicts, commands = run(ball, target_s=delay_s)
-    assert verdicts.replaced == left * verdicts.in_time
-    assert verdicts.in_time >= verdicts.sent - 1 > 0, "the last one may find the episode over"
+    result, counts, commands = run(ball, target_s=delay_s)
+    assert counts["replaced"] == left * counts["in_time"]
+    assert counts["in_time"] >= counts["transmitted"] - 1 > 0, "the last one may find the episode over"
     # Up to where the first verdict falls, the first chunk is the draft's; from there on the verified one.
     drafted = moved(ball, pairing("draft", ball))[1][:5]
     verified = moved(ball, pairing("hybrid", ball))[1][:5]
@@ -68,13 +69,5 @@ def test_nothing_is_waited_for_but_the_draft(ball: Bundle) -> None:
 
 def test_a_verdict_on_too_old_an_observation_is_not_used(ball: Bundle) -> None:
     link = SteadyLink(rtt_ms=70.0, jitter_ms=0.0, up_mbit_s=1e6, down_mbit_s=1e6)
-    assert run(ball, link=link, max_age_s=0.11)[1].in_time > 0  # it is looked at between actions: 0.1 s
-    assert run(ball, link=link, max_age_s=0.09)[1].in_time == 0
-
-
-def test_refusals_are_sentences(ball: Bundle) -> None:
-    with pytest.raises(ConfigError, match="must be above 0, got 0"):
-        Late(gate_of("hybrid", ball), INSTANT, 0.0, 0.0, max_age_s=0.0)
-    averaging = replace(ball, spec=replace(ball.spec, overlap="average"))
-    with pytest.raises(ConfigError, match="averages over chunks"):
-        run(averaging)
+    assert run(ball, link=link, late_for_s=0.11)[1]["in_time"] > 0  # it is looked at between actions: 0.1 s
+    assert run(ball, link=link, late_for_s=0.09)[1]["in_time"] == 0

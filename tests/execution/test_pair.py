@@ -45,7 +45,7 @@ def pairing(method: str, bundle: Bundle, **changes: object) -> Pairing:
 def moved(bundle: Bundle, how: Pairing, episode: int = 0, pace: float = 0.0) -> tuple[Episode, list[np.ndarray]]:
     """The episode, and what was commanded after the reset."""
     world = MovingWorld(TASK, pace=pace)
-    result = run_pair(world, bundle, how, start=start_of(SEED, episode), seed=SEED, episode=episode)
+    result, _ = run_pair(world, bundle, how, start=start_of(SEED, episode), seed=SEED, episode=episode)
     assert isinstance(world.env, TapedBall)
     return result, world.env.commands[1:]
 

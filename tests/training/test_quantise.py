@@ -85,7 +85,7 @@ def test_the_layers_of_a_flow(tiny_flow: Path) -> None:
 def test_tiers_go_from_mild_to_strong() -> None:
     progression = tiers()
     assert [tier.name for tier in progression] == [
-        *(f"int8_dynamic-{group}" for group in GROUPS), *(f"int4-{group}" for group in GROUPS),
+        *(f"int8_dynamic-{group}" for group in GROUPS), *(f"int4_dynamic-{group}" for group in GROUPS),
     ]  # fmt: skip
     bits = {"int8_dynamic": 8, "int8_static": 8, "int4": 4}
     widths = [[bits[tier.methods[group]] if group in tier.methods else 32 for group in GROUPS] for tier in progression]

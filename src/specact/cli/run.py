@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,9 @@ from specact.cli.output import print_json, progress_bars, results
 from specact.cli.serve import read_token
 from specact.errors import ConfigError, MissingExtraError
 from specact.fallback import Fallback, OnMiss
+
+# What is told of verdicts that nobody waited for.
+LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
 
 
 def run(
@@ -32,6 +36,7 @@ def run(
     max_consecutive_misses: int | None = None,
     stop_action: tuple[float, ...] | None = None,
     overlap: bool = True,
+    late: bool = False,
     sampling: Literal["device", "server"] = "device",
     rate_hz: float | None = None,
     episodes: int = 5,
@@ -58,11 +63,14 @@ def run(
         link_share_kbit: hold this share of the link, in kbit/s of requests and replies, instead of a rate.
         audit_rate: share of the steps to skip that are verified all the same, to know what skipping costs; 0.02 is
             plenty.
-        deadline_ms: how long a step waits for the target; one control period if not given.
+        deadline_ms: how long a step waits for the target; one control period if not given, with --late all that a
+            chunk of actions takes.
         on_miss: what is executed where the target cannot be had in time.
         max_consecutive_misses: after more than this the robot stops.
         stop_action: what makes this robot stand still; needed wherever it can stop.
         overlap: let requests leave ahead of the draft where the gate's forecast says so.
+        late: never wait for the server: act on the draft at once, and let a verdict correct what is left of the chunk
+            of actions when it arrives.
         sampling: on the device, or on the server as in the paper.
         rate_hz: control rate; the bundle's own if not given.
         episodes: of a simulated robot.
@@ -92,6 +100,8 @@ def run(
     endpoint = Endpoint.parse(server, read_token(token_file), trusting(ca))
     if link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or sampling != "device"):
         raise ConfigError("--link-share-kbit counts what ws:// carries; leave out http:// and --sampling server")
+    if late and (sampling != "device" or audit_rate):
+        raise ConfigError("--late goes without --sampling server, which cannot ask ahead, and without --audit-rate")
     inferences_hz = 1.0 / (period_s * loaded.spec.execute)
     budget = wanted_budget(hold, rate, latency_budget_ms, link_share_kbit, loaded, inferences_hz)
     decides = deciding_gate(loaded, gate, rate, budget)
@@ -111,9 +121,12 @@ def run(
         policy = SpeculativePolicy(
             loaded,
             decides,
-            verifier=remote_verifier(line, loaded, deadline_ms or 1e3 * period_s, sampling),
+            verifier=remote_verifier(
+                line, loaded, deadline_ms or 1e3 * period_s * (loaded.spec.execute if late else 1), sampling
+            ),
             fallback=Fallback(on_miss, max_consecutive_misses, still),
-            forecast=Forecast(decides) if overlap and sampling == "device" else None,
+            forecast=Forecast(decides) if overlap and sampling == "device" and not late else None,
+            late_for_s=math.inf if late else None,
             seed=seed,
         )
         line.report = policy.counts
@@ -149,6 +162,7 @@ def run(
             "true_skip": None if shadow is None else true_skip_of(shadow),
             "episodes": outcomes,
             "line": dict(line.counts),
+            "late": {name: policy.counts[name] for name in LATE} if late else None,
             "stopped": policy.stopped,
         }
     if json:
@@ -172,6 +186,8 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
         "missed": ", ".join(f"{cause} {count}" for cause, count in summary["misses"].items()) or "none",
         "line": ", ".join(f"{name} {count}" for name, count in summary["line"].items()),
     }
+    if summary["late"] is not None:
+        lines["late"] = ", ".join(f"{name} {count}" for name, count in summary["late"].items())
     if summary["true_skip"] is not None:
         from specact.cli.gating import in_words
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specact.clock import Clock
+from specact.execution.senses import NOW_S
 from specact.links.model import Link, round_trip
 from specact.policies.chunk import ChunkSpec
 from specact.policies.policy import CodePolicy, PolicySpec
@@ -50,6 +51,15 @@ class Route:
         return lambda at: self.round_trip_s(at) + inference_s
 
 
+@dataclass
+class _Ahead:
+    """A request that left ahead: for which window, when, and how long the link takes with it, once that is drawn."""
+
+    window: Window
+    left: float
+    network: float | None = None
+
+
 class FarTarget:
     """A :class:`~specact.verifiers.Target` over a route; a request that left ahead runs beside the draft's inference.
 
@@ -62,21 +72,34 @@ class FarTarget:
 
     def __init__(self, policy: CodePolicy, route: Route, clock: Clock, target_s: float) -> None:
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
-        self._ahead: tuple[Window, float] | None = None
+        self._ahead: _Ahead | None = None
 
-    def prefetch(self, window: Window) -> None:
-        self._ahead = window, self._clock.now()
+    def prefetch(self, window: Window) -> bool:
+        self._ahead = _Ahead(window, self._clock.now())
+        return True
+
+    def pending(self, window: Window) -> bool:
+        ahead = self._ahead
+        if ahead is None or ahead.window is not window:
+            return False
+        return self._clock.now() + NOW_S < ahead.left + self._network(ahead) + self._target_s
 
     def ask(self, window: Window) -> Answer:
         now = self._clock.now()
-        left = self._ahead[1] if self._ahead is not None and self._ahead[0] is window else now
-        network = self._route.round_trip_s(left)
+        ahead = self._ahead if self._ahead is not None and self._ahead.window is window else _Ahead(window, now)
+        network = self._network(ahead)
         took = network + self._target_s
-        waited = max(0.0, left + took - now)
+        waited = max(0.0, ahead.left + took - now)
         self._clock.sleep(waited)
         share = waited / took if took > 0.0 else 0.0
         times = OffloadTimes(network=share * network, target=share * self._target_s)
         return Answer(self._policy.infer(window), times)
+
+    def _network(self, ahead: _Ahead) -> float:
+        """Time on the link; drawn when it is first looked at, since nobody may ever ask."""
+        if ahead.network is None:
+            ahead.network = self._route.round_trip_s(ahead.left)
+        return ahead.network
 
 
 def _window_bytes(spec: PolicySpec | ChunkSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specact.agent import Offset, SpeculativePolicy
@@ -31,6 +32,8 @@ class Pairing:
         target_s: of the target's [s].
         offset: see :class:`~specact.agent.SpeculativePolicy`.
         ahead: whether requests leave ahead of the draft where a forecast says so.
+        late_for_s: with a number, the draft's chunk runs at once and the verdict corrects the rest; see
+            :class:`~specact.agent.SpeculativePolicy`.
     """
 
     gate: GateSettings
@@ -40,9 +43,12 @@ class Pairing:
     target_s: float
     offset: Offset = "target"
     ahead: bool = False
+    late_for_s: float | None = None
 
 
-def run_pair(world: MovingWorld, bundle: Bundle, pairing: Pairing, *, start: int, seed: int, episode: int) -> Episode:
+def run_pair(
+    world: MovingWorld, bundle: Bundle, pairing: Pairing, *, start: int, seed: int, episode: int
+) -> tuple[Episode, Mapping[str, int]]:
     """Runs one episode to its success, its loss or its time limit.
 
     The algorithm is :class:`~specact.agent.SpeculativePolicy`, unchanged: only its clock is the world's. In a world at
@@ -54,6 +60,9 @@ def run_pair(world: MovingWorld, bundle: Bundle, pairing: Pairing, *, start: int
         pairing: how it is used.
         start: the environment's seed.
         seed, episode: address of all random streams.
+
+    Returns:
+        How it went, and the policy's ``counts``.
     """
     world.reset(start)
     senses, tally = Senses(world, bundle.spec), Tally()
@@ -67,6 +76,7 @@ def run_pair(world: MovingWorld, bundle: Bundle, pairing: Pairing, *, start: int
         draft=Timed(bundle.draft, clock, pairing.draft_s),
         verifier=pairing.verifier(far, bundle.tokenizer),
         forecast=Forecast(gate) if pairing.ahead else None,
+        late_for_s=pairing.late_for_s,
         offset=pairing.offset,
         seed=seed,
         clock=clock,
@@ -83,4 +93,4 @@ def run_pair(world: MovingWorld, bundle: Bundle, pairing: Pairing, *, start: int
             if not world.done:
                 tally.began(world.now - seen_s)
         senses.play(action)
-    return tally.episode(episode, senses)
+    return tally.episode(episode, senses), policy.counts

@@ -44,6 +44,11 @@ class Call:
         """Whether it could be sent."""
         return self._id is not None
 
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`reply` would have to wait."""
+        return self._id is not None and time.monotonic() < self._until and not self._line.answered(self._id)
+
     def reply(self, spec: PolicySpec, asked: float) -> tuple[DistributionReply | VerdictReply, OffloadTimes] | Miss:
         """Waits for the reply, until the deadline at most.
 

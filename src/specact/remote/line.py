@@ -194,6 +194,17 @@ class Line:
                 self._drop(str(error))
                 return "disconnected"
 
+    def answered(self, identity: int) -> bool:
+        """Whether :meth:`wait` would not have to: the newest request's reply is there, or none can come any more."""
+        with self._lock:
+            try:
+                if self._channel is not None:
+                    self._drain(self._channel)
+            except ChannelClosedError as error:
+                self._drop(str(error))
+            early = self._early is not None and request_id(self._early) == identity
+            return early or self._channel is None or identity not in self._open
+
     def _await(self, channel: Channel, identity: int, until: float) -> Fields | Cause:
         for _ in range(_MOST_AT_ONCE):
             # Where replies come one at a time, the next one is this request's, readable or not.

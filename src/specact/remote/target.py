@@ -35,10 +35,15 @@ class RemoteTarget:
         self._deadline_ms = positive_deadline(deadline_ms)
         self._ahead: tuple[Window, Call] | None = None
 
-    def prefetch(self, window: Window) -> None:
+    def prefetch(self, window: Window) -> bool:
         """See :class:`~specact.verifiers.Target`; the reply to a request nobody asks for is dropped and counted."""
         call = self._call(window, patient=False)
         self._ahead = (window, call) if call.left else None
+        return call.left
+
+    def pending(self, window: Window) -> bool:
+        """See :class:`~specact.verifiers.Target`; not for longer than the deadline."""
+        return self._ahead is not None and self._ahead[0] is window and self._ahead[1].pending
 
     def ask(self, window: Window) -> Answer | Miss:
         """See :class:`~specact.verifiers.Target`."""
@@ -76,8 +81,13 @@ class RemoteVerifier:
         self._line, self._spec = line, spec
         self._deadline_ms = positive_deadline(deadline_ms)
 
-    def prefetch(self, window: Window) -> None:
+    def prefetch(self, window: Window) -> bool:
         """Nothing can leave ahead: the request carries the draft's codes."""
+        return False
+
+    def pending(self, window: Window) -> bool:
+        """Never: nothing left ahead."""
+        return False
 
     def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
         """See :class:`~specact.verifiers.Verifier`."""

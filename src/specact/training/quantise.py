@@ -38,7 +38,7 @@ class Tier:
     """How strongly a network is quantised.
 
     Attributes:
-        name: ``METHOD-GROUP``: the strongest method, and the last group it has reached.
+        name: such as ``int4_dynamic-mlps``: fewest bits, how layers of 8 bits treat activations, last group reached.
         methods: of every group that is quantised. ``int8_dynamic``: weights of 8 bits, a scale per output;
             activations of 8 bits, scaled as they come. ``int8_static``: the same with the activations' scales fixed on
             given inputs. ``int4``: weights of 4 bits, a scale per 32; activations of 8 bits, scaled as they come.
@@ -55,14 +55,12 @@ def tiers(eight: Literal["int8_dynamic", "int8_static"] = "int8_dynamic") -> tup
         eight: how layers of 8 bits treat their activations.
     """
     made = []
-    ways: tuple[tuple[Method, dict[Group, Method]], ...] = (
-        (eight, {}),
-        ("int4", dict.fromkeys(GROUPS, eight)),
-    )
-    for method, others in ways:
-        for reached, group in enumerate(GROUPS):
-            methods = others | dict.fromkeys(GROUPS[: reached + 1], method)
-            made.append(Tier(f"{method}-{group}", methods))
+    begun: dict[Group, Method] = {}
+    passes: tuple[tuple[Method, str], ...] = ((eight, eight), ("int4", eight.replace("int8", "int4")))
+    for method, name in passes:
+        for group in GROUPS:
+            begun = begun | {group: method}
+            made.append(Tier(f"{name}-{group}", begun))
     return tuple(made)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cache
+from math import inf
 from typing import Any
 
 from specact.envs import load_task
@@ -14,7 +15,6 @@ from specact.evaluation.tised.drivers import Driver, PairDriver
 from specact.execution.episode import Latency, run_episode
 from specact.execution.execution import Execution
 from specact.execution.far import Route
-from specact.execution.late import Late, run_late
 from specact.execution.pair import Pairing, run_pair
 from specact.execution.tally import Episode
 from specact.links.link import load_link
@@ -93,10 +93,15 @@ def run_trial(trial: Trial) -> Row:
 def _run_pair(trial: Trial, driver: PairDriver, world: MovingWorld, address: dict[str, int]) -> Episode:
     draft_s, target_s = trial.latencies_s
     link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
-    if driver.late:
-        return run_late(world, driver.load(), Late(driver.gate, link, draft_s, target_s), **address)[0]
-    pairing = Pairing(driver.gate, VERIFIERS[driver.verifier], link, draft_s if driver.drafts else 0.0, target_s)
-    return run_pair(world, driver.load(), pairing, **address)
+    pairing = Pairing(
+        driver.gate,
+        VERIFIERS[driver.verifier],
+        link,
+        draft_s if driver.drafts else 0.0,
+        target_s,
+        late_for_s=inf if driver.late else None,
+    )
+    return run_pair(world, driver.load(), pairing, **address)[0]
 
 
 @cache
