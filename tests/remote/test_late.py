@@ -39,6 +39,7 @@ def test_a_verdict_replaces_the_rest_of_its_chunk(ball: Bundle, server: Child, w
     with Line(Endpoint(scheme, "127.0.0.1", server.port), ball) as line:
         line.connect(10.0)
         policy = late_policy(ball, line)
+        line.report = policy.counts
         replaced = 0
         for chunk in range(12):
             before = policy.counts["in_time"]

@@ -187,6 +187,7 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
         "line": ", ".join(f"{name} {count}" for name, count in summary["line"].items()),
     }
     if summary["late"] is not None:
+        del lines["missed"]  # what the ticks know of misses; a late verdict's comes after its tick
         lines["late"] = ", ".join(f"{name} {count}" for name, count in summary["late"].items())
     if summary["true_skip"] is not None:
         from specact.cli.gating import in_words

@@ -28,7 +28,7 @@ class InferRequest:
         id: chosen by the device, never used twice; the reply carries it.
         deadline_ms: how long after its arrival an answer is still of use [ms].
         window: the observations.
-        report: the device's counters so far, for the server's status page; any of :data:`REPORTED`.
+        report: the device's counters so far, for the server's status page; of these :data:`REPORTED` cross.
     """
 
     id: int
@@ -71,7 +71,7 @@ def request_fields(request: Request, jpeg_quality: int | None = None) -> dict[st
         "state": request.window.state,
     }
     if request.report:
-        fields["report"] = dict(request.report)
+        fields["report"] = {name: request.report[name] for name in REPORTED if name in request.report}
     if request.window.goal is not None:
         fields["goal"] = request.window.goal
     if request.window.image is not None:
