@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from specact.policies.manifest import kind_of
 from specact.policies.policy import PolicySpec
 from specact.types import CodeDistribution, Verdict, Window
 from specact.wire import json, msgpack
@@ -22,7 +23,8 @@ from specact.wire.protocol import ErrorCode, max_message_bytes
 from specact.wire.reply import DistributionReply, ErrorReply, Reply, ServerTimes, VerdictReply, read_reply, reply_fields
 from specact.wire.request import REPORTED, VerifyRequest, read_request, request_fields
 
-PRETRAINED = sorted((Path(__file__).parents[2] / "pretrained").glob("*/manifest.json"))
+SHELF = Path(__file__).parents[2] / "pretrained"
+PRETRAINED = [path for path in sorted(SHELF.glob("*/manifest.json")) if kind_of(path.parent) == "pair"]
 # The longest that a float32, and a probability, can get as JSON: 23 characters.
 LONG = np.float32(-1.1754943508222875e-38)
 TINY = 2.2250738585072014e-308
