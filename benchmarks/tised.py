@@ -1,0 +1,117 @@
+"""The sweeps behind README's section on faster steps: which method on which link, and what levers do to tasks.
+
+Run: python benchmarks/tised.py [NAME ...]        # names below; all of them take hours, and resume
+
+Sweeps go to runs/tised/NAME. What they say is kept in benchmarks/results/tised/NAME.json, and their figures in
+runs/tised/NAME/analysis; benchmarks/results/tised.md is written from the former. Recorded links are read from
+$SPECACT_DATA and left out without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "tised"
+DATA = Path(os.environ.get("SPECACT_DATA", ""))
+
+STEADY = [f"loopback+delay={ms}" for ms in (1, 10, 20, 50, 100, 150, 200)]
+# Wi-Fi and an internet provider between a real robot and its operator; an LTE phone.
+RECORDED = [
+    "rtt:network/telerobot_rtt/tyrell_roundtrip024.csv",
+    "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
+]
+METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
+# A draft of 5 ms, and a server whose target takes what a 12-layer, 768-wide transformer takes on two cores.
+FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
+MACHINES = ["vla-rtx-4070", "vla-agx-50w", "agx-50w", "agx-15w"]
+
+SWEEPS: dict[str, list[str]] = {
+    "frontier-ball": ["--bundle", "ball", "--levers", *METHODS, "--paces", "0", "0.02", *FAR],
+    "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", *FAR],
+    "levers-chase": [
+        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "inpainting=0,4",
+        "quantisation=0,4,8", "--paces", "0", "0.05", "0.1", "--hardware", *MACHINES,
+    ],
+    "levers-pusht": [
+        "--bundle", "pusht-flow", "--levers", "steps", "aligned=0,4", "inpainting=0,4", "--paces", "0",
+        "--hardware", *MACHINES,
+    ],
+    "window-pusht": ["--bundle", "pusht", "--levers", "window", "--paces", "0", "--hardware", *MACHINES],
+}  # fmt: skip
+
+
+def main() -> None:
+    for name in sys.argv[1:] or SWEEPS:
+        run(name)
+    parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
+    (RESULTS.parent / "tised.md").write_text("\n".join(parts))
+
+
+def run(name: str) -> None:
+    """One sweep and its analysis, as a user would type them."""
+    folder, arguments = ROOT / "runs" / "tised" / name, list(SWEEPS[name])
+    if name.startswith("frontier"):
+        arguments += ["--links", *STEADY, *(RECORDED if (DATA / "network").is_dir() else ())]
+    where = DATA if (DATA / "network").is_dir() else ROOT
+    command = ["tised", "sweep", *arguments, "--episodes", "200", "--seed", "1"]
+    subprocess.run(["specact", *command, "--out", str(folder)], check=True, cwd=where)
+    subprocess.run(["specact", "tised", "analyse", str(folder)], check=True, cwd=where, stdout=subprocess.DEVNULL)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    found = json.loads((folder / "analysis" / "analysis.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    kept = {"command": " ".join(["specact", *command]), "latency_ms": manifest["latency_ms"], **found}
+    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    for picture in (folder / "analysis").glob("*frontier*.png"):
+        shutil.copy(picture, ROOT / "docs" / picture.name)
+
+
+def markdown(name: str, found: dict[str, Any]) -> str:
+    """Every cell, and the findings."""
+    lines = [
+        f"### {name}",
+        "",
+        f"`{found['command']}`",
+        "",
+        "Measured on this machine, ms: " + ", ".join(
+            f"{label} {' + '.join(f'{part:.3f}' for part in parts)}" for label, parts in found["latency_ms"].items()
+        ),
+        "",
+        "| place | strength | n | success [95 %] | N | T chunk s | T task s | restricted s [95 %] | T inf ms "
+        "| stall ms | age ms | jerk | path | sent |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for cell in found["cells"]:
+        place = f"{cell['lever']}, {cell['task']} at {cell['pace']:g}, {cell['hardware']}"
+        place += "" if cell["link"] == "none" else f", {cell['link']}"
+        cells = [
+            place, f"{cell['strength']:g}", str(cell["n"]), _interval(cell, "success", 3), _number(cell["chunks"], 1),
+            _number(cell["chunk_s"], 3), _number(cell["task_s"], 2), _interval(cell, "restricted_s", 2),
+            *(_number(cell[key], 1, 1e3) for key in ("inference_s", "stall_s", "age_s")), _number(cell["jerk"], 1),
+            _number(cell["path"], 2), _number(cell["transmission_rate"], 2),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "Findings:", ""]
+    for finding in found["findings"]:
+        seen = "seen" if finding["seen"] else "not seen"
+        lines.append(f"- {finding['number']}. {finding['about']}: {seen}. {finding['words']}")
+    return "\n".join([*lines, ""])
+
+
+def _interval(cell: dict[str, Any], name: str, digits: int) -> str:
+    mean, low, high = (cell[f"{name}.{key}"] for key in ("mean", "low", "high"))
+    return f"{mean:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _number(value: float | None, digits: int, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{factor * value:.{digits}f}"
+
+
+if __name__ == "__main__":
+    main()
