@@ -68,8 +68,9 @@ def run(name: str) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifest["latency_ms"], **found}
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
-    for picture in (folder / "analysis").glob("*frontier*.png"):
-        shutil.copy(picture, ROOT / "docs" / picture.name)
+    for picture in (folder / "analysis").glob("tised-frontier-success*.png"):
+        pace = picture.stem.partition("-at-pace-")[2].partition("-")[0]
+        shutil.copy(picture, ROOT / "docs" / f"{name}-{pace}.png")
 
 
 def markdown(name: str, found: dict[str, Any]) -> str:

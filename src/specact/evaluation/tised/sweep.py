@@ -143,8 +143,7 @@ def _check(what: Sweep) -> None:
 
 def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:
     """The folder's manifest: a new one with latencies measured now, or that of the same sweep that was stopped."""
-    request = json.loads(json.dumps(asdict(what)))
-    path = out / MANIFEST
+    request, path = _request(what), out / MANIFEST
     if path.exists():
         try:
             manifest = dict(json.loads(path.read_text()))
@@ -169,6 +168,17 @@ def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:
     }
     write_json(path, manifest)
     return manifest
+
+
+def _request(what: Sweep) -> dict[str, Any]:
+    """The sweep as plain values. Where its bundle lies is not part of it, as its fingerprint says which it is."""
+    request: dict[str, Any] = json.loads(json.dumps(asdict(what)))
+    for setting in request["settings"]:
+        driver = setting["driver"]
+        driver["bundle"] = Path(driver["bundle"]).name
+        for key in ("file", "parts"):
+            driver.pop(key, None)  # made from the bundle, as lever and strength say
+    return request
 
 
 def _key(row: Row) -> tuple[object, ...]:

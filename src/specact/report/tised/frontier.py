@@ -62,7 +62,7 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
     # Linear below 1 ms, so that a link without delay has a place.
     axes.set(xlabel="mean round trip of the link [ms]", ylabel=label, xscale="symlog")
     ticks = sorted({row["rtt_ms"] for row in rows if not row["link"].startswith(_RECORDED)})
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(ticks, _labels(ticks))
     axes.set_xticks([], minor=True)
     legend_below(figure)
     interval = "Wilson's" if end_point == "success" else "bootstrap"
@@ -76,6 +76,17 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
         stem("tised-frontier", end_point.removesuffix("_s"), where), f"{what} over the round trip: {where}", caption,
         figure, rows,
     )  # fmt: skip
+
+
+def _labels(ticks: Sequence[float]) -> list[str]:
+    """Of ticks that stand too close together for their labels the larger one keeps it."""
+    labels: list[str] = []
+    above = float("inf")
+    for tick in reversed(ticks):
+        roomy = 1.6 * tick <= above
+        labels.append(f"{tick:g}" if roomy else "")
+        above = tick if roomy else above
+    return labels[::-1]
 
 
 def _row(method: str, cell: Cell, rtt_ms: Mapping[str, float], end_point: str) -> dict[str, Any]:
