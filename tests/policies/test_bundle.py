@@ -18,7 +18,7 @@ from specact import load_bundle
 from specact.data.generate import demonstrations
 from specact.envs import load_task
 from specact.errors import BundleError, ConfigError, SpecactError
-from specact.policies.bundle import PARTS
+from specact.policies.bundle import PARTS, find_bundle
 from specact.policies.manifest import fingerprint_of
 from specact.policies.onnx import OnnxPolicy
 from specact.training import checkpoint, export, stages
@@ -295,3 +295,12 @@ def test_an_exported_policy_holds_no_path_of_the_machine_it_was_made_on(tiny_bun
 def test_every_part_may_be_read_by_those_who_may_read_the_manifest(tiny_bundle: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in tiny_bundle.iterdir()}
     assert set(modes.values()) == {modes["manifest.json"]}
+
+
+def test_a_folder_of_data_named_like_a_bundle_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ball").mkdir()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert (find_bundle("ball") / "manifest.json").is_file()
+    with pytest.raises(BundleError, match=r"has no manifest\.json"):
+        load_bundle("mine")

@@ -91,11 +91,14 @@ def find_bundle(name_or_path: str | Path) -> Path:
         ConfigError: if there is none; the message names those that exist.
     """
     path = Path(name_or_path)
-    if (path / "manifest.json").is_file() or path.is_dir():
+    if (path / "manifest.json").is_file():
         return path
     shelved = {found.name: found for shelf in _SHELVES if shelf.is_dir() for found in sorted(shelf.iterdir())}
     if str(name_or_path) in shelved:
         return shelved[str(name_or_path)]
+    if path.is_dir():
+        # Whoever reads it says what is missing. A folder of data that happens to be called like a bundle comes last.
+        return path
     raise unknown_name("bundle", str(name_or_path), shelved)
 
 
