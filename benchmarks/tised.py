@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specact.report.tised.frontier import FRONTIER
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "tised"
 DATA = Path(os.environ.get("SPECACT_DATA", ""))
@@ -52,6 +54,10 @@ def main() -> None:
         run(name)
     parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text().split("<!-- frontier -->\n")
+    after = rest.partition("<!-- end of frontier -->\n")[2]
+    readme.write_text(f"{before}<!-- frontier -->\n{frontier()}\n<!-- end of frontier -->\n{after}")
 
 
 def run(name: str) -> None:
@@ -73,6 +79,41 @@ def run(name: str) -> None:
     for picture in (folder / "analysis").glob("tised-frontier-success*.png"):
         pace = picture.stem.partition("-at-pace-")[2].partition("-")[0]
         shutil.copy(picture, ROOT / "docs" / f"{name}-{pace}.png")
+
+
+def frontier() -> str:
+    """Success of every method over the round trip, for every pair and pace that was swept."""
+    lines = []
+    for path in sorted(RESULTS.glob("frontier-*.json")):
+        cells = [
+            (method, cell)
+            for cell in json.loads(path.read_text())["cells"]
+            for method, (lever, strength) in FRONTIER.items()
+            if lever == cell["lever"] and strength in (None, cell["strength"])
+        ]
+        links = sorted(
+            {cell["link"] for _, cell in cells}, key=lambda link: (not link.startswith("loopback"), _rtt(link))
+        )
+        if not lines:
+            lines = [
+                "| pair, pace | method | " + " | ".join(map(_title, links)) + " |",
+                "|---|---|" + "---|" * len(links),
+            ]
+        for pace in sorted({cell["pace"] for _, cell in cells}):
+            for method in FRONTIER:
+                here = {cell["link"]: cell for name, cell in cells if (name, cell["pace"]) == (method, pace)}
+                values = [f"{here[link]['success.mean']:.3f}" if link in here else "-" for link in links]
+                lines.append(f"| {path.stem.partition('-')[2]}, {pace:g} | {method} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def _title(link: str) -> str:
+    steady = link.startswith("loopback")
+    return f"{_rtt(link):g} ms" if steady else "recorded Wi-Fi" if link.startswith("rtt") else "recorded LTE"
+
+
+def _rtt(link: str) -> float:
+    return float(link.partition("=")[2] or 0.0)
 
 
 def markdown(name: str, found: dict[str, Any]) -> str:
