@@ -39,7 +39,7 @@ SWEEPS: dict[str, list[str]] = {
     "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", *FAR],
     "levers-chase": [
         "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "inpainting=0,4",
-        "quantisation=0,4,8", "--paces", "0", "0.05", "0.1", "--hardware", *MACHINES,
+        "quantisation=0,4,8", "--paces", "0", "0.1", "--hardware", *MACHINES,
     ],
     "levers-pusht": [
         "--bundle", "pusht-flow", "--levers", "steps", "aligned=0,4", "inpainting=0,4", "--paces", "0",
