@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.table import Table
@@ -15,7 +15,9 @@ from specact.files import write_json
 
 if TYPE_CHECKING:
     from specact.evaluation.tised.analysis import Analysis
+    from specact.evaluation.tised.cells import Cell
     from specact.evaluation.tised.contrasts import LeverContrast
+    from specact.evaluation.tised.curves import Place
     from specact.evaluation.tised.settings import Subject
 
 
@@ -107,7 +109,9 @@ class Analyse:
         if self.json:
             print_json(everything)
         else:
-            results.print(_cells_table(analysis))
+            results.print("times in s; T inf, stall and age in ms; N and T over successes", highlight=False)
+            for place in dict.fromkeys(cell.place for cell in analysis.cells):
+                results.print(_table(place, [cell for cell in analysis.cells if cell.place == place]))
             for finding in analysis.findings:
                 mark = "seen" if finding.seen else "not seen"
                 results.print(f"{finding.number}. {finding.about}: {mark}. {finding.words}", highlight=False)
@@ -233,30 +237,16 @@ def _draw(analysis: Analysis, out: Path, links: list[str]) -> None:
     save_figures(analysis, out, {name: mean_round_trip_ms(load_link(name)) for name in links if name != ON_BOARD})
 
 
-def _cells_table(analysis: Analysis) -> Table:
-    table = Table(title="every setting; N and T over successes", box=None, padding=(0, 2, 0, 0))
-    heads = (
-        "place",
-        "strength",
-        "n",
-        "success",
-        "95 %",
-        "N",
-        "T chunk",
-        "T task",
-        "restricted",
-        "T inf ms",
-        "stall ms",
-        "age ms",
-    )
-    for name in heads:
-        table.add_column(name, justify="left" if name == "place" else "right", no_wrap=name != "place")
-    for cell in analysis.cells:
-        row: list[Any] = [
-            str(cell.place), f"{cell.strength:g}", str(cell.n), f"{cell.success.mean:.3f}",
-            f"{cell.success.low:.2f}-{cell.success.high:.2f}", f"{cell.chunks:.1f}", f"{cell.chunk_s:.3f}",
-            f"{cell.task_s:.2f}", f"{cell.restricted_s.mean:.2f}", f"{1e3 * cell.inference_s:.1f}",
-            f"{1e3 * cell.stall_s:.1f}", f"{1e3 * cell.age_s:.1f}",
-        ]  # fmt: skip
-        table.add_row(*row)
+def _table(place: Place, cells: list[Cell]) -> Table:
+    """The settings of a lever at a place, narrow enough for 80 columns."""
+    title = f"{place}, {cells[0].n} episodes"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in ("at", "success", "95 %", "N", "T chunk", "T task", "restricted", "T inf", "stall", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in cells:
+        table.add_row(
+            f"{cell.strength:g}", f"{cell.success.mean:.3f}", f"{cell.success.low:.2f}-{cell.success.high:.2f}",
+            f"{cell.chunks:.1f}", f"{cell.chunk_s:.3f}", f"{cell.task_s:.2f}", f"{cell.restricted_s.mean:.2f}",
+            f"{1e3 * cell.inference_s:.1f}", f"{1e3 * cell.stall_s:.1f}", f"{1e3 * cell.age_s:.1f}",
+        )  # fmt: skip
     return table
