@@ -32,14 +32,19 @@ RECORDED = [
 METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
 # A draft of 5 ms, and a server whose target takes what a 12-layer, 768-wide transformer takes on two cores.
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
-MACHINES = ["vla-rtx-4070", "vla-agx-50w", "agx-50w", "agx-15w"]
+MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 
 SWEEPS: dict[str, list[str]] = {
     "frontier-ball": ["--bundle", "ball", "--levers", *METHODS, "--paces", "0", "0.02", *FAR],
     "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", *FAR],
     "levers-chase": [
-        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "inpainting=0,4",
-        "quantisation=0,4,8", "--paces", "0", "0.1", "--hardware", *MACHINES,
+        "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "quantisation=0,4,8",
+        "--paces", "0", "0.1", "--hardware", *MACHINES,
+    ],
+    # Guidance costs three times as much, so that it is for few steps.
+    "executions-chase": [
+        "--bundle", "ball-chase-flow", "--steps", "2", "--levers", "naive=0,2,4,6", "roll_forward=0,2,4,6",
+        "aligned=0,2,4,6", "inpainting=0,2,4,6", "--paces", "0", "0.1", "--hardware", *MACHINES,
     ],
     "levers-pusht": [
         "--bundle", "pusht-flow", "--levers", "steps", "aligned=0,4", "inpainting=0,4", "--paces", "0",

@@ -39,6 +39,8 @@ class Sweep:
     """Profiles: names, or PATH.toml:NAME."""
     links: tuple[str, ...] = ()
     """For levers that ask a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms."""
+    steps: int = 10
+    """Euler steps of a flow policy, wherever they are not the lever."""
     execute: int | None = None
     """Actions played of a chunk; as the pair does, and half of a flow's chunk, if not given."""
     episodes: int = 200
@@ -61,7 +63,7 @@ class Sweep:
             from specact.evaluation.tised.sweep import run_sweep
         except ModuleNotFoundError as error:
             raise MissingExtraError(error.name or "gymnasium", "sim") from error
-        subject = _subject(self.bundle, self.execute, self.out)
+        subject = _subject(self.bundle, self.steps, self.execute, self.out)
         asked = [lever.partition("=") for lever in self.levers]
         what = Request(
             fingerprint=subject.bundle.fingerprint,
@@ -184,7 +186,7 @@ def tised(
     action.run()
 
 
-def _subject(bundle: str, execute: int | None, out: Path) -> Subject:
+def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject:
     from specact.evaluation.tised.drivers import driver_of
     from specact.evaluation.tised.settings import Subject
     from specact.evaluation.tised.windows import typical_windows
@@ -199,9 +201,9 @@ def _subject(bundle: str, execute: int | None, out: Path) -> Subject:
     path = find_bundle(bundle)
     loaded = load_flow(path) if kind_of(path) == "flow" else load_bundle(path)
     played = execute or (max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.spec.execute)
-    driver = driver_of(loaded)
+    driver = driver_of(loaded, steps)
     variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, loaded.env, played))
-    return Subject(loaded, played, variants)
+    return Subject(loaded, played, variants, steps)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

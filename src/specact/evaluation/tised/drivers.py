@@ -86,10 +86,10 @@ class PairDriver:
 Driver = FlowDriver | CodesDriver | PairDriver
 
 
-def driver_of(bundle: Bundle | FlowBundle) -> FlowDriver | CodesDriver:
-    """The policy of a bundle as it is: the flow, or the pair's target."""
+def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:
+    """The policy of a bundle as it is: the flow, in so many Euler steps, or the pair's target."""
     path = str(bundle.path)
-    return FlowDriver(path) if isinstance(bundle, FlowBundle) else CodesDriver(path)
+    return FlowDriver(path, steps) if isinstance(bundle, FlowBundle) else CodesDriver(path)
 
 
 def inference(driver: FlowDriver | CodesDriver, *, inpainting: bool = False) -> Callable[[], object]:

@@ -37,16 +37,18 @@ class Subject:
         bundle: a pair or a flow policy.
         execute: n, actions played of a chunk.
         variants: makes cheaper networks of it.
+        steps: Euler steps of a flow policy, wherever they are not the lever.
     """
 
     bundle: Bundle | FlowBundle
     execute: int
     variants: Variants
+    steps: int = 10
 
     @property
     def driver(self) -> FlowDriver | CodesDriver:
         """The policy as it is."""
-        return driver_of(self.bundle)
+        return driver_of(self.bundle, self.steps)
 
 
 @dataclass(frozen=True)
