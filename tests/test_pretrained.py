@@ -19,7 +19,17 @@ ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 BUNDLES = [f"{env}{variant}" for env in ENVIRONMENTS for variant in ("", "-undertrained")]
 BUNDLES += [f"{env}-sampled" for env in ENVIRONMENTS[:4]]
 
-LEARNED = ["ball", "ball-distilled", "pusht", "pusht-distilled", "relocate", "swarm", "swarm-distilled"]
+LEARNED = [
+    "ball",
+    "ball-distilled",
+    "kitchen",
+    "pusht",
+    "pusht-distilled",
+    "relocate",
+    "relocate-distilled",
+    "swarm",
+    "swarm-distilled",
+]
 
 
 @pytest.mark.parametrize("name", BUNDLES)
