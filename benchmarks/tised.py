@@ -59,10 +59,15 @@ def main() -> None:
         run(name)
     parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text().split("<!-- frontier -->\n")
-    after = rest.partition("<!-- end of frontier -->\n")[2]
-    readme.write_text(f"{before}<!-- frontier -->\n{frontier()}\n<!-- end of frontier -->\n{after}")
+    fill(ROOT / "README.md", "frontier", frontier())
+    fill(ROOT / "docs" / "tised.md", "levers", levers())
+
+
+def fill(page: Path, name: str, table: str) -> None:
+    """Puts a table between its marks."""
+    before, rest = page.read_text().split(f"<!-- {name} -->\n")
+    after = rest.partition(f"<!-- end of {name} -->\n")[2]
+    page.write_text(f"{before}<!-- {name} -->\n{table}\n<!-- end of {name} -->\n{after}")
 
 
 def run(name: str) -> None:
@@ -110,6 +115,26 @@ def frontier() -> str:
                 values = [f"{here[link]['success.mean']:.3f}" if link in here else "-" for link in links]
                 lines.append(f"| {path.stem.partition('-')[2]}, {pace:g} | {method} | {' | '.join(values)} |")
     return "\n".join(lines)
+
+
+def levers() -> str:
+    """Success and restricted mean time of every setting over the hardware."""
+    lines = []
+    for path in sorted(RESULTS.glob("*-chase.json")):
+        cells = json.loads(path.read_text())["cells"]
+        machines = sorted({(cell["kappa"], cell["hardware"]) for cell in cells})
+        heads = ["lever", "pace", *(f"{name} (x {kappa:g})" for kappa, name in machines)]
+        lines += ["| " + " | ".join(heads) + " |", "|---|" + "---|" * (len(heads) - 1)]
+        for lever, strength, pace in dict.fromkeys((c["lever"], c["strength"], c["pace"]) for c in cells):
+            here = {
+                c["hardware"]: c for c in cells if (c["lever"], c["strength"], c["pace"]) == (lever, strength, pace)
+            }
+            values = [
+                f"{here[name]['success.mean']:.3f}, {here[name]['restricted_s.mean']:.2f} s" for _, name in machines
+            ]
+            lines.append(f"| {lever} {strength:g} | {pace:g} | {' | '.join(values)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
 def _title(link: str) -> str:

@@ -29,6 +29,7 @@ def draw_staleness(cells: Sequence[Cell]) -> Iterator[Drawing]:
             axes.plot(x, y, color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=f"{strength:g}")
             axes.fill_between(x, low, high, color=look.light, alpha=0.12, linewidth=0)
             rows += found
+        axes.locator_params(axis="x", nbins=5)
         axes.set(xlabel="pace x age of the observation [task's unit]", ylabel="success", ylim=(0, 1.02))
         legend_below(figure)
         paces = ", ".join(f"{pace:g}" for pace in sorted({cell.place.pace for cell in family}))
