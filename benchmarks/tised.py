@@ -93,28 +93,27 @@ def run(name: str) -> None:
 
 def frontier() -> str:
     """Success of every method over the round trip, for every pair and pace that was swept."""
-    lines = []
-    for path in sorted(RESULTS.glob("frontier-*.json")):
-        cells = [
-            (method, cell)
-            for cell in json.loads(path.read_text())["cells"]
-            for method, (lever, strength) in FRONTIER.items()
-            if lever == cell["lever"] and strength in (None, cell["strength"])
-        ]
-        links = sorted(
-            {cell["link"] for _, cell in cells}, key=lambda link: (not link.startswith("loopback"), _rtt(link))
-        )
-        if not lines:
-            lines = [
-                "| pair, pace | method | " + " | ".join(map(_title, links)) + " |",
-                "|---|---|" + "---|" * len(links),
-            ]
+    found = {path.stem.partition("-")[2]: _methods(path) for path in sorted(RESULTS.glob("frontier-*.json"))}
+    links = {cell["link"] for cells in found.values() for _, cell in cells}
+    columns = sorted(links, key=lambda link: (not link.startswith("loopback"), _rtt(link), link))
+    lines = ["| pair, pace | method | " + " | ".join(map(_title, columns)) + " |", "|---|---|" + "---|" * len(columns)]
+    for pair, cells in found.items():
         for pace in sorted({cell["pace"] for _, cell in cells}):
             for method in FRONTIER:
                 here = {cell["link"]: cell for name, cell in cells if (name, cell["pace"]) == (method, pace)}
-                values = [f"{here[link]['success.mean']:.3f}" if link in here else "-" for link in links]
-                lines.append(f"| {path.stem.partition('-')[2]}, {pace:g} | {method} | {' | '.join(values)} |")
+                values = [f"{here[link]['success.mean']:.3f}" if link in here else "-" for link in columns]
+                lines.append(f"| {pair}, {pace:g} | {method} | {' | '.join(values)} |")
     return "\n".join(lines)
+
+
+def _methods(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The cells of a sweep that are one of the frontier's methods, with its name."""
+    return [
+        (method, cell)
+        for cell in json.loads(path.read_text())["cells"]
+        for method, (lever, strength) in FRONTIER.items()
+        if lever == cell["lever"] and strength in (None, cell["strength"])
+    ]
 
 
 def levers() -> str:
