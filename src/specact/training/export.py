@@ -115,7 +115,8 @@ def to_onnx(
         free_batch: whether the graph takes any batch size, or the example's only.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
-    logging.getLogger("onnx_ir").setLevel(logging.WARNING)  # it tells of every weight it finds twice
+    for name in ("onnx_ir", "onnxscript"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every weight and every rule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         batch = torch.export.Dim("batch", min=1, max=4096)
