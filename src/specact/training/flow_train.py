@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from specact import __version__
-from specact.data.generate import demonstrations
 from specact.envs import load_task
 from specact.policies.chunk import ChunkSpec
 from specact.training import stages
@@ -18,7 +17,8 @@ from specact.training.flow_recipe import FlowRecipe
 from specact.training.flow_stage import NAME, flow_stage, units_of
 from specact.training.folder import claim, last_lines
 from specact.training.loop import run
-from specact.training.train import Progress, Trained
+from specact.training.stages import Progress
+from specact.training.train import Trained
 
 
 def train_flow(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, *, threads: int = 1) -> Trained:
@@ -26,14 +26,7 @@ def train_flow(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, *,
     torch.set_num_threads(threads)
     claim(out, asdict(recipe))
     task = load_task(recipe.env)
-    made = demonstrations(
-        task,
-        tuple(data / name for name in recipe.data),
-        recipe.generate_episodes,
-        recipe.generate_noise,
-        recipe.seed,
-        lambda done: progress("demonstrations", done, recipe.generate_episodes),
-    )
+    made = stages.demonstrated(recipe, task, data, progress)
     dataset = stages.prepare(made, recipe)
     spec = ChunkSpec(
         window=recipe.window,

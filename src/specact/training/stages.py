@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from specact.data.episodes import Episodes
+from specact.data.generate import demonstrations
+from specact.envs.task import Task
 from specact.rng import Role, stream
 from specact.training import tokenizer as rvq
 from specact.training.flow_recipe import FlowRecipe
@@ -20,6 +24,8 @@ from specact.training.recipe import PolicyRecipe, Recipe
 from specact.training.tokenizer import ResidualVQ
 from specact.training.vqbet import Shapes, Statistics, VQBeT
 from specact.training.windows import Batch, Windows
+
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,18 @@ class Dataset:
     statistics: Statistics
     centre: Tensor
     scale: Tensor
+
+
+def demonstrated(recipe: Recipe | FlowRecipe, task: Task, data: Path, progress: Progress) -> Episodes:
+    """The demonstrations of a recipe: read from files below ``data``, or made by the task's scripted expert."""
+    return demonstrations(
+        task,
+        tuple(data / name for name in recipe.data),
+        recipe.generate_episodes,
+        recipe.generate_noise,
+        recipe.seed,
+        lambda done: progress("demonstrations", done, recipe.generate_episodes),
+    )
 
 
 def prepare(episodes: Episodes, recipe: Recipe | FlowRecipe) -> Dataset:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from specact import __version__
-from specact.data.generate import demonstrations
 from specact.envs import load_task
 from specact.envs.task import Task
 from specact.policies.policy import PolicySpec
@@ -19,10 +18,9 @@ from specact.training.export import write_bundle
 from specact.training.folder import claim, last_lines
 from specact.training.loop import run
 from specact.training.recipe import Recipe, as_dict
+from specact.training.stages import Progress
 from specact.training.tokenizer import ResidualVQ
 from specact.training.vqbet import Shapes, VQBeT
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,7 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
     torch.set_num_threads(threads)
     claim(out, as_dict(recipe))
     task = load_task(recipe.env)
-    made = demonstrations(
-        task,
-        tuple(data / name for name in recipe.data),
-        recipe.generate_episodes,
-        recipe.generate_noise,
-        recipe.seed,
-        lambda done: progress("demonstrations", done, recipe.generate_episodes),
-    )
+    made = stages.demonstrated(recipe, task, data, progress)
     dataset = stages.prepare(made, recipe)
 
     def advance(stage: str, total: int) -> Callable[[int], None]:
