@@ -1,6 +1,6 @@
 """The sweeps behind README's section on faster steps: which method on which link, and what levers do to tasks.
 
-Run: python benchmarks/tised.py [NAME ...]        # names below; all of them take hours, and resume
+Run: python benchmarks/tised.py [NAME ...]        # names below; each takes minutes to half an hour, and resumes
 
 Sweeps go to runs/tised/NAME. What they say is kept in benchmarks/results/tised/NAME.json, and their figures in
 runs/tised/NAME/analysis; benchmarks/results/tised.md is written from the former. Recorded links are read from

@@ -152,6 +152,11 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
     with pytest.raises(ConfigError, match="cannot inpaint"):
         run_sweep(small(settings=settings("inpainting")), tmp_path / "out", quiet, workers=1)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="'ball' cannot act in task 'pusht'"):
+        run_sweep(small(task="pusht", paces=(0.0,)), tmp_path / "out", quiet, workers=1)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match=r"whole number, got 1\.5"):
+        settings_of("naive", SUBJECT, (1.5,))
     with pytest.raises(ConfigError, match=r"specact calibrate .* --rate 0.55"):
         settings_of("verification", SUBJECT, (0.55,))
     with pytest.raises(ConfigError, match="1 to 1 observations"):

@@ -67,15 +67,11 @@ class PairDriver:
     Attributes:
         bundle: path of the pair.
         gate: calibrated.
-        verifier: ``speculative``, or ``target`` for the target's own codes.
-        drafts: whether the robot waits for the draft; the ungated target needs none.
         late: whether the draft's chunk runs at once and the verdict corrects the rest when it arrives.
     """
 
     bundle: str
     gate: GateSettings
-    verifier: Literal["speculative", "target"] = "speculative"
-    drafts: bool = True
     late: bool = False
 
     def load(self) -> Bundle:

@@ -26,6 +26,7 @@ class Lever:
         on: what it can be pulled on.
         strengths: of a subject, the baseline first: the strength at which it does nothing.
         pull: makes driver and execution of a subject at a strength.
+        shares: whether strengths are shares; else they count something.
         remote: see :class:`Setting`.
     """
 
@@ -33,6 +34,7 @@ class Lever:
     on: Literal["pair", "flow", "any"]
     strengths: Callable[[Subject], tuple[float, ...]]
     pull: Callable[[Subject, float], tuple[Driver, Execution | None]]
+    shares: bool = False
     remote: bool = False
 
     def check(self, name: str, subject: Subject) -> None:
@@ -67,6 +69,9 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
     lever.check(name, subject)
     own = lever.strengths(subject)
     wanted = own if strengths is None else tuple(dict.fromkeys((own[0], *strengths)))
+    for strength in wanted:
+        if not (lever.shares or strength.is_integer()):
+            raise ConfigError(f"a strength of lever {name!r} is a whole number, got {strength:g}")
     return [Setting(name, strength, *lever.pull(subject, strength), remote=lever.remote) for strength in wanted]
 
 
@@ -150,7 +155,7 @@ def _windows(subject: Subject) -> tuple[float, ...]:
 
 
 LEVERS = {
-    "steps": Lever("Euler steps of a flow policy", "flow", _at(10, 5, 3, 2, 1), _steps),
+    "steps": Lever("Euler steps of a flow policy", "flow", _at(10.0, 5.0, 3.0, 2.0, 1.0), _steps),
     "quantisation": Lever(
         "networks of fewer bits, activations scaled as they come; the tier, 0 for none", "any",
         partial(_tiers, False), partial(_quantised, False),
@@ -166,19 +171,21 @@ LEVERS = {
     },
     "verification": Lever(
         "transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
-        partial(_verified, "deviation", False),
+        partial(_verified, "deviation", False), shares=True,
     ),
     "late": Lever(
         "transmission rate, with the verdict correcting what is left of the chunk when it arrives", "pair",
-        _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, "deviation", True),
+        _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, "deviation", True), shares=True,
     ),
     "chance": Lever(
         "transmission rate of a gate by chance", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
-        partial(_verified, "random", False),
+        partial(_verified, "random", False), shares=True,
     ),
-    "remote": Lever("the target at the far end, stop and think", "any", _at(0.0), partial(_far, "synchronous"), True),
+    "remote": Lever(
+        "the target at the far end, stop and think", "any", _at(0.0), partial(_far, "synchronous"), remote=True,
+    ),
     "remote_async": Lever(
         "the same, asked while the last actions run and played by time (as LeRobot does); their number", "any",
-        lambda subject: (float(subject.execute // 2),), partial(_far, "aligned"), True,
+        lambda subject: (float(subject.execute // 2),), partial(_far, "aligned"), remote=True,
     ),
 }  # fmt: skip

@@ -13,8 +13,8 @@ import onnxruntime
 
 from specact import __version__
 from specact.envs import load_task
-from specact.envs.moving import Idle
-from specact.errors import ConfigError
+from specact.envs.moving import Idle, MovingWorld
+from specact.errors import ConfigError, ObservationError
 from specact.evaluation.pool import Pool
 from specact.evaluation.tised.costs import measure_settings
 from specact.evaluation.tised.curves import ON_BOARD
@@ -22,8 +22,11 @@ from specact.evaluation.tised.drivers import PairDriver
 from specact.evaluation.tised.records import EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
 from specact.evaluation.tised.settings import Setting
 from specact.evaluation.tised.trial import Row, Trial, run_trial
+from specact.execution.senses import Senses
 from specact.files import write_json
 from specact.links.link import load_link
+from specact.policies.chunk import ChunkSpec
+from specact.policies.policy import PolicySpec
 from specact.tised.hardware import load_hardware
 
 Progress = Callable[[str, int, int], None]
@@ -135,10 +138,24 @@ def _offloads(setting: Setting) -> bool:
 
 
 def _check(what: Sweep) -> None:
+    """Refuses, before anything is written, what would fail in the first episode."""
     task = load_task(what.task)
+    world = MovingWorld(task, idle=what.idle)
+    world.reset(0)
     for setting in what.settings:
-        if setting.execution is not None and not isinstance(setting.driver, PairDriver):
-            setting.execution.check(setting.driver.build(), task)
+        if isinstance(setting.driver, PairDriver):
+            spec: PolicySpec | ChunkSpec = setting.driver.load().spec
+        else:
+            policy = setting.driver.build()
+            spec = policy.spec
+            if setting.execution is not None:
+                setting.execution.check(policy, task)
+        try:
+            Senses(world, spec).window()
+        except ObservationError as error:
+            name = Path(setting.driver.bundle).name
+            raise ConfigError(f"{name!r} cannot act in task {what.task!r}: {error}; leave out --task") from None
+    world.close()
 
 
 def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:

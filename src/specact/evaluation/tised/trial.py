@@ -9,7 +9,7 @@ from typing import Any
 
 from specact.envs import load_task
 from specact.envs.moving import Idle, MovingWorld
-from specact.evaluation.rollout import VERIFIERS, start_of
+from specact.evaluation.rollout import start_of
 from specact.evaluation.tised.curves import ON_BOARD
 from specact.evaluation.tised.drivers import Driver, PairDriver
 from specact.execution.episode import Latency, run_episode
@@ -19,6 +19,7 @@ from specact.execution.pair import Pairing, run_pair
 from specact.execution.tally import Episode
 from specact.links.link import load_link
 from specact.rng import Role, stream
+from specact.verifiers import SpeculativeVerifier
 
 Row = dict[str, Any]
 
@@ -93,14 +94,8 @@ def run_trial(trial: Trial) -> Row:
 def _run_pair(trial: Trial, driver: PairDriver, world: MovingWorld, address: dict[str, int]) -> Episode:
     draft_s, target_s = trial.latencies_s
     link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
-    pairing = Pairing(
-        driver.gate,
-        VERIFIERS[driver.verifier],
-        link,
-        draft_s if driver.drafts else 0.0,
-        target_s,
-        late_for_s=inf if driver.late else None,
-    )
+    late_for_s = inf if driver.late else None
+    pairing = Pairing(driver.gate, SpeculativeVerifier, link, draft_s, target_s, late_for_s=late_for_s)
     return run_pair(world, driver.load(), pairing, **address)[0]
 
 
