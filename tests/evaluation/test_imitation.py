@@ -9,7 +9,9 @@ from specact import load_bundle
 from specact.data.generate import demonstrations, generate
 from specact.envs import load_task
 from specact.errors import ConfigError
-from specact.evaluation.imitation import held_out_demonstrations, imitation_error
+from specact.evaluation.evaluation import Evaluation
+from specact.evaluation.imitation import Imitation, held_out_demonstrations, imitation_error
+from specact.evaluation.run import evaluate
 from specact.gates.settings import GateSettings
 from specact.rng import Role, stream
 from specact.sampling import sample_codes
@@ -35,7 +37,7 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
     """The tiny pair infers at every step and windows hold two observations: the draft's error, computed by hand."""
     bundle = load_bundle(tiny_bundle)
     shown = held_out_demonstrations(bundle, None)
-    found = imitation_error(bundle, shown, "draft", NEVER, 3, lambda done, total: None)
+    found = imitation_error(Imitation(str(tiny_bundle), shown, "draft", NEVER, 3))
     assert shown.goal is not None
     expected = []
     for number, span in enumerate(shown.slices()):
@@ -54,14 +56,22 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
 
 def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:
     """The shipped ball pair; over many episodes the errors are about .185, .115 and .115, and these 20 are fixed."""
-    bundle = load_bundle("ball")
     shown = generate(load_task("ball"), 20, seed=77, noise=0.5).episodes
     draft, target, hybrid = (
-        imitation_error(bundle, shown, method, gate, 0, lambda done, total: None)
+        imitation_error(Imitation("ball", shown, method, gate, 0))
         for method, gate in (("draft", NEVER), ("target", ALWAYS), ("hybrid", ALWAYS))
     )
     assert target["mean"] < draft["mean"] - 0.02
     assert hybrid["mean"] < draft["mean"] - 0.02
+
+
+def test_an_evaluation_measures_at_most_as_many_as_it_says(tiny_bundle: Path, tmp_path: Path) -> None:
+    what = Evaluation(str(tiny_bundle), None, ("draft", "target"), 2, mse=True, demonstrations=1)
+    summary = evaluate(what, tmp_path / "run", lambda *said: None, workers=1)
+    assert len(held_out_demonstrations(load_bundle(tiny_bundle), None)) > 1
+    assert [found["mse"]["episodes"] for found in summary["methods"].values()] == [1, 1]
+    with pytest.raises(ConfigError, match="demonstrations must be at least 1"):
+        Evaluation(str(tiny_bundle), None, ("draft",), 2, mse=True, demonstrations=0)
 
 
 def test_recorded_demonstrations_need_a_folder() -> None:

@@ -39,6 +39,14 @@ def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
     assert not by_folder["pusht/table"].mse
 
 
+def test_errors_along_demonstrations_are_asked_for_where_they_can_be_had_in_time() -> None:
+    whole = {c.folder: c.what for c in plan(["ball", "swarm"], seed=1, quick=False, data=None)}
+    quick = {c.folder: c.what for c in plan(["ball", "swarm"], seed=1, quick=True, data=None)}
+    assert [whole[f"{pair}/table"].demonstrations for pair in ("ball", "swarm")] == [100, 100]
+    assert quick["ball/table"].demonstrations == 4
+    assert not quick["swarm/table"].mse
+
+
 def test_an_unknown_pair_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'bal'"):
         reproduce("adahi", out=tmp_path / "study", pairs="ball,bal")

@@ -36,6 +36,7 @@ class Evaluation:
         mse: also measure each method along the demonstrations kept back in training, see
             :func:`~specact.evaluation.imitation.imitation_error`.
         data: folder that the demonstrations' paths are relative to, where they are files.
+        demonstrations: at most so many of them; None for all that were kept back.
         wire, deadline_ms: of the real sockets, see :class:`~specact.evaluation.realtime.RealTime`.
     """
 
@@ -59,6 +60,7 @@ class Evaluation:
     deadline_ms: float = 200.0
     mse: bool = False
     data: str | None = None
+    demonstrations: int | None = None
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -68,8 +70,11 @@ class Evaluation:
             raise unknown_name("offset", self.offset, get_args(Offset))
         if not self.methods or len(set(self.methods)) != len(self.methods):
             raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
-        if self.episodes < 1 or self.shard < 1 or self.seed < 0:
-            raise ConfigError("episodes and shard must be at least 1, and seed not negative")
+        if (
+            min(self.episodes, self.shard, 1 if self.demonstrations is None else self.demonstrations) < 1
+            or self.seed < 0
+        ):
+            raise ConfigError("episodes, shard and demonstrations must be at least 1, and seed not negative")
         if self.realtime and any(load_method(method).gate.startswith("oracle") for method in self.methods):
             raise ConfigError("an oracle asks the target before it decides, so its time means nothing; leave it out")
         if not 0.0 < self.rate < 1.0:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from specact.evaluation.methods import load_method
 from specact.evaluation.rollout import VERIFIERS
 from specact.evaluation.statistics import mean_interval
 from specact.gates.settings import GateSettings
-from specact.policies.bundle import Bundle
+from specact.policies.bundle import Bundle, load_bundle
 from specact.verifiers import LocalTarget
 
 
@@ -48,27 +47,37 @@ def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
     return made.split(recipe["held_out"], recipe["seed"])[1]
 
 
-def imitation_error(
-    bundle: Bundle, episodes: Episodes, method: str, gate: GateSettings, seed: int, progress: Callable[[int, int], None]
-) -> dict[str, float]:
-    """Mean squared error of a method's actions along demonstrations, summed over the action's dimensions.
+@dataclass(frozen=True)
+class Imitation:
+    """One method along demonstrations: a piece of work for a process.
 
-    The policy sees the demonstrated observations, whatever it answers; chunks are executed as on the robot.
-
-    Args:
-        bundle: the pair.
+    Attributes:
+        bundle: name or path of the pair.
         episodes: the demonstrations.
         method: see :data:`~specact.evaluation.methods.METHODS`.
         gate: its calibrated gate.
         seed: of everything random.
-        progress: told the number of episodes done, and in all.
+    """
+
+    bundle: str
+    episodes: Episodes
+    method: str
+    gate: GateSettings
+    seed: int
+
+
+def imitation_error(what: Imitation) -> dict[str, float]:
+    """Mean squared error of a method's actions along demonstrations, summed over the action's dimensions.
+
+    The policy sees the demonstrated observations, whatever it answers; chunks are executed as on the robot.
 
     Returns:
         ``mean``, ``low``, ``high``: in normalised action units (each dimension's training range is [-1, 1]), with a
         95 % interval over episodes; ``raw``: in the environment's units; ``episodes``.
     """
-    verifier = VERIFIERS[load_method(method).verifier](LocalTarget(bundle.target), bundle.tokenizer)
-    policy = SpeculativePolicy(bundle, gate.build(bundle), verifier=verifier, seed=seed)
+    bundle, episodes = load_bundle(what.bundle), what.episodes
+    verifier = VERIFIERS[load_method(what.method).verifier](LocalTarget(bundle.target), bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, what.gate.build(bundle), verifier=verifier, seed=what.seed)
     normalised, raw = [], []
     for number, span in enumerate(episodes.slices()):
         policy.reset(number)
@@ -82,5 +91,4 @@ def imitation_error(
         away = acted - episodes.action[span]
         raw.append(float(np.square(away).sum(axis=1).mean()))
         normalised.append(float(np.square(away / bundle.tokenizer.scale).sum(axis=1).mean()))
-        progress(number + 1, len(episodes))
     return {**asdict(mean_interval(np.array(normalised))), "raw": float(np.mean(raw)), "episodes": len(raw)}

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from specact.calibration import file_name as calibration_file
 from specact.envs import load_task
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.imitation import held_out_demonstrations, imitation_error
+from specact.evaluation.imitation import Imitation, held_out_demonstrations, imitation_error
 from specact.evaluation.manifest import claim
 from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
@@ -85,14 +84,14 @@ def evaluate(
             outcomes[name], steps[name] = _run_method(
                 name, settings, what, env, manifest, bundle, out, runner, progress
             )
+        along = _imitation(what, bundle, gates, out, pool, progress) if what.mse else {}
     methods = {
         name: method_metrics(outcomes[name], steps[name], binary_score=_is_binary(outcomes[name]))
         for name in what.methods
     }
     add_gate_efficiency(methods, steps.get("oracle"))
-    if what.mse:
-        for name, error in _imitation(what, bundle, gates, out, progress).items():
-            methods[name]["mse"] = error
+    for name, error in along.items():
+        methods[name]["mse"] = error
     summary = {
         "env": env,
         "episodes": what.episodes,
@@ -197,18 +196,22 @@ def _calibration(
 
 
 def _imitation(
-    what: Evaluation, bundle: Bundle, gates: dict[str, GateSettings], out: Path, progress: Progress
+    what: Evaluation, bundle: Bundle, gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
 ) -> dict[str, dict[str, float]]:
     """Every method's error along held-out demonstrations; what a stopped run has measured is kept."""
     path = out / "imitation.json"
     found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
     missing = [name for name in what.methods if name not in found]
     if missing:
-        episodes = held_out_demonstrations(bundle, None if what.data is None else Path(what.data))
-        for name in missing:
-            advance = partial(progress, f"{name}, along demonstrations")
-            found[name] = imitation_error(bundle, episodes, name, gates[name], what.seed, advance)
+        shown = held_out_demonstrations(bundle, None if what.data is None else Path(what.data))
+        if what.demonstrations is not None:
+            shown = shown.select(np.arange(min(what.demonstrations, len(shown))))
+        work = [Imitation(str(bundle.path), shown, name, gates[name], what.seed) for name in missing]
+        progress("along demonstrations", len(found), len(what.methods))
+        for item, error in pool.each(imitation_error, work):
+            found[item.method] = error
             write_json(path, found)
+            progress("along demonstrations", len(found), len(what.methods))
     return found
 
 

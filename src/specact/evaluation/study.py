@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Size:
         undertrained: episodes per method with the under-trained draft.
         distilled: whether the distilled draft has a whole table at .6 too.
         calibration: episodes per round, where a threshold has to be found.
+        demonstrations: held-out ones to measure errors along, at most; 0 for no such errors.
     """
 
     table: int
@@ -52,6 +53,7 @@ class Size:
     undertrained: int
     distilled: bool = False
     calibration: int = 40
+    demonstrations: int = 100
 
 
 _BETWEEN = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
@@ -60,12 +62,18 @@ _SIZES = {
     "ball": _CHEAP,
     "swarm": _CHEAP,
     "pusht": Size(200, (0.4, 0.2), 200, (0.8,), 100, rejection=900, real=10, undertrained=100, calibration=20),
-    # An episode has 450 inferences, so that a few are enough for a threshold; and each takes three seconds.
-    "kitchen": Size(100, (0.4,), 50, (), 0, rejection=115, real=2, undertrained=20, calibration=4),
+    # An episode has 450 inferences, so that a few are enough for a threshold; and each takes two seconds.
+    "kitchen": Size(100, (0.4,), 50, (0.2,), 24, rejection=115, real=2, undertrained=20, calibration=4),
 }
-_OTHERS = Size(100, (0.4,), 100, (0.2, 0.8), 50, rejection=300, real=6, undertrained=100)
-_QUICK = Size(10, (0.4,), 5, (), 0, rejection=20, real=1, undertrained=5, calibration=4)
-_QUICK_LONG = Size(2, (0.4,), 2, (), 0, rejection=2, real=1, undertrained=2, calibration=2)
+_OTHERS = Size(100, (0.4,), 100, (0.2, 0.8), 50, rejection=300, real=6, undertrained=100, calibration=20)
+_QUICK = Size(10, (0.4,), 5, (), 0, rejection=20, real=1, undertrained=5, calibration=4, demonstrations=4)
+_QUICK_SIZES = {
+    # Its thresholds for other rates would take two minutes.
+    "kitchen": Size(2, (), 0, (), 0, rejection=2, real=1, undertrained=2, calibration=2, demonstrations=2),
+    # Their experts would first have to demonstrate for a minute, to find the episodes that were kept back.
+    "swarm": replace(_QUICK, demonstrations=0),
+    "peg": replace(_QUICK, demonstrations=0),
+}
 
 
 @dataclass(frozen=True)
@@ -105,9 +113,11 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
         learned = (find_bundle(bundle) / HEAD).is_file()
         kept = tuple(name for name in methods if learned or name not in _LEARNED)
         settings["calibration_episodes"] = size.calibration
+        # Small enough that no process is left without work for long.
+        settings["shard"] = max(1, min(20, episodes // 8))
         return Evaluation(bundle, None, kept, episodes, seed=seed, rate=rate, **settings)
 
-    yield Chapter(f"{name}/table", run(pair, _TABLE, size.table, **_imitation(pair, data)))
+    yield Chapter(f"{name}/table", run(pair, _TABLE, size.table, **_imitation(pair, data, size)))
     distilled, undertrained = (_sibling(f"{pair}{suffix}") for suffix in ("-distilled", "-undertrained"))
     limited = load_bundle(pair).recommended_gates.get("max_skips") is not None
     for rate in size.rates:
@@ -130,7 +140,7 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
 
 def _size(pair: str, quick: bool) -> Size:
     if quick:
-        return _QUICK_LONG if pair == "kitchen" else _QUICK
+        return _QUICK_SIZES.get(pair, _QUICK)
     return _SIZES.get(pair, _OTHERS)
 
 
@@ -142,9 +152,9 @@ def _sibling(name: str) -> str | None:
     return name
 
 
-def _imitation(pair: str, data: Path | None) -> dict[str, Any]:
+def _imitation(pair: str, data: Path | None, size: Size) -> dict[str, Any]:
     """Settings that measure the error along demonstrations, where they can be had."""
     files = load_bundle(pair).manifest["recipe"]["data"]
-    if files and data is None:
+    if size.demonstrations == 0 or (files and data is None):
         return {}
-    return {"mse": True, "data": str(data) if files else None}
+    return {"mse": True, "data": str(data) if files else None, "demonstrations": size.demonstrations}
