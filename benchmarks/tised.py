@@ -1,4 +1,4 @@
-"""The sweeps behind README's section on faster steps: which method on which link, and what levers do to tasks.
+"""The sweeps behind docs/tised.md: which method on which link, and what levers do to tasks.
 
 Run: python benchmarks/tised.py [NAME ...]        # names below; each takes minutes to half an hour, and resumes
 
@@ -59,7 +59,7 @@ def main() -> None:
         run(name)
     parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
-    fill(ROOT / "README.md", "frontier", frontier())
+    fill(ROOT / "docs" / "tised.md", "frontier", frontier())
     fill(ROOT / "docs" / "tised.md", "levers", levers())
 
 

@@ -1,0 +1,63 @@
+"""README and docs: links lead somewhere, tables have both their marks, and every command shown is one."""
+
+import functools
+import inspect
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from specact.cli.main import VERBS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of code blocks that call specact."""
+    blocks = re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("specact ")]
+
+
+def parse(line: str) -> None:
+    """Reads a command as ``specact`` would, and runs nothing."""
+
+    def silent(verb: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def nothing(*args: Any, **kwargs: Any) -> None:
+            inspect.signature(verb).bind(*args, **kwargs)
+
+        return nothing
+
+    arguments = shlex.split(line, comments=True)[1:]
+    verbs: Any = {name: silent(verb) for name, verb in VERBS.items()}
+    tyro.extras.subcommand_cli_from_dict(verbs, prog="specact", args=arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_that_a_benchmark_fills_have_both_marks(page: Path) -> None:
+    marks = re.findall(r"<!-- (.+?) -->", page.read_text())
+    assert len(set(marks)) == len(marks)
+    assert marks == [name for mark in marks if not mark.startswith("end of ") for name in (mark, f"end of {mark}")]
+
+
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))
+def test_commands_are_read_by_the_command_line(line: str) -> None:
+    parse(line)
+
+
+def test_a_flag_that_does_not_exist_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("specact demo --no-such-flag 3")
+    assert "no-such-flag" in capsys.readouterr().err
