@@ -26,7 +26,7 @@ def commands(page: Path) -> list[str]:
 def parse(line: str) -> None:
     """Reads a command as ``specact`` would, and runs nothing."""
 
-    def silent(verb: Callable[..., Any]) -> Callable[..., None]:
+    def silent(verb: Any) -> Callable[..., None]:
         @functools.wraps(verb)
         def nothing(*args: Any, **kwargs: Any) -> None:
             inspect.signature(verb).bind(*args, **kwargs)

@@ -120,18 +120,23 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
     yield Chapter(f"{name}/table", run(pair, _TABLE, size.table, **_imitation(pair, data, size)))
     distilled, undertrained = (_sibling(f"{pair}{suffix}") for suffix in ("-distilled", "-undertrained"))
     limited = load_bundle(pair).recommended_gates.get("max_skips") is not None
-    for rate in size.rates:
+
+    def at(rate: float) -> Iterator[Chapter]:
         yield Chapter(f"{name}/rate-{rate:g}", run(pair, _AT_RATE, size.at_rate, rate))
         if distilled:
             yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _DISTILLED, size.at_rate, rate))
         if limited:
             free = GateChoices(max_skips="unlimited")
-            what = run(pair, _UNLIMITED, size.at_rate, rate, gates=free)
-            yield Chapter(f"{name}/rate-{rate:g}-unlimited", what)
+            yield Chapter(f"{name}/rate-{rate:g}-unlimited", run(pair, _UNLIMITED, size.at_rate, rate, gates=free))
+
+    for rate in size.rates[:1]:
+        yield from at(rate)
     yield Chapter(f"{name}/real-time", run(pair, _REAL, size.real, realtime=True, deadline_ms=500.0))
     yield Chapter(f"{name}/rejection", run(pair, ("adahi",), size.rejection))
     if undertrained:
         yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.undertrained))
+    for rate in size.rates[1:]:
+        yield from at(rate)
     for rate in size.curve:
         yield Chapter(f"{name}/rate-{rate:g}", run(pair, _CURVE, size.on_curve, rate))
     if distilled and size.distilled:
