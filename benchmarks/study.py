@@ -4,7 +4,7 @@ Run: specact reproduce adahi --out results/adahi --data path/to/demonstrations
      python benchmarks/study.py results/adahi
 
 The summaries are kept in benchmarks/results/study/PAIR-CHAPTER.json; benchmarks/results/study.md and the marked tables
-of README.md and docs/reproduce.md are written from those.
+of README.md, docs/reproduce.md and docs/gates.md are written from those.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
         "goals": lambda: goals(folder),
         "hours": lambda: f"{sum(summary['seconds'] for summary in study.values()) / 3600:.1f} hours",
     }
-    for page in (ROOT / "README.md", ROOT / "docs" / "reproduce.md"):
+    for page in (ROOT / "README.md", ROOT / "docs" / "reproduce.md", ROOT / "docs" / "gates.md"):
         text = page.read_text()
         for name, made in tables.items():
             opening, closing = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -71,8 +71,8 @@ def overview(study: dict[str, Summary]) -> str:
     shown = ("draft", "target", "hybrid", "random", "adahi", "learned")
     lines = [
         "| pair, episodes | " + " | ".join(shown) + " | adahi - random | learned - random | sent, adahi / learned "
-        "| true skip, adahi / random / learned | latency, adahi / hybrid |",
-        "|---|" + "---|" * (len(shown) + 5),
+        "| latency, adahi / hybrid |",
+        "|---|" + "---|" * (len(shown) + 4),
     ]
     for pair in PAIRS:
         summary = study.get(f"{pair}-table")
@@ -83,8 +83,6 @@ def overview(study: dict[str, Summary]) -> str:
         cells += [_interval(methods[name]["score"], 2) if name in methods else "-" for name in shown]
         cells += [_contrast(summary, first, "random", "score") for first in ("adahi", "learned")]
         cells.append(" / ".join(_number(methods.get(m, {}).get("transmission_rate"), 2) for m in ("adahi", "learned")))
-        skips = (methods.get(name, {}).get("true_skip_ratio") for name in ("adahi", "random", "learned"))
-        cells.append(" / ".join(_number(skip, 2) for skip in skips))
         times = [methods[name]["latency"]["per_action_ms"] for name in ("adahi", "hybrid")]
         cells.append(f"{times[0]:.2f} / {times[1]:.2f} ms ({times[0] / times[1] - 1:+.0%})")
         lines.append("| " + " | ".join(cells) + " |")

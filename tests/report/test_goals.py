@@ -8,7 +8,9 @@ from specact.report.runs import Run
 from specact.report.studies import group
 
 
-def run(bundle: str, rate: float, contrast: tuple[float, float] = (0.0, 1.0), **success: float) -> Run:
+def run(
+    bundle: str, rate: float, contrast: tuple[float, float] = (0.0, 1.0), limit: str | None = None, **success: float
+) -> Run:
     """A run of methods with these success rates; the first of ``contrast`` is the best gate's over random, with p."""
     methods: dict[str, Any] = {
         name: {
@@ -27,7 +29,8 @@ def run(bundle: str, rate: float, contrast: tuple[float, float] = (0.0, 1.0), **
     summary = {
         "bundle": bundle, "rate": rate, "realtime": False, "episodes": 10, "methods": methods, "contrasts": rows,
     }  # fmt: skip
-    return Run(Path(f"{bundle}-{rate}"), {"evaluation": {"env": "ball", "fingerprint": bundle}}, summary)
+    evaluation = {"env": "ball", "fingerprint": bundle, "gates": {"max_skips": limit}}
+    return Run(Path(f"{bundle}-{rate}"), {"evaluation": evaluation}, summary)
 
 
 def test_goals_are_met_or_not_by_their_numbers() -> None:
@@ -56,3 +59,18 @@ def test_a_difference_inside_its_interval_is_not_called_better() -> None:
     assert [goal.met for goal in above] == [False]
     worse = [run("ball-distilled", 0.4, (-0.05, 0.01), hybrid=0.9, random=0.8, learned=0.7, oracle=0.9)]
     assert not any(goal.met for goal in goals_of(group(worse)) if "above random" in goal.what)
+
+
+def test_the_best_of_two_gates_has_to_be_twice_as_sure() -> None:
+    for p, met in ((0.02, True), (0.03, False)):
+        runs = [run("ball-distilled", 0.4, (0.05, p), hybrid=0.9, random=0.8, adahi=0.8, learned=0.88, oracle=0.9)]
+        assert [goal.met for goal in goals_of(group(runs)) if "above random" in goal.what] == [met]
+
+
+def test_a_run_without_the_limit_on_skips_is_held_to_efficiency_alone() -> None:
+    runs = [
+        run("swarm", 0.6, hybrid=0.9, random=0.7, adahi=0.88, learned=0.895, oracle=0.9),
+        run("swarm", 0.6, limit="unlimited", random=0.7, learned=0.6, oracle=0.6),
+    ]
+    free = [goal for goal in goals_of(group(runs)) if goal.bundle == "swarm, no limit on skips"]
+    assert [goal.what for goal in free] == ["efficiency of the learned gate at least 0.8"]

@@ -167,7 +167,7 @@ def test_a_long_run_of_one_method_joins_the_sweep_and_loses_nothing(runs: Path, 
     shutil.copytree(runs, tmp_path / "runs")
     folder = Path(shutil.copytree(runs / "table", tmp_path / "runs" / "long"))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["evaluation"] |= {"episodes": 100, "methods": ["adahi"], "mse": True}
+    manifest["evaluation"] |= {"episodes": 100, "methods": ["adahi"], "mse": True, "shard": 7, "demonstrations": 3}
     write_json(folder / "manifest.json", manifest)
     summary = json.loads((folder / "summary.json").read_text())
     adahi = summary["methods"]["adahi"] | {"gate_efficiency": None, "inferences": 10_000}

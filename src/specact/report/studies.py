@@ -12,8 +12,10 @@ from typing import Any
 from specact.report.runs import Run
 
 # In these the runs of a sweep may differ. The bundle is known by its fingerprint, wherever it was read from; errors
-# along demonstrations are measured beside the episodes.
-_FREE_IN_SWEEP = ("rate", "methods", "episodes", "calibration_episodes", "bundle", "mse", "data")
+# along demonstrations are measured beside the episodes; shards are how they were shared out.
+_FREE_IN_SWEEP = (
+    "rate", "methods", "episodes", "shard", "calibration_episodes", "bundle", "mse", "data", "demonstrations",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
