@@ -34,6 +34,12 @@ METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 
+TITLES = {
+    1: "A faster chunk and a slower task",
+    2: "A cheaper policy that succeeds more often where the world moves",
+    3: "A sweet spot that moves with the hardware or the link",
+}
+
 SWEEPS: dict[str, list[str]] = {
     "frontier-ball": ["--bundle", "ball", "--levers", *METHODS, "--paces", "0", "0.02", *FAR],
     "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", *FAR],
@@ -170,11 +176,18 @@ def markdown(name: str, found: dict[str, Any]) -> str:
             _number(cell["path"], 2), _number(cell["transmission_rate"], 2),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "Findings:", ""]
-    for finding in found["findings"]:
-        seen = "seen" if finding["seen"] else "not seen"
-        lines.append(f"- {finding['number']}. {finding['about']}: {seen}. {finding['words']}")
+    for number, title in TITLES.items():
+        here = [finding for finding in found["findings"] if finding["number"] == number]
+        if here:
+            seen = sum(finding["seen"] for finding in here)
+            lines += ["", f"{number}. {title}: seen {seen} times of {len(here)}.", ""]
+            lines += [f"   - {_place(finding)}: {finding['words']}" for finding in here]
     return "\n".join([*lines, ""])
+
+
+def _place(finding: dict[str, Any]) -> str:
+    """In bold where the finding was seen."""
+    return f"**{finding['about']}**" if finding["seen"] else str(finding["about"])
 
 
 def _interval(cell: dict[str, Any], name: str, digits: int) -> str:

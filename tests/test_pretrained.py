@@ -25,6 +25,8 @@ LEARNED = [
     "kitchen",
     "pusht",
     "pusht-distilled",
+    "peg",
+    "peg-distilled",
     "relocate",
     "relocate-distilled",
     "swarm",

@@ -68,14 +68,14 @@ def _slower(rows: Sequence[LeverContrast], spot: PlacedSpot) -> Finding:
     about, shape = str(spot.place), _shape(spot, "restricted mean time", " s")
     faster = [(row, row.speedup) for row in rows if row.speedup and row.speedup.chunk_speedup > _FASTER]
     if not faster:
-        return Finding(1, about, False, f"paradox not seen: no setting makes a chunk faster. {shape}")
+        return Finding(1, about, False, f"not seen: no setting makes a chunk faster. {shape}")
     slowed = [(row.both_s.difference.mean, row) for row, _ in faster if row.both_s and row.both_p < LEVEL]
     by_s, worst = max(slowed, key=lambda pair: pair[0], default=(0.0, rows[0]))
     if by_s > 0.0:
-        return Finding(1, about, True, f"paradox seen: {worst.explain()}. {shape}")
+        return Finding(1, about, True, f"seen: {worst.explain()}. {shape}")
     # The one in which the additional chunks come nearest to eating up what each of them saves.
     nearest = min(faster, key=lambda pair: pair[1].task_speedup)[0]
-    return Finding(1, about, False, f"paradox not seen; nearest to it: {nearest.explain()}. {shape}")
+    return Finding(1, about, False, f"not seen; nearest to it: {nearest.explain()}. {shape}")
 
 
 def _fresher(rows: Sequence[LeverContrast], spot: PlacedSpot, cells: Sequence[Cell]) -> Finding:
@@ -87,8 +87,8 @@ def _fresher(rows: Sequence[LeverContrast], spot: PlacedSpot, cells: Sequence[Ce
         f"{in_words(best.success, best.success_p)}; {_freshest(best, cells)}"
     )
     if best.success_p < LEVEL and best.success.difference.mean > 0.0:
-        return Finding(2, about, True, f"paradox seen: {words} {shape}")
-    return Finding(2, about, False, f"paradox not seen; nearest to it: {words} {_room(best, cells)} {shape}")
+        return Finding(2, about, True, f"seen: {words} {shape}")
+    return Finding(2, about, False, f"not seen; nearest to it: {words} {_room(best, cells)} {shape}")
 
 
 def _moves(path: Sequence[tuple[PlacedSpot, str]]) -> tuple[bool, str]:
