@@ -23,6 +23,7 @@ LEARNED = [
     "ball",
     "ball-distilled",
     "kitchen",
+    "kitchen-distilled",
     "pusht",
     "pusht-distilled",
     "peg",
