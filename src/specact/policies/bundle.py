@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, unknown_name
-from specact.policies.manifest import joint_fingerprint, read_manifest
+from specact.policies.manifest import BundleFolder, read_manifest
 from specact.policies.onnx import OnnxPolicy
 from specact.policies.policy import PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
@@ -23,41 +23,23 @@ _SHELVES = (Path(__file__).parents[1] / "pretrained", Path(__file__).parents[3] 
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """A loaded bundle.
+class Bundle(BundleFolder):
+    """A loaded bundle that holds a pair.
 
     Attributes:
-        path: its folder.
-        manifest: the whole manifest: recipe, training metrics, parity, fingerprints.
         spec: what its parts agree on.
         tokenizer, draft, target: the parts.
     """
 
-    path: Path
-    manifest: dict[str, Any]
     spec: PolicySpec
     tokenizer: ActionTokenizer
     draft: OnnxPolicy
     target: OnnxPolicy
 
     @property
-    def name(self) -> str:
-        return str(self.manifest["name"])
-
-    @property
-    def env(self) -> str:
-        """Name of the environment the policies were trained for."""
-        return str(self.manifest["env"])
-
-    @property
     def recommended_gates(self) -> dict[str, Any]:
         """Choices for the gates that serve this pair well, see :class:`~specact.gates.settings.GateChoices`."""
         return dict(self.manifest.get("gates", {}))
-
-    @property
-    def fingerprint(self) -> str:
-        """Of all three parts together: what a calibration has to have been made for."""
-        return joint_fingerprint(self.manifest)
 
 
 def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> Bundle:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -16,41 +15,23 @@ from specact.policies.chunk import ChunkSpec
 from specact.policies.flow import FlowPolicy
 from specact.policies.flow_networks import FlowNetworks
 from specact.policies.flow_units import FlowUnits
-from specact.policies.manifest import joint_fingerprint, read_manifest
+from specact.policies.manifest import BundleFolder, read_manifest
 
 NETWORKS = {"encoder": "encoder.onnx", "prefix": "prefix.onnx", "expert": "expert.onnx", "guide": "guide.onnx"}
 FLOW_PARTS = {**NETWORKS, "normalisation": "normalisation.safetensors"}
 
 
 @dataclass(frozen=True)
-class FlowBundle:
-    """A loaded flow bundle.
+class FlowBundle(BundleFolder):
+    """A loaded bundle that holds a flow policy.
 
     Attributes:
-        path: its folder.
-        manifest: the whole manifest: recipe, training metrics, parity, fingerprints.
         spec, networks, units: the parts.
     """
 
-    path: Path
-    manifest: dict[str, Any]
     spec: ChunkSpec
     networks: FlowNetworks
     units: FlowUnits
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest["name"])
-
-    @property
-    def env(self) -> str:
-        """Name of the environment the policy was trained for."""
-        return str(self.manifest["env"])
-
-    @property
-    def fingerprint(self) -> str:
-        """Of all parts together."""
-        return joint_fingerprint(self.manifest)
 
     def policy(self, steps: int = 10, beta: float = 5.0) -> FlowPolicy:
         """The policy with so many Euler steps; all of them share the networks."""

@@ -22,6 +22,33 @@ _KINDS: dict[Kind, str] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class BundleFolder:
+    """What every loaded bundle is, whatever kind of policy it holds.
+
+    Attributes:
+        path: its folder.
+        manifest: the whole manifest: recipe, training metrics, parity, fingerprints.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["name"])
+
+    @property
+    def env(self) -> str:
+        """Name of the environment it was trained for."""
+        return str(self.manifest["env"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all parts together: what a calibration has to have been made for."""
+        return hashlib.sha256("".join(self.manifest["fingerprints"].values()).encode()).hexdigest()[:16]
+
+
 def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str, Any]:
     """The manifest of a bundle whose parts are all there and are those it was written for.
 
@@ -77,11 +104,6 @@ def kind_of(path: Path) -> Kind:
 def fingerprint_of(path: Path) -> str:
     """First 16 hex digits of the SHA-256 of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def joint_fingerprint(manifest: dict[str, Any]) -> str:
-    """Of all parts of a bundle together."""
-    return hashlib.sha256("".join(manifest["fingerprints"].values()).encode()).hexdigest()[:16]
 
 
 def _kind(manifest: dict[str, Any]) -> Kind:
