@@ -74,9 +74,9 @@ def run(results: dict[str, dict[str, Any]], pair: str, bundle: str, rows: dict[s
         gates=GateChoices(**vars(choices) | {"max_skips": "unlimited"}),
     )  # fmt: skip
     first = next(iter(rows))
-    with progress_bars() as update:
+    with Pool() as pool, progress_bars() as update:
         folder = ROOT / "runs" / "gates" / pair / first.replace(", ", "-").replace(" ", "-")
-        summary = evaluate(what, folder, update, command=f"python benchmarks/gates.py {pair}")
+        summary = evaluate(what, folder, update, pool, command=f"python benchmarks/gates.py {pair}")
     contrasts = {(row["first"], row["second"]): row for row in summary["contrasts"]}
     for name, method in rows.items():
         found = summary["methods"][method]

@@ -17,6 +17,7 @@ from study import RESULTS, ROOT
 
 from specact.cli.output import progress_bars
 from specact.evaluation.evaluation import Evaluation
+from specact.evaluation.pool import Pool
 from specact.evaluation.run import evaluate
 from specact.gates.settings import GateChoices
 
@@ -46,8 +47,8 @@ def main() -> None:
                 calibration_episodes=CALIBRATION[bundle],
             )  # fmt: skip
             folder = ROOT / "runs" / "readings" / f"{bundle}-{name.replace(', ', '-').replace(' ', '-')}"
-            with progress_bars() as update:
-                summary = evaluate(what, folder, update, command=f"python benchmarks/readings.py {bundle}")
+            with Pool() as pool, progress_bars() as update:
+                summary = evaluate(what, folder, update, pool, command=f"python benchmarks/readings.py {bundle}")
             results.setdefault(bundle, {})[name] = brief(summary)
             kept.write_text(json.dumps(results, indent=2) + "\n")
     text = markdown(results)

@@ -13,15 +13,16 @@ from pathlib import Path
 
 from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.methods import METHODS
+from specact.evaluation.pool import Pool
 from specact.evaluation.run import evaluate
 
 
 def main() -> None:
     bundle = sys.argv[1] if len(sys.argv) > 1 else "ball"
     episodes = int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Pool() as pool:
         start = time.perf_counter()
-        summary = evaluate(Evaluation(bundle, None, tuple(METHODS), episodes), Path(folder), lambda *_: None)
+        summary = evaluate(Evaluation(bundle, None, tuple(METHODS), episodes), Path(folder), lambda *_: None, pool)
         seconds = time.perf_counter() - start
     steps = sum(method["control_steps"] for method in summary["methods"].values())
     print(

@@ -11,6 +11,7 @@ from specact.envs import load_task
 from specact.errors import ConfigError
 from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.imitation import Imitation, held_out_demonstrations, imitation_error
+from specact.evaluation.pool import Pool
 from specact.evaluation.run import evaluate
 from specact.gates.settings import GateSettings
 from specact.rng import Role, stream
@@ -67,7 +68,7 @@ def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:
 
 def test_an_evaluation_measures_at_most_as_many_as_it_says(tiny_bundle: Path, tmp_path: Path) -> None:
     what = Evaluation(str(tiny_bundle), None, ("draft", "target"), 2, mse=True, demonstrations=1)
-    summary = evaluate(what, tmp_path / "run", lambda *said: None, workers=1)
+    summary = evaluate(what, tmp_path / "run", lambda *said: None, Pool(1))
     assert len(held_out_demonstrations(load_bundle(tiny_bundle), None)) > 1
     assert [found["mse"]["episodes"] for found in summary["methods"].values()] == [1, 1]
     with pytest.raises(ConfigError, match="demonstrations must be at least 1"):

@@ -57,7 +57,7 @@ class Made:
 @pytest.fixture(scope="module")
 def made(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("evaluation") / "run"
-    return Made(folder, evaluate(evaluation(tiny_bundle), folder, quiet, workers=1))
+    return Made(folder, evaluate(evaluation(tiny_bundle), folder, quiet, Pool(1)))
 
 
 def tables(folder: Path) -> dict[str, Table]:
@@ -87,12 +87,13 @@ SMALL: dict[str, Any] = {"methods": ("random", "hybrid", "adahi"), "episodes": 3
 def whole(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A smaller evaluation that was never stopped, on one process."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    evaluate(evaluation(tiny_bundle, **SMALL), folder, quiet, workers=1)
+    evaluate(evaluation(tiny_bundle, **SMALL), folder, quiet, Pool(1))
     return folder
 
 
 def test_two_processes_give_the_bits_of_one(whole: Path, tiny_bundle: Path, tmp_path: Path) -> None:
-    evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", quiet, workers=2)
+    with Pool(2) as pool:
+        evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", quiet, pool)
     assert_same(tmp_path / "run", whole)
 
 
@@ -109,13 +110,13 @@ def test_a_killed_evaluation_ends_like_one_never_stopped(
             raise KilledError
 
     with pytest.raises(KilledError):
-        evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", progress, workers=1)
+        evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", progress, Pool(1))
     assert not (tmp_path / "run" / "summary.json").exists()
     # The shard under way when it was killed had written its steps, but not its outcomes.
     (tmp_path / "run" / "steps" / "hybrid" / "000002.partial").write_bytes(b"torn")
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
     assert kept
-    evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", quiet, workers=1)
+    evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", quiet, Pool(1))
     assert_same(tmp_path / "run", whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept, "finished shards were run again"
 
@@ -124,7 +125,7 @@ def test_a_shard_without_outcomes_is_run_again(made: Made, tiny_bundle: Path, tm
     folder = Path(shutil.copytree(made.folder, tmp_path / "run"))
     (folder / "episodes" / "hybrid" / "000002.parquet").unlink()
     (folder / "steps" / "hybrid" / "000002.parquet").write_bytes(b"torn")
-    evaluate(evaluation(tiny_bundle), folder, quiet, workers=1)
+    evaluate(evaluation(tiny_bundle), folder, quiet, Pool(1))
     assert_same(folder, made.folder)
 
 
@@ -136,7 +137,7 @@ def test_a_folder_of_another_run_is_refused(
 ) -> None:
     folder = Path(shutil.copytree(made.folder, tmp_path / "run"))
     with pytest.raises(ConfigError, match=r"holds another run .*choose another --out"):
-        evaluate(evaluation(tiny_bundle, **changes), folder, quiet, workers=1)
+        evaluate(evaluation(tiny_bundle, **changes), folder, quiet, Pool(1))
     assert_same(folder, made.folder)
 
 
@@ -144,7 +145,7 @@ def test_a_folder_of_another_run_is_refused(
 def test_a_broken_run_folder_is_a_sentence(tiny_bundle: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(ConfigError, match=r"manifest\.json is damaged .*choose another --out"):
-        evaluate(evaluation(tiny_bundle), tmp_path, quiet, workers=1)
+        evaluate(evaluation(tiny_bundle), tmp_path, quiet, Pool(1))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,7 @@ def test_random_asks_by_chance_at_the_rate_adahi_achieved(made: Made) -> None:
 
 
 def test_random_alone_runs_at_the_rate_asked_for(tiny_bundle: Path, tmp_path: Path) -> None:
-    evaluate(evaluation(tiny_bundle, methods=("random",), rate=0.25), tmp_path, quiet, workers=1)
+    evaluate(evaluation(tiny_bundle, methods=("random",), rate=0.25), tmp_path, quiet, Pool(1))
     steps = read_table(tmp_path / "steps" / "random")
     assert np.array_equal(steps["transmitted"], steps["score"] > 0.75)
 
@@ -358,12 +359,12 @@ def test_a_calibration_made_later_does_not_change_a_run_under_way(
 ) -> None:
     """Else half of a method's shards run with one threshold and half with another."""
     what, folder = evaluation(bundle_copy, methods=("adahi",)), tmp_path / "run"
-    summary = evaluate(what, folder, quiet, workers=1)
+    summary = evaluate(what, folder, quiet, Pool(1))
     bundle = load_bundle(bundle_copy)
     stored = read_calibration(folder / "calibration" / "deviation-0.60.json", bundle)
     changed = dataclasses.replace(stored, settings=dataclasses.replace(stored.settings, threshold=1e9))
     changed.save(bundle_copy / "calibration")
-    again = evaluate(what, folder, quiet, workers=1)
+    again = evaluate(what, folder, quiet, Pool(1))
     assert again["calibration"] == summary["calibration"]
 
 
@@ -380,7 +381,7 @@ def test_a_bundle_that_was_exported_again_is_not_the_one_remembered(bundle_copy:
 def test_the_step_table_and_the_progress_are_complete(made: Made, tiny_bundle: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     note: Callable[[str, int, int], None] = lambda *what: told.append(what)  # noqa: E731
-    evaluate(evaluation(tiny_bundle, methods=("draft",)), tmp_path, note, workers=1)
+    evaluate(evaluation(tiny_bundle, methods=("draft",)), tmp_path, note, Pool(1))
     assert told == [("draft", 0, 5), ("draft", 2, 5), ("draft", 4, 5), ("draft", 5, 5)]
     assert set(made.steps("adahi")) == {
         "episode", "step", "transmitted", "missed", "sent_ahead", "reason", "score", "rejection",

@@ -10,6 +10,7 @@ import pytest
 from tests.browser import Browser, running_browser
 
 from specact.evaluation.evaluation import Evaluation
+from specact.evaluation.pool import Pool
 from specact.evaluation.run import evaluate
 from specact.report.report import Written, write_report
 
@@ -32,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, what in RUNS.items():
             if not (folder / name / "summary.json").exists():
-                evaluate(what, folder / name, lambda *_: None, workers=1, command=f"specact eval {name}")
+                evaluate(what, folder / name, lambda *_: None, Pool(1), command=f"specact eval {name}")
     return folder
 
 

@@ -32,14 +32,14 @@ def demo(
     """
     try:
         from specact.evaluation.evaluation import Evaluation
+        from specact.evaluation.pool import Pool
         from specact.evaluation.run import evaluate
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "pyarrow", "sim") from error
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    with progress_bars() as update:
-        summary = evaluate(
-            Evaluation(bundle, None, METHODS, episodes, seed), folder, update, workers=workers, command=command_line()
-        )
+    with Pool(workers) as pool, progress_bars() as update:
+        what = Evaluation(bundle, None, METHODS, episodes, seed)
+        summary = evaluate(what, folder, update, pool, command=command_line())
     picture = _picture(bundle, summary, folder, seed)
     if json:
         print_json(summary)

@@ -64,6 +64,7 @@ def eval_(
     """
     try:
         from specact.evaluation.evaluation import Evaluation
+        from specact.evaluation.pool import Pool
         from specact.evaluation.run import evaluate, parse_methods
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "pyarrow", "sim") from error
@@ -73,8 +74,8 @@ def eval_(
         realtime=realtime, wire=wire, deadline_ms=deadline_ms,
         mse=mse, data=None if data is None else str(data),
     )  # fmt: skip
-    with progress_bars() as update:
-        summary = evaluate(what, out, update, workers=workers, command=command_line())
+    with Pool(workers) as pool, progress_bars() as update:
+        summary = evaluate(what, out, update, pool, command=command_line())
     if json:
         print_json(summary)
         return

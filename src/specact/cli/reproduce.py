@@ -38,6 +38,7 @@ def reproduce(
         workers: processes; one per core if not given.
     """
     try:
+        from specact.evaluation.pool import Pool
         from specact.evaluation.run import evaluate, finished
         from specact.evaluation.study import PAIRS, plan
     except ModuleNotFoundError as error:
@@ -46,11 +47,12 @@ def reproduce(
     chapters = plan(wanted, seed=seed, quick=quick, data=data)
     left = [chapter for chapter in chapters if not finished(chapter.what, out / chapter.folder)]
     remarks.print(f"{paper}: {len(chapters)} runs, {len(chapters) - len(left)} of them done", highlight=False)
-    for number, chapter in enumerate(left):
-        remarks.print(f"{chapter.folder}, {len(left) - number} left", highlight=False)
-        with progress_bars() as update:
-            summary = evaluate(chapter.what, out / chapter.folder, update, workers=workers, command=command_line())
-        remarks.print(f"  {summary['seconds']:.0f} s", highlight=False)
+    with Pool(workers) as pool:
+        for number, chapter in enumerate(left):
+            remarks.print(f"{chapter.folder}, {len(left) - number} left", highlight=False)
+            with progress_bars() as update:
+                summary = evaluate(chapter.what, out / chapter.folder, update, pool, command=command_line())
+            remarks.print(f"  {summary['seconds']:.0f} s", highlight=False)
     if data is None:
         remarks.print("without --data there are no errors along recorded demonstrations", style="yellow")
     report((out,), out / "report.html", films=films)

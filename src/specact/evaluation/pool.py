@@ -24,7 +24,7 @@ Result = tuple[list[Outcome], dict[str, np.ndarray]]
 class Pool:
     """Works on ``workers`` processes; with one worker, in this one.
 
-    Use it as a context manager.
+    Use it as a context manager: the processes live until it is left, and keep what they have loaded.
     """
 
     def __init__(self, workers: int | None = None) -> None:

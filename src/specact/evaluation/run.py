@@ -34,9 +34,7 @@ from specact.policies.bundle import Bundle, load_bundle
 Progress = Callable[[str, int, int], None]
 
 
-def evaluate(
-    what: Evaluation, out: Path, progress: Progress, *, workers: int | None = None, command: str = ""
-) -> dict[str, Any]:
+def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> dict[str, Any]:
     """Runs an evaluation and writes ``manifest.json``, ``summary.json``, ``episodes/``, ``steps/`` (Parquet).
 
     Run again after a stop, it goes on with the shards that are missing.
@@ -45,7 +43,7 @@ def evaluate(
         what: the evaluation.
         out: run folder.
         progress: told (what is going on, done, in all).
-        workers: processes; None for one per core.
+        pool: where.
         command: recorded in the manifest.
 
     Returns:
@@ -65,7 +63,6 @@ def evaluate(
     calibrations: dict[str, Calibration] = {}
     gates: dict[str, GateSettings] = {}
     with ExitStack() as stack:
-        pool = stack.enter_context(Pool(workers))
         runner: Pool | RealTime = pool
         if what.realtime:
             runner = stack.enter_context(RealTime(str(bundle.path), what.link, what.deadline_ms, what.wire, what.seed))
