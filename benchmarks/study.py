@@ -16,8 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from specact.evaluation.study import PAIRS
+from specact.report.drawing import legend_below, style
 from specact.report.goals import goals_of
+from specact.report.looks import look_of
 from specact.report.runs import find_runs
 from specact.report.studies import group
 
@@ -64,6 +68,37 @@ def main() -> None:
                 before, rest = text.split(opening)
                 text = f"{before}{opening}\n{made()}\n{closing}{rest.partition(closing)[2]}"
         page.write_text(text)
+    draw(study, ROOT / "docs" / "pairs.png")
+    for picture in folder.glob("report_files/ball-success-over-rate.png"):
+        shutil.copy(picture, ROOT / "docs" / "gates.png")
+
+
+def draw(study: dict[str, Summary], to: Path) -> None:
+    """Success of the main methods on every pair at a rate of .4, with their intervals."""
+    shown = ("draft", "random", "adahi", "learned", "learned_action", "hybrid")
+    pairs = [
+        pair for pair in PAIRS if f"{pair}-rate-0.4" in study and "learned" in study[f"{pair}-rate-0.4"]["methods"]
+    ]
+    with style():
+        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for number, method in enumerate(shown):
+            # The draft alone is the same at every rate, and stands in the table.
+            runs = [study[f"{pair}-table" if method == "draft" else f"{pair}-rate-0.4"] for pair in pairs]
+            found = [run["methods"][method]["success"] for run in runs]
+            x = [place + 0.11 * (number - (len(shown) - 1) / 2) for place in range(len(pairs))]
+            y = [success["rate"] for success in found]
+            down = [success["rate"] - success["low"] for success in found]
+            up = [success["high"] - success["rate"] for success in found]
+            look = look_of(method)
+            axes.errorbar(x, y, (down, up), fmt=look.marker, color=look.light, label=method.replace("_", " "), ms=6)
+        axes.set_xticks(range(len(pairs)), [f"{pair}\n{study[f'{pair}-rate-0.4']['episodes']}" for pair in pairs])
+        axes.grid(visible=False, axis="x")
+        axes.set_ylim(0.0, 1.02)
+        axes.set_ylabel("success, 95 % interval")
+        axes.set_xlabel("pair, paired episodes")
+        legend_below(figure, columns=len(shown))
+        figure.savefig(to, dpi=150)
 
 
 def overview(study: dict[str, Summary]) -> str:
