@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.tised import published
 
@@ -104,6 +104,7 @@ def test_the_two_terms_of_success() -> None:
     inference=st.floats(0.05, 2.0),
     n=st.integers(1, 20),
 )
+@example(floor=6.0, extra=6.0, power=0.5, inference=1.0, n=1)  # the slope ends at exactly 0
 def test_slope_and_scan_agree_on_task_time(floor: float, extra: float, power: float, inference: float, n: int) -> None:
     """N = floor + extra (1 / alpha^power - 1): the worse the actions, the more chunks."""
 

@@ -19,6 +19,9 @@ from specact.types import Floats
 # Task time is to be least, success to be most.
 Best = Literal["least", "most"]
 
+# Share of a value within which two doubles that should be equal may differ.
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class SweetSpot:
@@ -27,7 +30,7 @@ class SweetSpot:
     Attributes:
         where: the setting: alpha, m, or another lever's strength.
         value: task time [s] or success there.
-        interior: whether it is strictly better than both the weakest and the strongest setting.
+        interior: whether it is better than both the weakest and the strongest setting, by more than rounding.
         conditions: what the conditions for an interior optimum read. For alpha the slope at alpha = 1 and at the
             strongest lightweighting: a minimum needs the first positive and the second negative (11), a maximum the
             reverse (17). For settings that are counted, the first difference, and the largest (minimum) or smallest
@@ -71,11 +74,12 @@ def pick(
         conditions: see :class:`SweetSpot`.
     """
     loss = losses(values, best)
+    end = float(min(loss[0], loss[-1]))
     chosen = min(candidates, key=lambda i: float(loss[i]))
     return SweetSpot(
         where=float(where[chosen]),
         value=float(values[chosen]),
-        interior=bool(loss[chosen] < min(loss[0], loss[-1])),
+        interior=bool(end - loss[chosen] > _ROUNDING * abs(end)),
         conditions=conditions,
         others=tuple(float(where[i]) for i in candidates if i != chosen),
     )
