@@ -34,6 +34,13 @@ METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 
+# Of a sweep's figures, those that docs/tised.md shows, and what they are called there.
+PICTURES = {
+    "levers-chase": {
+        "tised-naive-ball-chase-0-agx-50w": "tised-paradox",
+        "tised-staleness-steps-ball-chase": "tised-staleness",
+    },
+}
 TITLES = {
     1: "A faster chunk and a slower task",
     2: "A cheaper policy that succeeds more often where the world moves",
@@ -95,6 +102,8 @@ def run(name: str) -> None:
     for picture in (folder / "analysis").glob("tised-frontier-success*.png"):
         pace = picture.stem.partition("-at-pace-")[2].partition("-")[0]
         shutil.copy(picture, ROOT / "docs" / f"{name}-{pace}.png")
+    for picture, kept_as in PICTURES.get(name, {}).items():
+        shutil.copy(folder / "analysis" / f"{picture}.png", ROOT / "docs" / f"{kept_as}.png")
 
 
 def frontier() -> str:
