@@ -30,6 +30,8 @@ RESULTS = Path(__file__).parent / "results"
 
 Summary = dict[str, Any]
 GATES = ("hybrid", "random", "adahi", "uncertainty", "learned", "learned_action", "oracle")
+# Of the figures beside the study's page, those that docs show, and what they are called there.
+PICTURES = {"ball-success-over-rate.png": "gates.png", "ball-rejection.png": "rejection.png"}
 PAPER: dict[str, dict[str, Any]] = {
     "kitchen": {"adahi": 0.394, "hybrid": 0.430, "draft": 0.060, "target": 0.430, "random": 0.325, "sent": 0.543,
                 "skips": (0.607, 0.539)},
@@ -69,8 +71,10 @@ def main() -> None:
                 text = f"{before}{opening}\n{made()}\n{closing}{rest.partition(closing)[2]}"
         page.write_text(text)
     draw(study, ROOT / "docs" / "pairs.png")
-    for picture in folder.glob("report_files/ball-success-over-rate.png"):
-        shutil.copy(picture, ROOT / "docs" / "gates.png")
+    for picture, kept_as in PICTURES.items():
+        drawn = folder / "report_files" / picture
+        if drawn.exists():
+            shutil.copy(drawn, ROOT / "docs" / kept_as)
 
 
 def draw(study: dict[str, Summary], to: Path) -> None:
