@@ -67,12 +67,14 @@ _SIZES = {
 }
 _OTHERS = Size(100, (0.4,), 100, (0.2, 0.8), 50, rejection=300, real=6, undertrained=100, calibration=20)
 _QUICK = Size(10, (0.4,), 5, (), 0, rejection=20, real=1, undertrained=5, calibration=4, demonstrations=4)
+# Ball shows every section of the page. Thresholds at another rate, and the demonstrations that an expert would first
+# have to give to find those that were kept back, take too long elsewhere.
 _QUICK_SIZES = {
-    # Its thresholds for other rates would take two minutes.
+    "swarm": replace(_QUICK, demonstrations=0, rates=()),
     "kitchen": Size(2, (), 0, (), 0, rejection=2, real=1, undertrained=2, calibration=2, demonstrations=2),
-    # Their experts would first have to demonstrate for a minute, to find the episodes that were kept back.
-    "swarm": replace(_QUICK, demonstrations=0),
-    "peg": replace(_QUICK, demonstrations=0),
+    "pusht": replace(_QUICK, rates=()),
+    "relocate": replace(_QUICK, rates=()),
+    "peg": replace(_QUICK, demonstrations=0, rates=()),
 }
 
 
