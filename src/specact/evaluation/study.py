@@ -37,7 +37,7 @@ class Size:
         curve, on_curve: the rates between, and their episodes.
         rejection: episodes of ADAHI for rejection over deviation.
         real: episodes per method over real sockets.
-        undertrained: episodes per method with the under-trained draft.
+        undertrained: episodes per method with the under-trained draft; 0 for none.
         distilled: whether the distilled draft has a whole table at .6 too.
         calibration: episodes per round, where a threshold has to be found.
         demonstrations: held-out ones to measure errors along, at most; 0 for no such errors.
@@ -71,7 +71,7 @@ _QUICK = Size(10, (0.4,), 5, (), 0, rejection=20, real=1, undertrained=5, calibr
 # have to give to find those that were kept back, take too long elsewhere.
 _QUICK_SIZES = {
     "swarm": replace(_QUICK, demonstrations=0, rates=()),
-    "kitchen": Size(2, (), 0, (), 0, rejection=2, real=1, undertrained=2, calibration=2, demonstrations=2),
+    "kitchen": Size(2, (), 0, (), 0, rejection=2, real=1, undertrained=0, calibration=2, demonstrations=2),
     "pusht": replace(_QUICK, rates=()),
     "relocate": replace(_QUICK, rates=()),
     "peg": replace(_QUICK, demonstrations=0, rates=()),
@@ -135,7 +135,7 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
         yield from at(rate)
     yield Chapter(f"{name}/real-time", run(pair, _REAL, size.real, realtime=True, deadline_ms=500.0))
     yield Chapter(f"{name}/rejection", run(pair, ("adahi",), size.rejection))
-    if undertrained:
+    if undertrained and size.undertrained:
         yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.undertrained))
     for rate in size.rates[1:]:
         yield from at(rate)
