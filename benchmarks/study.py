@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from pages import fill
 
 from specact.evaluation.study import PAIRS
 from specact.report.drawing import legend_below, style
@@ -55,21 +56,16 @@ def main() -> None:
         study[name] = json.loads(path.read_text())
         (kept / f"{name}.json").write_text(json.dumps(study[name], indent=1) + "\n")
     (RESULTS / "study.md").write_text("\n\n".join(whole(name, summary) for name, summary in study.items()) + "\n")
-    tables: dict[str, Callable[[], str]] = {
-        "overview": lambda: overview(study),
-        "rates": lambda: rates(study),
-        "rows": lambda: rows(study),
-        "goals": lambda: goals(folder),
-        "hours": lambda: f"{sum(summary['seconds'] for summary in study.values()) / 3600:.1f} hours",
+    tables = {
+        "overview": overview(study),
+        "rates": rates(study),
+        "rows": rows(study),
+        "goals": goals(folder),
+        "hours": f"{sum(summary['seconds'] for summary in study.values()) / 3600:.1f} hours",
     }
     for page in (ROOT / "README.md", ROOT / "docs" / "reproduce.md", ROOT / "docs" / "gates.md"):
-        text = page.read_text()
-        for name, made in tables.items():
-            opening, closing = f"<!-- {name} -->", f"<!-- end of {name} -->"
-            if opening in text:
-                before, rest = text.split(opening)
-                text = f"{before}{opening}\n{made()}\n{closing}{rest.partition(closing)[2]}"
-        page.write_text(text)
+        for name, table in tables.items():
+            fill(page, name, table)
     draw(study, ROOT / "docs" / "pairs.png")
     for picture, kept_as in PICTURES.items():
         drawn = folder / "report_files" / picture

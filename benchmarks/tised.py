@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pages import fill
+
 from specact.report.tised.frontier import FRONTIER
 
 ROOT = Path(__file__).parents[1]
@@ -74,13 +76,6 @@ def main() -> None:
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
     fill(ROOT / "docs" / "tised.md", "frontier", frontier())
     fill(ROOT / "docs" / "tised.md", "levers", levers())
-
-
-def fill(page: Path, name: str, table: str) -> None:
-    """Puts a table between its marks."""
-    before, rest = page.read_text().split(f"<!-- {name} -->\n")
-    after = rest.partition(f"<!-- end of {name} -->\n")[2]
-    page.write_text(f"{before}<!-- {name} -->\n{table}\n<!-- end of {name} -->\n{after}")
 
 
 def run(name: str) -> None:

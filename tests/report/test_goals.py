@@ -67,6 +67,12 @@ def test_the_best_of_two_gates_has_to_be_twice_as_sure() -> None:
         assert [goal.met for goal in goals_of(group(runs)) if "above random" in goal.what] == [met]
 
 
+def test_a_run_of_adahi_alone_is_held_to_nothing() -> None:
+    """As the study makes it for rejection over deviation, with more episodes than the table beside it."""
+    table = run("ball", 0.6, hybrid=0.9, random=0.7, adahi=0.88, learned=0.895, oracle=0.9)
+    assert goals_of(group([table, run("ball", 0.6, adahi=0.88)])) == goals_of(group([table]))
+
+
 def test_a_run_without_the_limit_on_skips_is_held_to_efficiency_alone() -> None:
     runs = [
         run("swarm", 0.6, hybrid=0.9, random=0.7, adahi=0.88, learned=0.895, oracle=0.9),
