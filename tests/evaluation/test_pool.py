@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from specact.evaluation.pool import Pool
+
 STARTER = """
 import sys, time
 from concurrent.futures import wait
@@ -47,3 +49,9 @@ def test_workers_end_with_a_parent_that_was_killed(
     while any(map(_alive, workers)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(map(_alive, workers))
+
+
+def test_a_pool_of_several_workers_works_inside_its_context_only() -> None:
+    with pytest.raises(RuntimeError, match="with Pool"):
+        list(Pool(2).each(abs, [-1, -2]))
+    assert list(Pool(1).each(abs, [-1, -2])) == [(-1, 1), (-2, 2)]

@@ -53,8 +53,11 @@ class Pool:
 
         Raises:
             SpecactError: if a worker process was killed.
+            RuntimeError: outside of the context, where there are no processes.
         """
         if self._executor is None:
+            if self.workers > 1:
+                raise RuntimeError("the pool has no processes yet, or no more: use it as `with Pool(...) as pool:`")
             yield from ((item, work(item)) for item in items)
             return
         futures = {self._executor.submit(work, item): item for item in items}

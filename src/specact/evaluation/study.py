@@ -65,7 +65,7 @@ _SIZES = {
     # An episode has 450 inferences, so that a few are enough for a threshold; and each takes two seconds.
     "kitchen": Size(100, (0.4,), 50, (0.2,), 24, rejection=115, real=2, undertrained=20, calibration=4),
 }
-_OTHERS = Size(100, (0.4,), 100, (0.2, 0.8), 50, rejection=300, real=6, undertrained=100, calibration=20)
+_OTHERS = Size(100, (0.4,), 100, (0.2, 0.8), 50, rejection=310, real=6, undertrained=100, calibration=20)
 _QUICK = Size(10, (0.4,), 5, (), 0, rejection=20, real=1, undertrained=5, calibration=4, demonstrations=4)
 # Ball shows every section of the page. Thresholds at another rate, and the demonstrations that an expert would first
 # have to give to find those that were kept back, take too long elsewhere.
