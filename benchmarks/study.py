@@ -126,19 +126,22 @@ def overview(study: dict[str, Summary]) -> str:
 
 def rates(study: dict[str, Summary]) -> str:
     """Success of every gate at .2, .4 and .6, gate efficiency in brackets, with the trained and the distilled draft."""
-    heads = ["pair, rate, episodes", *GATES, "learned - random", "learned_action - random", "learned - hybrid"]
+    sending = ("random", "adahi", "learned", "learned_action")
+    pairs = (("learned", "random"), ("learned_action", "random"), ("learned", "hybrid"))
+    contrasts = [f"{first} - {second}" for first, second in pairs]
+    heads = ["pair, rate, episodes", *GATES, f"sent, {' / '.join(sending)}", *contrasts]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---|" * (len(heads) - 1)]
     for name, summary in _at_rates(study):
-        cells = [name]
+        cells, methods = [name], summary["methods"]
         for gate in GATES:
-            found = summary["methods"].get(gate)
+            found = methods.get(gate)
             if found is None:
                 cells.append("-")
                 continue
             efficiency = found["gate_efficiency"]
             shown = gate not in ("hybrid", "random") and efficiency is not None
             cells.append(f"{found['success']['rate']:.3f}" + (f" ({efficiency:.2f})" if shown else ""))
-        pairs = (("learned", "random"), ("learned_action", "random"), ("learned", "hybrid"))
+        cells.append(" / ".join(_number(methods.get(name, {}).get("transmission_rate"), 2) for name in sending))
         cells += [_contrast(summary, first, second, "success") for first, second in pairs]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

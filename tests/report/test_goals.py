@@ -17,6 +17,7 @@ def run(
             "success": {"rate": value},
             "score": {"mean": value},
             "true_skip_ratio": value,
+            "transmission_rate": rate,
             "gate_efficiency": {"learned": 0.85, "adahi": 0.2}.get(name),
             "inferences": 10,
         }
@@ -65,6 +66,13 @@ def test_the_best_of_two_gates_has_to_be_twice_as_sure() -> None:
     for p, met in ((0.02, True), (0.03, False)):
         runs = [run("ball-distilled", 0.4, (0.05, p), hybrid=0.9, random=0.8, adahi=0.8, learned=0.88, oracle=0.9)]
         assert [goal.met for goal in goals_of(group(runs)) if "above random" in goal.what] == [met]
+
+
+def test_a_gate_that_sends_more_is_not_better_at_the_same_rate() -> None:
+    for more, met in ((0.02, True), (0.05, False)):
+        made = run("ball-distilled", 0.4, (0.05, 0.001), hybrid=0.9, random=0.8, learned=0.88, oracle=0.9)
+        made.methods["learned"]["transmission_rate"] += more
+        assert [goal.met for goal in goals_of(group([made])) if "above random" in goal.what] == [met]
 
 
 def test_a_run_of_adahi_alone_is_held_to_nothing() -> None:

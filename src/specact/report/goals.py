@@ -12,6 +12,7 @@ from specact.report.studies import Study
 
 GATES = ("adahi", "uncertainty", "learned", "learned_action")
 EFFICIENCY, OF_HYBRID, OF_HYBRID_DISTILLED, SIGNIFICANT = 0.80, 0.99, 0.97, 0.05
+EQUAL_RATE = 0.03
 # Of the paper's ADAHI over its random gate, in true skip ratio.
 PAPERS_MARGIN = {"kitchen": 0.07, "ball": 0.21, "swarm": 0.11}
 
@@ -102,9 +103,11 @@ def _of(study: Study, run: Run) -> Iterator[Goal]:
     yield Goal(what, name, rate, f"{share:.1%}", share >= wanted, f"{best}; the oracle {oracle:.1%}")
     if distilled:
         words, p, difference = _against(run, best, "random")
+        sent, chance = (run.methods[method]["transmission_rate"] for method in (best, "random"))
         # The best of several was looked for, so that its p counts as often (Bonferroni).
-        met = difference > 0.0 and p * len(candidates) < SIGNIFICANT
-        beside = f"{best}; p counts {len(candidates)} times" if len(candidates) > 1 else best
+        met = difference > 0.0 and p * len(candidates) < SIGNIFICANT and sent - chance <= EQUAL_RATE
+        beside = f"{best}, which sends {sent:.2f} against {chance:.2f}"
+        beside += f"; p counts {len(candidates)} times" if len(candidates) > 1 else ""
         yield Goal("success of the best gate above random's at the same rate", name, rate, words, met, beside)
 
 
