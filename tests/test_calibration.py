@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from specact import calibrated_gate, load_bundle
 from specact.calibration import Calibration, find_calibration, read_calibration, threshold_for_rate
 from specact.errors import BundleError, ConfigError
-from specact.evaluation.calibrate import CalibrationRun
+from specact.evaluation.calibrate import CalibrationRun, calibrate
+from specact.evaluation.pool import Pool
 from specact.evaluation.rejection import auroc, fit_rejection
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateSettings
@@ -62,6 +63,13 @@ def test_when_every_step_is_forced_it_says_so() -> None:
 def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="strictly between 0 and 1"):
         CalibrationRun(rate)
+
+
+def test_a_rate_that_the_limit_on_skips_does_not_allow_is_refused(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    gate = GateSettings("deviation", max_skips=2)
+    with pytest.raises(ConfigError, match=r"at most 2 skips in a row at least 0\.33 .* --max-skips"):
+        calibrate(bundle, bundle.env, gate, CalibrationRun(0.3), Pool(1), lambda done: None)
 
 
 # --- files ---

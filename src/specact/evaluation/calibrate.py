@@ -64,7 +64,16 @@ def calibrate(
         run: how.
         pool: where.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
+
+    Raises:
+        ConfigError: for a rate that the gate's limit on skips does not allow.
     """
+    if run.rate < gate.lowest_rate:
+        raise ConfigError(
+            f"with at most {gate.max_skips} skips in a row at least {gate.lowest_rate:.2f} of the inferences are "
+            f"transmitted, so that the gate {gate.name!r} cannot hold a rate of {run.rate:g}; allow longer runs with "
+            "--max-skips N or --max-skips unlimited"
+        )
     method = next(name for name, method in METHODS.items() if method.gate == gate.name)
     finished = 0
 

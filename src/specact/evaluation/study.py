@@ -90,7 +90,8 @@ def plan(pairs: Sequence[str], *, seed: int, quick: bool, data: Path | None) -> 
     """All runs of the study, those that say most first.
 
     Every pair comes with its properly trained draft, its under-trained one and its distilled one, as far as there are
-    such bundles; learned gates take part where they were trained.
+    such bundles; learned gates take part where they were trained. Rates that a bundle's limit on skips makes by itself
+    are run without that limit alone.
 
     Args:
         pairs: names or paths of bundles.
@@ -121,13 +122,14 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
 
     yield Chapter(f"{name}/table", run(pair, _TABLE, size.table, **_imitation(pair, data, size)))
     distilled, undertrained = (_sibling(f"{pair}{suffix}") for suffix in ("-distilled", "-undertrained"))
-    limited = load_bundle(pair).recommended_gates.get("max_skips") is not None
+    lowest = GateChoices().settings("deviation", load_bundle(pair)).lowest_rate
 
     def at(rate: float) -> Iterator[Chapter]:
-        yield Chapter(f"{name}/rate-{rate:g}", run(pair, _AT_RATE, size.at_rate, rate))
-        if distilled:
+        if rate > lowest:
+            yield Chapter(f"{name}/rate-{rate:g}", run(pair, _AT_RATE, size.at_rate, rate))
+        if rate > lowest and distilled:
             yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _DISTILLED, size.at_rate, rate))
-        if limited:
+        if lowest > 0.0:
             free = GateChoices(max_skips="unlimited")
             yield Chapter(f"{name}/rate-{rate:g}-unlimited", run(pair, _UNLIMITED, size.at_rate, rate, gates=free))
 
@@ -139,7 +141,7 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
         yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.undertrained))
     for rate in size.rates[1:]:
         yield from at(rate)
-    for rate in size.curve:
+    for rate in filter(lambda rate: rate > lowest, size.curve):
         yield Chapter(f"{name}/rate-{rate:g}", run(pair, _CURVE, size.on_curve, rate))
     if distilled and size.distilled:
         yield Chapter(f"{name}-distilled/table", run(distilled, _TABLE, size.table))

@@ -107,6 +107,11 @@ class GateSettings:
     max_skips: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def lowest_rate(self) -> float:
+        """The transmission rate, in [0, 1], that the limit on skips makes by itself."""
+        return 0.0 if self.max_skips is None else 1.0 / (self.max_skips + 1)
+
     def without_threshold(self) -> GateSettings:
         """What was asked for, before calibration found the threshold."""
         return replace(self, threshold=0.0, tie_probability=0.0)
