@@ -208,8 +208,8 @@ def whole(name: str, summary: Summary) -> str:
         f"{summary['rate']}, {timed}; {summary['seconds']:.0f} s.",
         "",
         "| method | success [95 %] |" + ("" if binary else " score [95 %] |") + " sent | true skip | accepted "
-        "| gated loss | action change | gate efficiency | MSE [95 %] | ms per action |",
-        "|---|---|" + ("" if binary else "---|") + "---|---|---|---|---|---|---|---|",
+        "| gated loss | action change | gate efficiency | choice | MSE [95 %] | ms per action |",
+        "|---|---|" + ("" if binary else "---|") + "---|" * 9,
     ]
     for method, m in summary["methods"].items():
         success, mse = m["success"], m.get("mse")
@@ -223,6 +223,7 @@ def whole(name: str, summary: Summary) -> str:
             _number(m["gated_loss"]),
             _number(m["action_change_loss"]),
             _number(m["gate_efficiency"], 2),
+            _number(m["choice_efficiency"], 2),
             "-" if mse is None else _interval(mse, 4),
             f"{m['latency']['per_action_ms']:.2f}",
         ]

@@ -18,7 +18,7 @@ from specact.evaluation import rollout
 from specact.evaluation.audit import REASONS, STAGES, Audit
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.metrics import Table
+from specact.evaluation.metrics import Table, choice_efficiency
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
 from specact.evaluation.run import evaluate, read_table
@@ -317,6 +317,32 @@ def test_the_oracle_is_what_gate_efficiency_is_measured_by(made: Made) -> None:
     assert methods["oracle"]["gate_efficiency"] == pytest.approx(1.0, abs=0.5)
     assert methods["oracle"]["gated_loss"] < methods["random"]["gated_loss"]
     assert methods["random"]["gate_efficiency"] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rejection", "sent", "expected"),
+    [
+        ((0.0, 0.2, 0.8, 1.0), (0, 0, 1, 1), 1.0),
+        ((0.0, 0.2, 0.8, 1.0), (1, 1, 0, 0), -1.0),
+        ((0.0, 0.2, 0.8, 1.0), (1, 0, 0, 1), 0.0),
+        ((0.0, 0.2, 0.8, 1.0), (0, 1, 0, 1), 0.25),
+        ((0.3, 0.3, 0.3, 0.3), (0, 0, 1, 1), None),
+        ((0.0, 0.2, 0.8, 1.0), (1, 1, 1, 1), None),
+        ((0.0, 0.2, 0.8, 1.0), (0, 0, 0, 0), None),
+    ],
+)
+def test_the_choice_among_the_steps_that_were_met(
+    rejection: tuple[float, ...], sent: tuple[int, ...], expected: float | None
+) -> None:
+    found = choice_efficiency(np.array(rejection), np.array(sent, bool))
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_the_oracle_chooses_best_among_the_steps_it_met(made: Made) -> None:
+    methods = made.summary["methods"]
+    assert methods["oracle"]["choice_efficiency"] > 0.9  # an episode's first step is no choice
+    assert abs(methods["random"]["choice_efficiency"]) < 0.3
+    assert methods["hybrid"]["choice_efficiency"] is None
 
 
 def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) -> None:

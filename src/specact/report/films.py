@@ -14,13 +14,12 @@ from specact.report.tables import name_of
 
 FILMED = ("draft", "adahi", "target")
 
+# Part of a page, and why there are no films, where there are none.
+Films = tuple[Html, str | None]
 
-def show_films(run: Run) -> tuple[Html, str | None]:
-    """The films of a telling episode of this run.
 
-    Returns:
-        Part of a page, and what is missing: why there are no films, where there are none.
-    """
+def show_films(run: Run) -> Films:
+    """The films of a telling episode of this run."""
     methods = [method for method in FILMED if method in run.methods]
     if not methods:
         return Html(), f"no films: {run.folder} has none of the methods {', '.join(FILMED)}"

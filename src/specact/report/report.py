@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from specact.report import tables
 from specact.report.desk import Desk
 from specact.report.drawing import Drawing, style
 from specact.report.facts import facts, manifests, runs_table
-from specact.report.films import show_films
+from specact.report.films import Films, show_films
 from specact.report.goals import goals_of, goals_rows, goals_table
 from specact.report.html import Html, fill, html, items, join
 from specact.report.looks import dark_rules
@@ -66,10 +68,12 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
     runs, skipped = find_runs(paths)
     studies, desk = group(runs), Desk(out, files)
     sections, missing = [], dict[str, list[Gap]]()
-    with style():
-        for done, study in enumerate(studies):
+    # Films are made by processes of their own, a bundle each, while figures are drawn in this one.
+    with style(), ThreadPoolExecutor(os.cpu_count()) as filming:
+        filmed = [filming.submit(show_films, study.table).result if films else _no_films for study in studies]
+        for done, (study, shown) in enumerate(zip(studies, filmed, strict=True)):
             progress("bundles", done, len(studies))
-            section, missing[study.title] = _section(study, desk, films)
+            section, missing[study.title] = _section(study, desk, shown)
             sections.append(section)
         progress("bundles", len(studies), len(studies))
     page = fill(
@@ -89,7 +93,11 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
     return Written(out, desk.written, len(runs), skipped, missing)
 
 
-def _section(study: Study, desk: Desk, films: bool) -> tuple[Html, list[Gap]]:
+def _no_films() -> Films:
+    return Html(), None
+
+
+def _section(study: Study, desk: Desk, films: Callable[[], Films]) -> tuple[Html, list[Gap]]:
     """The part of one study, and what is missing in it."""
     run, slug = study.table, study.slug
     lacking, figures = gaps_of(study), []
@@ -98,7 +106,7 @@ def _section(study: Study, desk: Desk, films: bool) -> tuple[Html, list[Gap]]:
             figures += [desk.figure(drawing, slug) for drawing in draw(study)]
         except DataError as error:
             lacking.append(Gap(str(error)))
-    shown, no_films = show_films(run) if films else (Html(), None)
+    shown, no_films = films()
     lacking += [Gap(no_films)] if no_films else []
     section = fill(
         "study.html",

@@ -21,7 +21,7 @@ _OF_SUMMARY = ("bundle", "episodes", "rate", "link", "realtime", "score", "metho
 _OF_CALIBRATION = {"settings", "held_out"}
 _OF_METHOD = (
     "success", "score", "inferences", "transmission_rate", "true_skip_ratio", "acceptance", "gated_loss",
-    "gate_efficiency", "action_change_loss", "latency",
+    "gate_efficiency", "choice_efficiency", "action_change_loss", "latency",
 )  # fmt: skip
 
 

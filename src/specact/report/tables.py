@@ -45,6 +45,11 @@ COLUMNS: tuple[tuple[str, str, Callable[[Metrics], object]], ...] = (
         lambda m: _number(m["gate_efficiency"], 2),
     ),
     (
+        "choice",
+        "the same among the steps that the gate itself met: 0 is chance, 1 the best choice of as many skips",
+        lambda m: _number(m["choice_efficiency"], 2),
+    ),
+    (
         "action change",
         "action change loss: mean distance, over skipped steps, to the action verification would have given",
         lambda m: _number(m["action_change_loss"]),
