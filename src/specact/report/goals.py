@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specact.report.drawing import Rows
-from specact.report.html import Html, table
+from specact.report.html import Html, join, table
 from specact.report.runs import Run
 from specact.report.studies import Study
 
@@ -46,14 +46,19 @@ def goals_of(studies: Sequence[Study]) -> list[Goal]:
     return [goal for study in studies for run in _held(study) for goal in _of(study, run)]
 
 
-def goals_table(goals: Sequence[Goal]) -> Html:
-    """The goals as a table; nothing if there are none."""
+def goals_tables(goals: Sequence[Goal]) -> Html:
+    """A table per kind of goal."""
+    kinds = dict.fromkeys(goal.what for goal in goals)
+    return join(_one_kind(what, [goal for goal in goals if goal.what == what]) for what in kinds)
+
+
+def _one_kind(what: str, goals: Sequence[Goal]) -> Html:
     rows = [
-        [goal.what, goal.bundle, f"{goal.rate:g}", goal.reached, "yes" if goal.met else "no", goal.beside]
+        [goal.bundle, f"{goal.rate:g}", goal.reached, "yes" if goal.met else Html("<b>no</b>"), goal.beside]
         for goal in goals
     ]
-    heads = ["goal", "bundle", "rate", "reached", "met", "beside it"]
-    return table(f"Goals, {sum(goal.met for goal in goals)} of {len(goals)} met", heads, rows) if rows else Html()
+    caption = f"{what}: {sum(goal.met for goal in goals)} of {len(goals)} met"
+    return table(caption[0].upper() + caption[1:], ["bundle", "rate", "reached", "met", "beside it"], rows)
 
 
 def goals_rows(goals: Sequence[Goal]) -> Rows:
