@@ -75,7 +75,8 @@ def main() -> None:
     parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
     fill(ROOT / "docs" / "tised.md", "frontier", frontier())
-    fill(ROOT / "docs" / "tised.md", "levers", levers())
+    for name in ("levers-chase", "executions-chase", "levers-pusht"):
+        fill(ROOT / "docs" / "tised.md", name, levers(name))
 
 
 def run(name: str) -> None:
@@ -126,24 +127,20 @@ def _methods(path: Path) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def levers() -> str:
-    """Success and restricted mean time of every setting over the hardware."""
-    lines = []
-    for path in sorted(RESULTS.glob("*-chase.json")):
-        cells = json.loads(path.read_text())["cells"]
-        machines = sorted({(cell["kappa"], cell["hardware"]) for cell in cells})
-        heads = ["lever", "pace", *(f"{name} (x {kappa:g})" for kappa, name in machines)]
-        lines += ["| " + " | ".join(heads) + " |", "|---|" + "---|" * (len(heads) - 1)]
-        for lever, strength, pace in dict.fromkeys((c["lever"], c["strength"], c["pace"]) for c in cells):
-            here = {
-                c["hardware"]: c for c in cells if (c["lever"], c["strength"], c["pace"]) == (lever, strength, pace)
-            }
-            values = [
-                f"{here[name]['success.mean']:.3f}, {here[name]['restricted_s.mean']:.2f} s" for _, name in machines
-            ]
-            lines.append(f"| {lever} {strength:g} | {pace:g} | {' | '.join(values)} |")
-        lines.append("")
-    return "\n".join(lines).rstrip()
+def levers(name: str) -> str:
+    """Success and restricted mean time of every setting of one sweep over the hardware."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return "Not run yet."
+    cells = json.loads(path.read_text())["cells"]
+    machines = sorted({(cell["kappa"], cell["hardware"]) for cell in cells})
+    heads = ["lever", "pace", *(f"{name} (x {kappa:g})" for kappa, name in machines)]
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---|" * (len(heads) - 1)]
+    for lever, strength, pace in dict.fromkeys((c["lever"], c["strength"], c["pace"]) for c in cells):
+        here = {c["hardware"]: c for c in cells if (c["lever"], c["strength"], c["pace"]) == (lever, strength, pace)}
+        values = [f"{here[name]['success.mean']:.3f}, {here[name]['restricted_s.mean']:.2f} s" for _, name in machines]
+        lines.append(f"| {lever} {strength:g} | {pace:g} | {' | '.join(values)} |")
+    return "\n".join(lines)
 
 
 def _title(link: str) -> str:
