@@ -187,10 +187,8 @@ def rows(study: dict[str, Summary]) -> str:
 
 
 def goals(folder: Path) -> str:
-    """The goals as on the study's page, kind by kind."""
+    """The goals as on the study's page."""
     found = goals_of(group(find_runs([folder])[0]))
-    kinds = list(dict.fromkeys(goal.what for goal in found))
-    found.sort(key=lambda goal: kinds.index(goal.what))
     lines = ["| goal | bundle | rate | reached | met | beside it |", "|---|---|---|---|---|---|"]
     for goal in found:
         cells = (goal.what, goal.bundle, f"{goal.rate:g}", goal.reached, "yes" if goal.met else "**no**", goal.beside)

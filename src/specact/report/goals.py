@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from specact.report.drawing import Rows
 from specact.report.html import Html, join, table
@@ -38,18 +39,19 @@ class Goal:
 
 
 def goals_of(studies: Sequence[Study]) -> list[Goal]:
-    """Every goal that these runs can be held to.
+    """Every goal that these runs can be held to, kind by kind.
 
     Where a bundle limits the run of skips, the efficiency of its learned gate is told without that limit too: at a low
     rate the limit leaves the gate nothing to decide.
     """
-    return [goal for study in studies for run in _held(study) for goal in _of(study, run)]
+    found = [goal for study in studies for run in _held(study) for goal in _of(study, run)]
+    kinds = list(dict.fromkeys(goal.what for goal in found))
+    return sorted(found, key=lambda goal: kinds.index(goal.what))
 
 
 def goals_tables(goals: Sequence[Goal]) -> Html:
     """A table per kind of goal."""
-    kinds = dict.fromkeys(goal.what for goal in goals)
-    return join(_one_kind(what, [goal for goal in goals if goal.what == what]) for what in kinds)
+    return join(_one_kind(what, list(same)) for what, same in groupby(goals, key=lambda goal: goal.what))
 
 
 def _one_kind(what: str, goals: Sequence[Goal]) -> Html:

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,10 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
     studies, desk = group(runs), Desk(out, files)
     sections, missing = [], dict[str, list[Gap]]()
     # Films are made by processes of their own, a bundle each, while figures are drawn in this one.
-    with style(), ThreadPoolExecutor(os.cpu_count()) as filming:
+    with style(), ExitStack() as stack:
+        filming = ThreadPoolExecutor(os.cpu_count())
+        # Whoever stops the report does not wait for films that have not begun.
+        stack.callback(filming.shutdown, cancel_futures=True)
         filmed = [filming.submit(show_films, study.table).result if films else _no_films for study in studies]
         for done, (study, shown) in enumerate(zip(studies, filmed, strict=True)):
             progress("bundles", done, len(studies))

@@ -165,8 +165,8 @@ def _says_something(head: str, run: Run) -> bool:
         return not run.binary
     if head == "MSE":
         return any(m.get("mse") is not None for m in metrics)
-    if head == "gate efficiency":
-        return any(m["gate_efficiency"] is not None for m in metrics)
+    if head in ("gate efficiency", "choice"):
+        return any(m[f"{head.split()[0]}_efficiency"] is not None for m in metrics)
     return True
 
 
