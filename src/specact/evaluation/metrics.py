@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from specact.evaluation.audit import REASONS, STAGES
 from specact.evaluation.statistics import contrast, mean_interval, wilson
+from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
 
 Table = dict[str, NDArray[Any]]
-
-# Of the gated loss, per step; below it an efficiency says nothing.
-_LEAST_GAIN = 0.01
 
 
 def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[str, Any]:
@@ -31,7 +29,7 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
         ``missed`` share of inferences that
         were transmitted in vain; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where
         skipped or missed;
-        ``choice_efficiency`` see :func:`choice_efficiency`;
+        ``choice_efficiency`` see :func:`~specact.gates.efficiency.choice_efficiency`;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
         share of inferences whose request left before the draft was computed, precision (share of them that were
@@ -81,23 +79,6 @@ def _forecast_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict
     }
 
 
-def choice_efficiency(rejection: NDArray[np.float64], sent: NDArray[np.bool_]) -> float | None:
-    """How well a gate chose among the steps it met: 0 is chance, 1 the least R(z) that as many skips can have.
-
-    Unlike the gate efficiency it compares nobody else's states. None where there was no choice, or none that matters.
-
-    Args:
-        rejection: R(z) of every step, ``[N]``.
-        sent: whether it was transmitted, ``[N]``.
-    """
-    skips = int((~sent).sum())
-    chance = float(rejection.mean()) * skips
-    best = float(np.sort(rejection)[:skips].sum())
-    if chance - best < _LEAST_GAIN * len(sent):
-        return None
-    return (chance - float(rejection[~sent].sum())) / (chance - best)
-
-
 def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:
     """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
 
@@ -121,7 +102,7 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
         free = np.sort(oracle["rejection"][oracle["reason"] <= REASONS.index("tie")])
         skipped = min(round(len(oracle["rejection"]) * (1.0 - rate)), len(free))
         best = float(free[:skipped].sum() / len(oracle["rejection"]))
-        if chance - best >= _LEAST_GAIN:
+        if chance - best >= LEAST_GAIN:
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
 
 

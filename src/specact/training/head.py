@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from specact.data.lessons import Lessons, join
 from specact.errors import BundleError
 from specact.files import write_whole
+from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
 from specact.policies.head import HEAD, TargetHead
@@ -220,15 +221,13 @@ def _scores(network: TargetHeadNetwork, lessons: Lessons) -> tuple[Floats, Float
 def _efficiency(network: TargetHeadNetwork, lessons: Lessons) -> Metrics:
     """Gate efficiency on these states at transmission rates .2, .4, .6: share of the oracle's gain over chance."""
     estimated, true = _scores(network, lessons)
-
-    def missed(scores: Floats, rate: float) -> float:
-        skipped = np.argsort(scores, kind="stable")[: round(len(scores) * (1.0 - rate))]
-        return float(true[skipped].sum() / len(scores))
-
     found = {}
     for rate in (0.2, 0.4, 0.6):
-        chance, best = float(true.mean()) * (1.0 - rate), missed(true, rate)
-        found[f"efficiency_{rate:g}"] = (chance - missed(estimated, rate)) / max(chance - best, 1e-9)
+        sent = np.ones(len(true), dtype=bool)
+        sent[np.argsort(estimated, kind="stable")[: round(len(true) * (1.0 - rate))]] = False
+        efficiency = choice_efficiency(true, sent)
+        if efficiency is not None:
+            found[f"efficiency_{rate:g}"] = efficiency
     return found
 
 
