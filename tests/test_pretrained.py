@@ -69,6 +69,11 @@ def test_a_learned_gate_belongs_to_its_pair_and_knows_more_than_chance(name: str
     assert stored["model"]["auroc"] > 0.8  # chance is 0.5; no deviation reaches 0.7 on any pair
 
 
+@pytest.mark.parametrize("name", [name for name in LEARNED if not name.startswith("kitchen")])
+def test_a_learned_gate_is_ready_for_a_smaller_budget(name: str) -> None:
+    assert isinstance(calibrated_gate(load_bundle(PRETRAINED / name), "learned", rate=0.4), Learned)
+
+
 @pytest.mark.parametrize("name", [name for name in LEARNED if name.endswith("-distilled")])
 def test_a_distilled_draft_shares_target_and_tokenizer_with_its_pair(name: str) -> None:
     made, pair = load_bundle(PRETRAINED / name), load_bundle(PRETRAINED / name.removesuffix("-distilled"))

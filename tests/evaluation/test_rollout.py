@@ -18,11 +18,12 @@ from specact.evaluation import rollout
 from specact.evaluation.audit import REASONS, STAGES, Audit
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.metrics import Table, choice_efficiency
+from specact.evaluation.metrics import Table, add_gate_efficiency
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
 from specact.evaluation.run import evaluate, read_table
-from specact.gates.settings import GateSettings
+from specact.gates.efficiency import choice_efficiency
+from specact.gates.settings import GateChoices, GateSettings
 from specact.links.link import LINKS
 from specact.types import CodeDistribution, StepRecord
 
@@ -343,6 +344,26 @@ def test_the_oracle_chooses_best_among_the_steps_it_met(made: Made) -> None:
     assert methods["oracle"]["choice_efficiency"] > 0.9  # an episode's first step is no choice
     assert abs(methods["random"]["choice_efficiency"]) < 0.3
     assert methods["hybrid"]["choice_efficiency"] is None
+
+
+def test_a_rate_that_a_gate_cannot_hold_is_refused_before_anything_runs(tiny_bundle: Path, tmp_path: Path) -> None:
+    what = Evaluation(str(tiny_bundle), None, ("draft", "adahi"), 2, rate=0.2, gates=GateChoices(max_skips=2))
+    with pytest.raises(ConfigError, match=r"cannot hold a rate of 0\.2"):
+        evaluate(what, tmp_path / "run", quiet, Pool(1))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("oracles_rejection", "expected"), [((0.0, 1.0), 0.8), ((0.495, 0.505), None)])
+def test_where_the_oracle_gains_next_to_nothing_there_is_no_efficiency(
+    oracles_rejection: tuple[float, float], expected: float | None
+) -> None:
+    """At a rate of .5 random loses .25 and the oracle, which skips the first step, 0 or .2475."""
+    methods = {
+        name: {"transmission_rate": 0.5, "gated_loss": loss} for name, loss in (("random", 0.25), ("learned", 0.05))
+    }
+    oracle = {"rejection": np.array(oracles_rejection), "reason": np.full(2, REASONS.index("score"))}
+    add_gate_efficiency(methods, oracle)
+    assert methods["learned"]["gate_efficiency"] == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) -> None:

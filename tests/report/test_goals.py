@@ -70,6 +70,19 @@ def test_the_best_of_two_gates_has_to_be_twice_as_sure() -> None:
         assert [goal.met for goal in goals_of(group(runs)) if "above random" in goal.what] == [met]
 
 
+def test_an_efficiency_that_is_undefined_is_not_met_and_says_so() -> None:
+    made = run("ball", 0.2, hybrid=0.9, random=0.7, learned=0.75, oracle=0.8)
+    made.methods["learned"]["gate_efficiency"] = None
+    (goal,) = goals_of(group([made]))
+    assert not goal.met and goal.reached.startswith("undefined")
+
+
+def test_goals_come_kind_by_kind() -> None:
+    pairs = [run(name, 0.6, hybrid=0.9, random=0.7, adahi=0.8, learned=0.9, oracle=0.9) for name in ("ball", "swarm")]
+    found = [(goal.what.split()[0], goal.bundle) for goal in goals_of(group(pairs))]
+    assert found == [(kind, name) for kind in ("ADAHI", "efficiency", "success") for name in ("ball", "swarm")]
+
+
 def test_a_gate_that_sends_more_is_not_better_at_the_same_rate() -> None:
     for more, met in ((0.02, True), (0.05, False)):
         made = run("ball-distilled", 0.4, (0.05, 0.001), hybrid=0.9, random=0.8, learned=0.88, oracle=0.9)

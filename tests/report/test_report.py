@@ -9,14 +9,17 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
 
 from specact.errors import ConfigError
 from specact.files import write_json
+from specact.report.films import Films
+from specact.report.html import Html
 from specact.report.report import Written, write_report
-from specact.report.runs import find_runs
+from specact.report.runs import Run, find_runs
 from specact.report.studies import group
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,6 +40,33 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
             yield from leaves(entry, (*path, str(key)))
     else:
         yield ".".join(path), value
+
+
+def test_a_stopped_report_does_not_wait_for_films_that_have_not_begun(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        copy = tmp_path / f"runs/{number}"
+        shutil.copytree(runs / "table", copy)
+        manifest = json.loads((copy / "manifest.json").read_text())
+        manifest["evaluation"]["fingerprint"] = str(number)
+        write_json(copy / "manifest.json", manifest)
+    begun, stopped = list[Run](), Event()
+
+    def slow(run: Run) -> Films:
+        begun.append(run)
+        stopped.wait(timeout=60.0)
+        return Html(), None
+
+    def interrupted(*_: object) -> None:
+        Timer(0.5, stopped.set).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specact.report.report.show_films", slow)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with pytest.raises(KeyboardInterrupt):
+        write_report([tmp_path / "runs"], tmp_path / "report.html", tmp_path / "files", interrupted)
+    assert len(begun) <= 1
 
 
 def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: Written, runs: Path) -> None:

@@ -68,12 +68,7 @@ def calibrate(
     Raises:
         ConfigError: for a rate that the gate's limit on skips does not allow.
     """
-    if run.rate < gate.lowest_rate:
-        raise ConfigError(
-            f"with at most {gate.max_skips} skips in a row at least {gate.lowest_rate:.2f} of the inferences are "
-            f"transmitted, so that the gate {gate.name!r} cannot hold a rate of {run.rate:g}; allow longer runs with "
-            "--max-skips N or --max-skips unlimited"
-        )
+    gate.check_rate(run.rate)
     method = next(name for name, method in METHODS.items() if method.gate == gate.name)
     finished = 0
 

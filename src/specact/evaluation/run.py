@@ -50,12 +50,16 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
         The summary.
 
     Raises:
-        ConfigError: if ``out`` holds another run, or its folder cannot be written.
+        ConfigError: if ``out`` holds another run, its folder cannot be written, a method is unknown, or a gate cannot
+            hold the rate.
         BundleError: if the bundle, or a calibration in it, does not fit.
     """
     bundle = load_bundle(what.bundle)
     env = what.env or bundle.env
     task = load_task(env)
+    asked = {name: what.gates.settings(load_method(name).gate, bundle) for name in what.methods}
+    for settings in asked.values():
+        settings.check_rate(what.rate)
     manifest = claim(out, what, bundle, env, command)
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}
@@ -71,7 +75,7 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
             gate = load_method(name).gate
             if gate in CALIBRATED and gate not in calibrations:
                 calibrations[gate] = _calibration(bundle, env, gate, what, out, pool, progress)
-            settings = what.gates.settings(gate, bundle)
+            settings = asked[name]
             if gate in CALIBRATED:
                 settings = calibrations[gate].settings
             elif gate == "random":

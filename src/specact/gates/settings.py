@@ -112,6 +112,19 @@ class GateSettings:
         """The transmission rate, in [0, 1], that the limit on skips makes by itself."""
         return 0.0 if self.max_skips is None else 1.0 / (self.max_skips + 1)
 
+    def check_rate(self, rate: float) -> None:
+        """Refuses a transmission rate that the limit on skips does not allow.
+
+        Raises:
+            ConfigError: for a rate below :attr:`lowest_rate`.
+        """
+        if rate < self.lowest_rate:
+            raise ConfigError(
+                f"with at most {self.max_skips} skips in a row at least {self.lowest_rate:.2f} of the inferences are "
+                f"transmitted, so that the gate {self.name!r} cannot hold a rate of {rate:g}; allow longer runs with "
+                "--max-skips N or --max-skips unlimited"
+            )
+
     def without_threshold(self) -> GateSettings:
         """What was asked for, before calibration found the threshold."""
         return replace(self, threshold=0.0, tie_probability=0.0)
