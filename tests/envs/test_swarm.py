@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from specact.envs import swarm
 from specact.envs.experts import SwarmExpert
-from specact.envs.swarm import ACCELERATION, DRAG, HALF_SIZE, RADIUS, SLIP, TASK, SwarmEnv
+from specact.envs.swarm import ACCELERATION, DRAG, HALF_SIZE, OVERLAP, RADIUS, SLIP, TASK, SwarmEnv
+
+ROUNDING = 1e-12  # many times the rounding of the few operations behind a distance or an energy
 
 
 def run(env: SwarmEnv, env_seed: int, expert: SwarmExpert) -> tuple[np.ndarray, bool]:
@@ -94,23 +97,43 @@ def test_a_lone_push_follows_the_equation_of_motion() -> None:
     assert env.velocity[0, 1] == pytest.approx(expected, rel=0.01)
 
 
-def test_collisions_keep_drones_apart_and_never_add_energy() -> None:
+@pytest.mark.parametrize("drones", [2, 5, 7])
+def test_no_drone_is_ever_inside_another_or_a_wall(drones: int) -> None:
+    """Over many swarms that are thrown at each other, and then pushed into one place: a wall, a corner or the middle."""
+    env = SwarmEnv(drones=drones)
+    contacts = 0
+    for seed in range(30):
+        env.reset(seed=seed)
+        random = np.random.default_rng(seed)
+        env.velocity = random.normal(0.0, 3.0, (drones, 2))
+        place = random.uniform(-1.3, 1.3, 2)
+        for _ in range(30):
+            push = np.clip(random.uniform(1.0, 20.0) * (place - env.position), -1.0, 1.0)
+            env.step(push.astype(np.float32).ravel())
+            contacts += nearest(env.position) < 2 * RADIUS + OVERLAP
+            assert nearest(env.position) >= 2 * RADIUS - OVERLAP - ROUNDING
+            assert np.abs(env.position).max() <= HALF_SIZE - RADIUS
+    assert contacts > 0, "nothing met, so nothing was tested"
+
+
+def test_a_jam_that_cannot_be_resolved_stays_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "_SWEEPS", 0)  # as if no number of sweeps were enough
+    env = head_on()
+    before = env.position.copy()
+    env.step(np.ones(10, np.float32))
+    np.testing.assert_array_equal(env.position, before)
+
+
+def test_collisions_never_add_energy() -> None:
     env = SwarmEnv()
     env.reset(seed=0)
     random = np.random.default_rng(0)
-    met = 0
     for _ in range(300):
-        env.velocity = random.normal(0, 1.5, (5, 2))
-        env.position = (env.position * 0.9).clip(-0.5, 0.5)  # keep them crowded
-        for _ in range(20):
-            env._collide()
-        before, energy = env.velocity.copy(), (env.velocity**2).sum()
-        env.step(np.zeros(10, np.float32))
-        met += not np.allclose(env.velocity, before * (1 - DRAG * 0.02) ** 5)
-        assert (env.velocity**2).sum() <= energy
-        assert nearest(env.position) > 1.7 * RADIUS  # in a crowd, one pair's parting overlaps another for a substep
-        assert np.abs(env.position).max() <= HALF_SIZE - RADIUS
-    assert met > 100
+        env.velocity = random.normal(0.0, 1.5, (5, 2))
+        env.position = random.uniform(-0.3, 0.3, (5, 2))  # overlapping, most of them
+        energy = (env.velocity**2).sum()
+        env._collide()
+        assert (env.velocity**2).sum() <= energy * (1 + ROUNDING)
 
 
 def test_collision_keeps_momentum() -> None:

@@ -21,6 +21,7 @@ HALF_SIZE = 1.2  # arena, centre to wall [m]
 RADIUS = 0.1  # of a drone [m]
 ACCELERATION = 1.5  # at full command, per axis [m/s^2]
 DRAG = 0.5  # [1/s]
+OVERLAP = 1e-3  # by which two drones may be closer than touching at the end of a control step [m]
 SLIP = 0.5  # share of the sliding velocity that two drones in contact keep
 TARGET_RADIUS = 0.05  # drone centre to target [m]
 SLOW = 0.1  # speed below which a drone counts as hovering [m/s]
@@ -29,6 +30,7 @@ RATE_HZ = 10.0
 MAX_STEPS = 120
 
 _SUBSTEPS = 5
+_SWEEPS = 100  # over the pairs that overlap, before a crowd counts as jammed and stays where it was
 _DT = 1 / RATE_HZ / _SUBSTEPS  # [s]
 _SPEED_SCALE = 1.0  # [m/s], brings velocities to about [-1, 1]
 _LIMIT = 4.0  # the largest scaled observation; above any speed drones can reach
@@ -85,8 +87,10 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         push = ACCELERATION * np.clip(np.asarray(action, np.float64).reshape(self.drones, 2), -1.0, 1.0)
         for _ in range(_SUBSTEPS):
             self.velocity = self.velocity + _DT * (push - DRAG * self.velocity)
-            self.position = self.position + _DT * self.velocity
+            before, self.position = self.position, self.position + _DT * self.velocity
             self._collide()
+            if not self._separate():
+                self.position = before
         distance = np.linalg.norm(self.position - self.target, axis=1).max()
         arrived = distance < TARGET_RADIUS and np.linalg.norm(self.velocity, axis=1).max() < SLOW
         self._held = self._held + 1 if arrived else 0
@@ -121,25 +125,45 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
                 return spots
 
     def _collide(self) -> None:
-        """Resolve overlaps, pair after pair: one pair at a time can only lose energy, all at once could gain it."""
-        first, second = self._pairs
-        between = self.position[second] - self.position[first]
-        for pair in np.flatnonzero(np.einsum("ij,ij->i", between, between) < (2 * RADIUS) ** 2):
-            i, j = first[pair], second[pair]
-            apart = self.position[j] - self.position[i]  # again: an earlier pair may have moved them
-            distance = max(float(np.hypot(*apart)), 1e-9)
+        """Resolve contacts, pair after pair: one pair at a time can only lose energy, all at once could gain it."""
+        for i, j in self._closer_than(2 * RADIUS):
+            apart = self.position[j] - self.position[i]  # an earlier pair may have moved them
             closing = self.velocity[i] - self.velocity[j]
             if apart @ closing > 0:
-                along = apart / distance
+                along = apart / _length(apart)
                 kept = SLIP * (closing - (closing @ along) * along)
                 mean = 0.5 * (self.velocity[i] + self.velocity[j])
                 self.velocity[i], self.velocity[j] = mean + 0.5 * kept, mean - 0.5 * kept
-            shift = max(RADIUS - 0.5 * distance, 0.0) * apart / distance
-            self.position[i] -= shift
-            self.position[j] += shift
+            self._part(i, j)
         inside = HALF_SIZE - RADIUS
         self.velocity[(np.abs(self.position) > inside) & (self.position * self.velocity > 0)] = 0.0
         np.clip(self.position, -inside, inside, out=self.position)
+
+    def _separate(self) -> bool:
+        """Part the drones that parting others has pushed together; whether that ended with none closer than allowed."""
+        for _ in range(_SWEEPS):
+            pairs = self._closer_than(2 * RADIUS - OVERLAP)
+            if not len(pairs):
+                return True
+            for i, j in pairs:
+                self._part(i, j)
+            np.clip(self.position, RADIUS - HALF_SIZE, HALF_SIZE - RADIUS, out=self.position)
+        return False
+
+    def _closer_than(self, distance: float) -> NDArray[np.intp]:
+        """The pairs of drones whose centres are closer, ``[P, 2]``."""
+        first, second = self._pairs
+        between = self.position[second] - self.position[first]
+        close = np.einsum("ij,ij->i", between, between) < distance**2
+        return np.stack([first[close], second[close]], axis=1)
+
+    def _part(self, i: int, j: int) -> None:
+        """Move two drones that overlap away from each other, both by the same distance, until they touch."""
+        apart = self.position[j] - self.position[i]
+        distance = _length(apart)
+        shift = max(RADIUS - 0.5 * distance, 0.0) * apart / distance
+        self.position[i] -= shift
+        self.position[j] += shift
 
     def _observation(self) -> dict[str, NDArray[np.float32]]:
         state = np.concatenate([self.position.ravel() / HALF_SIZE, self.velocity.ravel() / _SPEED_SCALE])
@@ -148,6 +172,11 @@ class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def _info(self) -> dict[str, Any]:
         return {"success": self._success, "score": float(self._success)}
+
+
+def _length(vector: Array) -> float:
+    """Of a vector that may be zero, but not smaller than what may be divided by."""
+    return max(float(np.hypot(*vector)), 1e-9)
 
 
 def _expert(seed: int) -> Any:
