@@ -1,6 +1,7 @@
 # make demo    set up what the demo needs (no PyTorch) and run it
 # make test    set up everything and run the tests
 # make check   formatting, lint, types, import contracts and tests
+# make explore property tests on more examples, drawn anew each time
 # A second run skips the set-up until pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c 
 # Pinned like everything else: without build isolation the build tools come from constraints.txt too.
 INSTALL := $(PIP) --no-build-isolation -e
 
-.PHONY: demo test check clean
+.PHONY: demo test check explore clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/specact demo
@@ -19,6 +20,9 @@ test: $(VENV)/.test
 
 check: $(VENV)/.test
 	bash scripts/check
+
+explore: $(VENV)/.test
+	bash scripts/check explore
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,8 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import specact
+
+# The examples of a property are the same in every run, on every machine. `scripts/check explore` looks for new ones.
+settings.register_profile(
+    "fixed", derandomize=True, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "explore", settings.get_profile("fixed"), derandomize=False, max_examples=1000, print_blob=True
+)
+settings.load_profile("fixed")
 
 # Policies this small learn next to nothing; what is tested is that every part fits and every number is the right one.
 TINY = """

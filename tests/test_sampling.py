@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.examples import examples
 
 from specact.sampling import (
     rejection_probability,
@@ -372,7 +373,7 @@ def gated_loss(p: Floats, q: Floats, skipped: set[tuple[int, ...]]) -> tuple[flo
     return distance(law, product(p)), missed
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(st.integers(2, 8), st.integers(0, 10**6), st.sampled_from(KINDS), st.integers(0, 255))
 def test_gated_loss_of_one_codebook_is_exactly_the_missed_rejections(
     codes: int, seed: int, kind: str, mask: int
@@ -394,7 +395,7 @@ def test_gated_loss_of_one_codebook_is_exact_for_a_gate_that_flips_coins_too() -
     assert distance(executed, verified) == pytest.approx(float((q[0] * skip) @ rejection), abs=EXACT)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25)
 @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(0, 511))
 def test_gated_loss_of_two_codebooks_is_at_most_the_missed_rejections(
     seed: int, first: str, second: str, mask: int
@@ -434,7 +435,7 @@ def test_gated_loss_is_exact_only_given_the_state() -> None:
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100)
 @given(
     st.lists(st.sampled_from([0.0, 0.0, 1e-25, 1e-9, 0.1, 1.0 / 3.0, 1.0]), min_size=1, max_size=16).filter(any),
     st.sampled_from([1e-30, 0.3, 1.0, 7.0, 1e30]),

@@ -99,7 +99,7 @@ def test_a_lone_push_follows_the_equation_of_motion() -> None:
 
 @pytest.mark.parametrize("drones", [2, 5, 7])
 def test_no_drone_is_ever_inside_another_or_a_wall(drones: int) -> None:
-    """Over many swarms that are thrown at each other, and then pushed into one place: a wall, a corner or the middle."""
+    """Over many swarms, thrown at each other and then pushed into one place: a wall, a corner or the middle."""
     env = SwarmEnv(drones=drones)
     contacts = 0
     for seed in range(30):

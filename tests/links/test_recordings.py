@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.errors import ConfigError
@@ -191,7 +191,6 @@ def test_directions_have_traces_of_their_own() -> None:
     at_us=st.integers(0, 60_000),
     packets=st.integers(1, 30),
 )
-@settings(deadline=None)
 def test_deliveries_are_those_found_by_counting(steps: list[int], at_us: int, packets: int) -> None:
     trace = np.cumsum(steps)
     if trace[-1] == 0:

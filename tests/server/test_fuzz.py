@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from specact import Bundle
 from specact.rng import Role, stream
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
 schemathesis = pytest.importorskip("schemathesis")
 
 # Without shrinking: a server that is silent once would be waited for again and again.
-bounded = settings(
-    max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+PHASES = [Phase.explicit, Phase.generate]
+bounded = settings(examples(60), phases=PHASES, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +93,7 @@ def test_a_guarded_server_says_what_it_wants(launch: Start) -> None:
     assert wanted == {"/v1/hello", "/v1/infer", "/v1/verify", "/metrics", "/v1/status"}
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("kind", ["hello", "infer", "verify"])
 def test_bodies_by_the_description_and_against_it(kind: str, mode: Any, api: Any) -> None:
@@ -168,13 +168,14 @@ def damaged(draw: st.DrawFn, frame: bytes) -> bytes:
     return bytes(worn)
 
 
+@pytest.mark.hypothesis
 def test_every_message_has_one_answer_and_it_is_typed(
     server: Server, hello: Fields, ball: Bundle, frames: list[bytes]
 ) -> None:
     kinds: Counter[str] = Counter()
     with server.stream(hello) as robot:
 
-        @settings(bounded, max_examples=400)
+        @settings(examples(400), phases=PHASES, suppress_health_check=list(HealthCheck))
         @given(payload=st.sampled_from(frames).flatmap(damaged) | st.binary(max_size=100) | st.text(max_size=20))
         def check(payload: bytes | str) -> None:
             reply = robot.ask(payload)
@@ -185,6 +186,7 @@ def test_every_message_has_one_answer_and_it_is_typed(
     assert kinds["error"] > 100 and kinds["distribution"] + kinds["verdict"] > 0
 
 
+@pytest.mark.hypothesis
 def test_a_hello_can_be_anything(server: Server, hello: Fields) -> None:
     good = msgpack.encode(hello)
 

@@ -102,8 +102,8 @@ def test_the_two_terms_of_success() -> None:
 class StaticTask:
     """N = floor + extra (1 / alpha^power - 1): the worse the actions, the more chunks.
 
-    Task time is convex in alpha where ``power >= 1``. Otherwise it is convex up to some alpha and concave from there, so
-    that it can dip, rise, and fall again towards alpha = 1.
+    Task time is convex in alpha where ``power >= 1``. Otherwise it is convex up to some alpha and concave from there,
+    so that it can fall, rise, and fall again towards alpha = 1.
     """
 
     floor: float

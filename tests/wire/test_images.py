@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.examples import examples
 
 from specact.errors import MissingExtraError, WireError
 from specact.policies.policy import PolicySpec
@@ -90,7 +91,7 @@ def test_the_usual_way_to_open_a_file_would_raise_an_error_of_its_own() -> None:
     assert not isinstance(raised.value, OSError | ValueError | SyntaxError | EOFError | IndexError)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@examples(400)
 @given(data=st.data())
 def test_a_damaged_jpeg_is_read_or_refused_and_nothing_else(data: st.DataObject) -> None:
     file = bytearray(to_jpeg(gradient()[:1], 90)[0])
