@@ -18,8 +18,14 @@ from specact.wire import json, msgpack
 from specact.wire.reply import read_error
 
 _PATH = "/v1/stream"
+_DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
 # What is no request is small: if it does not leave within this, the network has taken nothing for long.
 _AT_ONCE_S = 0.005
+# One look at the network takes in at most so many frames and those of one more slice: about 2 ms of work.
+_MOST_FRAMES, _SLICE = 64, 256
+# A frame costs a peer one; 16 bytes of data, a tenth of a second and each ping of ours earn it one, and so many can be
+# saved. A peer that has none left sends control frames without data, or messages in tiny pieces, and is dropped.
+_EARNING_BYTES, _EARNING_S, _MOST_SAVED = 16, 0.1, 128
 
 
 class WebSocketChannel:
@@ -40,7 +46,9 @@ class WebSocketChannel:
         until = time.monotonic() + timeout
         self._messages: deque[bytes] = deque()
         self._parts: list[bytes] = []
-        self.heard = time.monotonic()
+        self._unparsed = b""
+        self.heard = self._credited = time.monotonic()
+        self._credit = float(_MOST_SAVED)
         self._text = False
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{_PATH}"), max_size=max_message_bytes)
         self._socket = endpoint.connect(until)
@@ -78,6 +86,7 @@ class WebSocketChannel:
         if self._protocol.state is not State.OPEN:
             raise ChannelClosedError("the connection is closed")
         self._protocol.send_ping(b"")
+        self._credit += 1.0
         self._flush(_AT_ONCE_S)
 
     def close(self) -> None:
@@ -115,31 +124,55 @@ class WebSocketChannel:
             raise
 
     def _read(self, timeout: float) -> None:
-        """Takes in what is there, waiting for at most ``timeout`` seconds."""
-        try:
-            data = receive_some(self._socket, timeout)
-        except ChannelClosedError:
-            self._broken()
-            raise
-        if data is None:
-            return
-        if data:
+        """Takes in a bounded part of what is there, waiting for at most ``timeout`` seconds."""
+        if not self._unparsed:
+            try:
+                data = receive_some(self._socket, timeout)
+            except ChannelClosedError:
+                self._broken()
+                raise
+            if data is None:
+                return
             self.heard = time.monotonic()
+            if not data:
+                self._protocol.receive_eof()
+                self._events()
+            self._unparsed = data
+        frames = 0
+        while self._unparsed and frames < _MOST_FRAMES:
+            data, self._unparsed = self._unparsed[:_SLICE], self._unparsed[_SLICE:]
             self._protocol.receive_data(data)
-        else:
-            self._protocol.receive_eof()
-        for event in self._protocol.events_received():
-            if isinstance(event, Frame):
-                self._take(event)
-            elif not isinstance(event, Response):
-                raise InvalidMessage("unexpected event")
+            frames += self._events()
         self._flush(_AT_ONCE_S)
+        if self._credit < 0.0:
+            self._protocol.fail(CloseCode.POLICY_VIOLATION)
+            self._flush(_AT_ONCE_S)
+            self._broken()
+            raise ChannelClosedError("the server sends too many frames with too little data in them")
         if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
             why = self._protocol.parser_exc or self._protocol.close_rcvd or "without a word"
             raise ChannelClosedError(f"the connection ended: {why}")
 
+    def _events(self) -> int:
+        """Takes in what has been parsed, and says how many frames that were."""
+        frames = 0
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                frames += 1
+                self._charge(event)
+                self._take(event)
+            elif not isinstance(event, Response):
+                raise InvalidMessage("unexpected event")
+        return frames
+
+    def _charge(self, frame: Frame) -> None:
+        now = time.monotonic()
+        earned = len(frame.data) / _EARNING_BYTES if frame.opcode in _DATA else 0.0
+        self._credit = min(_MOST_SAVED, self._credit + earned + (now - self._credited) / _EARNING_S) - 1.0
+        self._credited = now
+
     def _take(self, frame: Frame) -> None:
-        if frame.opcode not in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+        if frame.opcode not in _DATA:
             return
         if frame.opcode is not Opcode.CONT:
             self._text = frame.opcode is Opcode.TEXT
