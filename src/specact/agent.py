@@ -187,7 +187,7 @@ class SpeculativePolicy:
         return action
 
     def act_unseeing(self, error: ObservationError) -> NDArray[np.float32]:
-        """One control step whose observation cannot be used, instead of :meth:`act`: a miss, as far as the fallback goes.
+        """One control step whose observation cannot be used, instead of :meth:`act`: for the fallback it is a miss.
 
         There is nothing to draft from, so ``execute_draft`` holds the last action, as ``hold_last`` does. The chunk
         goes on with the next usable observation. Control steps without one count as misses in a row until there is

@@ -154,7 +154,10 @@ def run_loop(
             _tick(robot, policy, period_s, clock, proceed, note)
         except BaseException as error:
             interrupts.held = True
-            _stop_after(error, robot, policy)
+            try:
+                stop(robot, policy)
+            except BaseException as second:  # noqa: BLE001 - what went wrong first is what has to be known
+                error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
             raise
         interrupts.held = True
         stop(robot, policy)
@@ -175,14 +178,6 @@ def stop(robot: Robot, policy: SpeculativePolicy) -> None:
     finally:
         if not stopped and still is not None:
             robot.act(still)
-
-
-def _stop_after(error: BaseException, robot: Robot, policy: SpeculativePolicy) -> None:
-    """Stops the robot after an error, which must not be hidden by another one."""
-    try:
-        stop(robot, policy)
-    except BaseException as second:
-        error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
 
 
 def _tick(

@@ -1,4 +1,4 @@
-"""How ``specact run`` ends, and what it does after a stall: a real process that drives a robot which writes down its life."""
+"""How ``specact run`` ends, and what it does after a stall: real processes, with a robot that writes down its life."""
 
 from __future__ import annotations
 

@@ -67,18 +67,18 @@ def test_one_look_takes_in_a_bounded_number_of_frames_and_soon_none(
         try:
             hello = hello_fields(Hello("robot", "0" * 16, shared_spec(ball.spec)))
             channel.send("hello", channel.encode(hello), 5.0)
-            until = time.monotonic() + 20.0
-            with pytest.raises(ChannelClosedError, match="too many frames with too little data|while sending"):
-                while time.monotonic() < until:
-                    before = counted.frames
-                    try:
-                        channel.receive(0.0)
-                    finally:
-                        looks.append(counted.frames - before)
+            until, why = time.monotonic() + 20.0, ""
+            while not why and time.monotonic() < until:
+                before = counted.frames
+                try:
+                    channel.receive(0.0)
+                except ChannelClosedError as error:
+                    why = str(error)
+                looks.append(counted.frames - before)
+            assert "too many frames with too little data" in why or "while sending" in why
         finally:
             channel.close()
-    # A slice of 256 bytes holds 128 of the smallest frames.
-    assert max(looks) < websocket._MOST_FRAMES + websocket._SLICE // 2
+    assert max(looks) <= websocket._MOST_FRAMES
     assert counted.frames < 2000
 
 
@@ -102,7 +102,9 @@ def test_a_robot_whose_server_floods_it_drops_the_connection_and_finds_back(
     assert flooded < 2000 * connected
 
 
-def test_many_pings_of_ours_are_no_flood_of_the_servers(ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor) -> None:
+def test_many_pings_of_ours_are_no_flood_of_the_servers(
+    ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
+) -> None:
     with misbehaving() as rogue:
         channel = WebSocketChannel(Endpoint("ws", "127.0.0.1", rogue.port), 10.0, 1 << 20)
         try:

@@ -89,7 +89,7 @@ def check_units(file: Path, tensors: dict[str, NDArray[Any]], actions: int) -> N
     """Refuses a normalisation of actions by which a valid policy would give anything but finite actions.
 
     Raises:
-        BundleError: if ``centre`` or ``scale`` are not ``[A]`` in float32, a number of them is not finite, a scale is not
+        BundleError: if ``centre`` or ``scale`` are not float32 ``[A]``, a number of them is not finite, a scale is not
             positive, or their sum is beyond float32.
     """
     for name in ("centre", "scale"):

@@ -88,7 +88,7 @@ def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:
     low, high = tensors["low"], tensors["high"]
     if not (np.isfinite(low) & np.isfinite(high) & (low <= high)).all():
         raise BundleError(
-            f"{file} holds a range of actions from {low.tolist()} to {high.tolist()}: all of it must be finite, and low "
-            "at most high; train and export the bundle again"
+            f"{file} holds a range of actions from {low.tolist()} to {high.tolist()}: all of it must be finite, and "
+            "low at most high; train and export the bundle again"
         )
     return FlowUnits(*(tensors[name] for name in names))
