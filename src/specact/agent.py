@@ -60,8 +60,8 @@ class SpeculativePolicy:
         late_for_s: None waits for the target, as in the paper. With a number nobody waits: the draft's chunk runs at
             once, and a verdict that arrives while it runs, and no longer than this after its observation, replaces what
             is left of it. While one is under way no other is asked for. Needs a verifier that draws on the device.
-        max_chunk_age_s: no action starts later than this after the observation it was computed from [s]: what is left
-            of an older chunk is dropped, and the next control step infers. Infinite for no limit.
+        max_chunk_age_s: what is left of a chunk is dropped once its observation is older than this [s], and the next
+            control step infers; see :attr:`expired` for an inference that takes longer. Infinite for no limit.
         seed, robot: address of the random streams; two robots with one seed get different ones.
         clock: what the step times are read from.
 

@@ -6,6 +6,7 @@ import importlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,7 +55,7 @@ def run(
 
     However it ends, the robot is told to stop: by its own stop() where it has one, otherwise by the stop action. Ends
     after the given time with exit status 0, after an error with 2 (1 where it is the robot's own), and after Ctrl-C,
-    SIGTERM and SIGHUP with 130, 143 and 129; the summary is printed each time.
+    SIGTERM and SIGHUP with 130, 143 and 129; the summary is printed each time, if the robot has acted.
 
     Args:
         bundle: path or name of the bundle on this device; the server must serve the same one.
@@ -76,9 +77,8 @@ def run(
         max_consecutive_misses: after more than this the robot stops; steps without a usable observation count.
         stop_action: what makes this robot stand still; it is sent at the end, unless the robot has stop(). Needed
             wherever a miss can stop the robot.
-        max_chunk_age_ms: no action starts later than this after its observation; the rest of an older chunk is dropped
-            and inferred anew. If not given: as long as a chunk of actions takes, and the deadline or one control period
-            if that is longer.
+        max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred anew, as after
+            a stall. If not given: what a chunk of actions takes, and the longer of the deadline and one control period.
         overlap: let requests leave ahead of the draft where the gate's forecast says so.
         late: never wait for the server: act on the draft at once, and let a verdict correct what is left of the chunk
             of actions when it arrives.
@@ -96,7 +96,7 @@ def run(
     from specact.agent import SpeculativePolicy
     from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
     from specact.clock import RealClock
-    from specact.control import Journal, Tick, run_loop
+    from specact.control import Journal, Robot, Tick, run_loop
     from specact.gates.forecast import Forecast
     from specact.policies.bundle import load_bundle
     from specact.remote.channel import Endpoint, trusting
@@ -154,17 +154,14 @@ def run(
         )
         line.report = policy.counts
         real = None if robot is None else _make(robot)
+
+        def drive(driven: Robot, proceed: Callable[[], bool]) -> None:
+            run_loop(driven, policy, period_s, RealClock(), lambda: proceed() and not policy.stopped, note)
+
         try:
             if real is not None:
                 until = time.monotonic() + seconds
-                run_loop(
-                    real,
-                    policy,
-                    period_s,
-                    RealClock(),
-                    lambda: time.monotonic() < until and not policy.stopped,
-                    note,
-                )
+                drive(real, lambda: time.monotonic() < until)
             else:
                 simulated, start_of = _simulated(env or loaded.env)
                 with progress_bars() as update:
@@ -172,13 +169,9 @@ def run(
                         update("episodes", episode, episodes)
                         simulated.start(start_of(seed, episode))
                         policy.reset(episode)
-                        run_loop(
-                            simulated, policy, period_s, RealClock(),
-                            lambda: not simulated.done and not policy.stopped, note,
-                        )  # fmt: skip
-                        outcomes.append(
-                            {"success": simulated.success, "score": simulated.score, "stopped": policy.stopped}
-                        )
+                        drive(simulated, lambda: not simulated.done)
+                        outcome = {"success": simulated.success, "score": simulated.score, "stopped": policy.stopped}
+                        outcomes.append(outcome)
                     update("episodes", episodes, episodes)
                 simulated.close()
         finally:
