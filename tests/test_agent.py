@@ -16,6 +16,7 @@ from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
+from specact.gates.controller import LinkBudget
 from specact.gates.forecast import Forecast
 from specact.policies.bundle import Bundle
 from specact.policies.policy import PolicySpec
@@ -580,6 +581,80 @@ def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
                 policy.act(at(i))
         else:
             assert np.isfinite(policy.act(at(i))).all()
+
+
+# Both are valid on the wire; in float32 their sum, or that of two of them, is not finite or as good as that.
+@pytest.mark.parametrize("value", [3.3e38, -3.3e38, 1e30])
+@pytest.mark.parametrize("overlap", ["drop", "average"])
+def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, overlap: Any) -> None:
+    class Overflowing(Keyed):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=np.full_like(found.offsets, value if 2 <= window.state[-1, 0] < 5 else 0.1))
+
+    bundle = replace(pair(replace(SPEC, overlap=overlap)), target=cast(Any, Overflowing(2)))
+    rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
+    policy = SpeculativePolicy(bundle, Always(), fallback=rule)
+    actions, records = play(policy, 0, steps=8)
+    assert [record.miss for record in records[:5]] == [None, None, "invalid", "invalid", "invalid"]
+    assert np.isfinite(actions).all() and policy.stopped
+    np.testing.assert_array_equal(actions[4:], np.tile(STILL, (4, 1)))
+    assert policy.counts["missed"] == 3
+    np.testing.assert_array_equal(records[3].chunk, records[3].proposal.chunk)
+    stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=STILL))
+    play(stops, 0, steps=3)
+    assert stops.stopped
+
+
+def test_a_late_answer_that_decodes_to_no_finite_action_is_a_miss() -> None:
+    class Overflowing(Keyed):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=np.full_like(found.offsets, 3.3e38))
+
+    bundle = replace(pair(), target=cast(Any, Overflowing(2)))
+    policy = SpeculativePolicy(bundle, Always(), late_for_s=math.inf)
+    _, records = play(policy, 0, steps=3)
+    assert [record.miss for record in records] == ["invalid"] * 3
+    assert policy.counts["missed"] == 3 and policy.counts["in_time"] == 0
+
+
+@pytest.mark.parametrize(("centre", "scale"), [(np.nan, 1.0), (0.0, np.inf), (np.inf, 1.0)])
+def test_units_that_are_not_finite_give_an_error_and_no_action(centre: float, scale: float) -> None:
+    bundle = pair()
+    units = replace(bundle.tokenizer, centre=np.full(2, centre, np.float32), scale=np.full(2, scale, np.float32))
+    policy = SpeculativePolicy(replace(bundle, tokenizer=units), Never())
+    with pytest.raises(ObservationError, match="not finite"):
+        policy.act(at(0))
+
+
+# ---- requests that cannot leave -------------------------------------------------------------------------------------
+
+
+class Cut(Far):
+    """No request leaves."""
+
+    def prefetch(self, window: Window) -> bool:
+        return False
+
+    def ask(self, window: Window) -> Answer | Miss:
+        return Miss("disconnected", OffloadTimes(), sent=False)
+
+
+@pytest.mark.parametrize("late_for_s", [None, math.inf])
+def test_a_request_that_could_not_leave_is_neither_sent_ahead_nor_charged(late_for_s: float | None) -> None:
+    clock = VirtualClock()
+    bundle, gate = pair(clock=clock), Always()
+    policy = SpeculativePolicy(
+        bundle, gate, verifier=SpeculativeVerifier(Cut(bundle, clock), bundle.tokenizer), clock=clock,
+        forecast=None if late_for_s else Forecast(gate), late_for_s=late_for_s,
+    )  # fmt: skip
+    _, records = play(policy, 0, steps=3)
+    budget = LinkBudget(4000.0, 1000, 8.0)
+    for record in records:
+        assert record.decision.transmit and record.miss == "disconnected"
+        assert not record.sent_ahead and record.unsent
+        assert budget.overspent(record) == -budget.rate
 
 
 # ---- other parts, and errors ----------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +15,11 @@ import pytest
 from specact.agent import SpeculativePolicy
 from specact.clock import VirtualClock
 from specact.control import Journal, Tick, run_loop
-from specact.errors import ConfigError
+from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
 from specact.gates import Always, Gate, Never
 from specact.gates.forecast import Forecast
+from specact.interrupts import Interrupted
 from specact.policies.bundle import Bundle
 from specact.policies.policy import PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
@@ -59,6 +61,7 @@ class Arm:
     def __post_init__(self) -> None:
         self.observed = 0
         self.moved: list[float] = []
+        self.actions: list[float] = []
 
     def observe(self) -> np.ndarray:
         self.observed += 1
@@ -67,17 +70,17 @@ class Arm:
     def act(self, action: np.ndarray) -> None:
         assert action.shape == (1,)
         self.moved.append(self.clock.now())
+        self.actions.append(float(action[0]))
 
 
 class Missing:
-    """A verifier that always misses, for these causes in turn, after as long."""
+    """A verifier that always misses, for these causes in turn, after as long; requests leave ahead as told."""
 
-    def __init__(self, clock: VirtualClock, *causes: str, wait: float = 0.0) -> None:
-        self._clock, self._causes, self._wait = clock, itertools.cycle(causes), wait
+    def __init__(self, clock: VirtualClock, *causes: str, wait: float = 0.0, leaves: bool = True) -> None:
+        self._clock, self._causes, self._wait, self._leaves = clock, itertools.cycle(causes), wait, leaves
 
     def prefetch(self, window: Window) -> bool:
-        """Nothing leaves."""
-        return False
+        return self._leaves
 
     def pending(self, window: Window) -> bool:
         return False
@@ -138,19 +141,259 @@ def test_a_stall_of_exactly_a_period_costs_no_tick() -> None:
     assert began == [i * PERIOD for i in range(5)]
 
 
-def test_a_bad_observation_leaves_the_robot_alone_for_that_tick() -> None:
+# ---- observations that cannot be used -------------------------------------------------------------------------------
+
+
+class Seeing(Arm):
+    """An arm that shows what it is told, one thing per tick, and for ever what it was told last."""
+
+    def __init__(self, clock: VirtualClock, *shown: Any) -> None:
+        super().__init__(clock)
+        self.shown = list(shown)
+
+    def observe(self) -> Any:
+        return self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
+
+
+GOOD, NAN, WIDE = np.array([1.0]), np.array([np.nan]), np.zeros(2)
+UNUSABLE = [(None, "absent"), ({"states": GOOD}, "missing"), ("north", "type"), (WIDE, "shape"), (NAN, "not_finite")]
+
+
+@pytest.mark.parametrize(("shown", "cause"), UNUSABLE)
+def test_a_first_observation_that_cannot_be_used_ends_the_loop_before_the_robot_moves(shown: Any, cause: str) -> None:
     clock = VirtualClock()
-    arm, journal = Arm(clock, frozenset({0, 3})), Journal(PERIOD)
+    arm = Seeing(clock, shown, GOOD)
+    with pytest.raises(ObservationError) as caught:
+        drive(arm, policy_of(clock, [QUICK]), 4, clock)
+    assert caught.value.cause == cause and arm.moved == []
+
+
+@pytest.mark.parametrize(("shown", "cause"), UNUSABLE)
+def test_a_later_one_holds_the_last_action_and_is_counted_under_its_cause(shown: Any, cause: str) -> None:
+    clock = VirtualClock()
+    arm, journal = Seeing(clock, GOOD, GOOD, GOOD, shown, GOOD, GOOD), Journal(PERIOD)
     ticks, began = drive(arm, policy_of(clock, [QUICK]), 6, clock)
     for tick in ticks:
         journal.note(tick)
-    assert [tick.acted for tick in ticks] == [False, True, True, False, True, True]
-    # The chunk goes on where it was, and the inference waits for the next good observation.
-    assert [tick.record is not None for tick in ticks] == [False, True, False, False, True, False]
-    assert arm.moved == [began[1] + QUICK, began[2], began[4] + QUICK, began[5]]
+    assert [tick.unusable is not None for tick in ticks] == [False, False, False, True, False, False]
+    assert len(arm.moved) == 6 and arm.actions[3] == arm.actions[2]
+    # The chunk goes on where it was.
+    twin = Seeing(VirtualClock(), GOOD)
+    drive(twin, policy_of(twin.clock, [QUICK]), 5, twin.clock)
+    assert arm.actions[:3] + arm.actions[4:] == twin.actions
+    assert [tick.record is not None for tick in ticks] == [True, False, True, False, False, True]
     assert began == [i * PERIOD for i in range(6)]
     summary = journal.summary()
-    assert summary["unusable"] == 2 and summary["inferences"] == 2 and summary["ticks"] == 6
+    assert summary["unusable"] == {cause: 1} and summary["inferences"] == 3 and summary["misses"] == {}
+
+
+STILL = np.array([0.75], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rule", "still_from"),
+    [
+        (Fallback(stop_action=STILL), None),
+        (Fallback("hold_last", stop_action=STILL), None),
+        (Fallback("stop", stop_action=STILL), 1),
+        # A usable one in between starts the count anew.
+        (Fallback(max_consecutive_misses=2, stop_action=STILL), 6),
+        (Fallback(max_consecutive_misses=3, stop_action=STILL), None),
+    ],
+)
+def test_later_ones_stop_the_robot_where_the_fallback_says_so(rule: Fallback, still_from: int | None) -> None:
+    clock = VirtualClock()
+    arm = Seeing(clock, GOOD, NAN, NAN, GOOD, NAN, NAN, NAN, GOOD, GOOD)
+    policy = policy_of(clock, [QUICK], fallback=rule)
+    drive(arm, policy, 9, clock)
+    still = [action == 0.75 for action in arm.actions[:9]]
+    assert still == [still_from is not None and i >= still_from for i in range(9)]
+    assert policy.stopped == (still_from is not None)
+
+
+def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used() -> None:
+    clock = VirtualClock()
+
+    class Overflowing(Slow):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=found.offsets * np.float32(np.inf if window.state[-1, 0] > 4.0 else 1.0))
+
+    policy = policy_of(clock, [QUICK], draft=Overflowing(clock, [QUICK]))
+    arm = Seeing(clock, GOOD, GOOD, np.array([5.0]), GOOD)
+    ticks, _ = drive(arm, policy, 4, clock)
+    assert [None if tick.unusable is None else tick.unusable.cause for tick in ticks] == [None, None, "action", None]
+    assert np.isfinite(arm.actions).all() and len(arm.actions) == 4
+    with pytest.raises(ObservationError, match="not finite"):
+        drive(Seeing(clock, np.array([5.0])), policy_of(clock, [QUICK], draft=Overflowing(clock, [QUICK])), 1, clock)
+
+
+# ---- how it ends ----------------------------------------------------------------------------------------------------
+
+
+class Stopping(Seeing):
+    """An arm that can stop by itself, if it does not fail at it."""
+
+    def __init__(self, clock: VirtualClock, *shown: Any, fails: bool = False) -> None:
+        super().__init__(clock, *shown)
+        self.stops, self.fails = 0, fails
+
+    def stop(self) -> None:
+        self.stops += 1
+        if self.fails:
+            raise OSError("the brake is stuck")
+
+
+def stopping_policy(clock: VirtualClock) -> SpeculativePolicy:
+    policy: SpeculativePolicy = policy_of(clock, [QUICK], fallback=Fallback(stop_action=STILL))
+    return policy
+
+
+def broken_after(ticks: int, error: BaseException) -> Callable[[Tick], None]:
+    """Something that raises in the given tick."""
+    count = itertools.count(1)
+
+    def note(tick: Tick) -> None:
+        if next(count) == ticks:
+            raise error
+
+    return note
+
+
+@pytest.mark.parametrize("error", [OSError("the cable is out"), KeyboardInterrupt(), SystemExit(3)])
+def test_every_error_ends_in_the_stop_action(error: BaseException) -> None:
+    clock = VirtualClock()
+    arm = Seeing(clock, GOOD)
+    with pytest.raises(type(error)) as caught:
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, broken_after(3, error))
+    assert caught.value is error
+    assert len(arm.actions) == 4 and arm.actions[-1] == 0.75
+
+
+def test_the_end_of_the_time_is_no_different_and_without_a_stop_action_nothing_is_sent() -> None:
+    clock = VirtualClock()
+    arm, other = Seeing(clock, GOOD), Seeing(clock, GOOD)
+    drive(arm, stopping_policy(clock), 3, clock)
+    drive(other, policy_of(clock, [QUICK]), 3, clock)
+    assert arm.actions[3:] == [0.75] and len(other.actions) == 3
+
+
+def test_a_robots_own_stop_wins() -> None:
+    clock = VirtualClock()
+    arm = Stopping(clock, GOOD)
+    drive(arm, stopping_policy(clock), 3, clock)
+    assert arm.stops == 1 and len(arm.actions) == 3 and 0.75 not in arm.actions
+
+
+def test_where_it_fails_the_stop_action_is_sent_and_the_first_error_is_the_one_that_is_raised() -> None:
+    clock = VirtualClock()
+    arm = Stopping(clock, GOOD, fails=True)
+    with pytest.raises(OSError, match="brake"):
+        drive(arm, stopping_policy(clock), 3, clock)
+    assert arm.stops == 1 and arm.actions[3:] == [0.75]
+    first = ValueError("the first error")
+    with pytest.raises(ValueError, match="the first error") as caught:
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, broken_after(1, first))
+    assert caught.value is first and "could not be stopped after this: OSError: the brake" in first.__notes__[0]
+    assert arm.stops == 2 and arm.actions[-1] == 0.75
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_loop_and_waits_while_the_robot_stops(number: signal.Signals) -> None:
+    clock = VirtualClock()
+    before = signal.getsignal(number)
+    arm = Stopping(clock, GOOD)
+
+    class Impatient(Stopping):
+        def stop(self) -> None:
+            signal.raise_signal(number)
+            super().stop()
+
+    with pytest.raises(Interrupted, match=number.name) as caught:
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, lambda tick: signal.raise_signal(number))
+    assert caught.value.exit_status == 128 + number and arm.stops == 1
+    # One comes while it stops at the end of its time; another one while it stops for the first.
+    for twice in (False, True):
+        impatient, ticks = Impatient(clock, GOOD), iter(range(2))
+
+        def note(tick: Tick, twice: bool = twice) -> None:
+            if twice:
+                signal.raise_signal(number)
+
+        def proceed(ticks: Iterator[int] = ticks) -> bool:
+            return next(ticks, None) is not None
+
+        with pytest.raises(Interrupted):
+            run_loop(impatient, stopping_policy(clock), PERIOD, clock, proceed, note)
+        assert impatient.stops == 1
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    clock = VirtualClock()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ticks = iter(range(2))
+        run_loop(
+            Seeing(clock, GOOD), policy_of(clock, [QUICK]), PERIOD, clock, lambda: next(ticks, None) is not None,
+            lambda tick: signal.raise_signal(signal.SIGHUP),
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# ---- chunks that are too old ----------------------------------------------------------------------------------------
+
+
+def test_after_a_stall_the_rest_of_an_old_chunk_is_dropped() -> None:
+    clock = VirtualClock()
+
+    class Stalling(Seeing):
+        def act(self, action: np.ndarray) -> None:
+            super().act(action)
+            if len(self.actions) == 3:
+                clock.sleep(20 * PERIOD)
+
+    arm = Stalling(clock, GOOD)
+    ticks, _ = drive(arm, policy_of(clock, [QUICK], max_chunk_age_s=3 * PERIOD), 8, clock)
+    # Ticks 0 and 2 began a chunk of two; the stall in tick 2 costs the rest of its chunk.
+    assert [tick.record is not None for tick in ticks] == [True, False, True, True, False, True, False, True]
+    journal = Journal(PERIOD)
+    for tick in ticks:
+        journal.note(tick)
+    # Tick 3 began 20 periods and an inference after tick 2, instead of one.
+    assert journal.summary()["overruns"] == 19
+    assert journal.summary()["longest_lateness_ms"] == 1e3 * (19 * PERIOD + QUICK)
+    unlimited = Stalling(clock, GOOD)
+    ticks, _ = drive(unlimited, policy_of(clock, [QUICK]), 8, clock)
+    assert [tick.record is not None for tick in ticks] == [True, False] * 4
+
+
+def test_an_action_that_took_too_long_to_choose_is_not_sent_but_the_next_one_is() -> None:
+    clock = VirtualClock()
+    arm, journal = Seeing(clock, GOOD), Journal(PERIOD)
+    policy = policy_of(clock, [QUICK, 20 * PERIOD, QUICK], max_chunk_age_s=3 * PERIOD)
+    ticks, began = drive(arm, policy, 6, clock)
+    assert [tick.acted for tick in ticks] == [True, True, False, True, True, True]
+    assert len(arm.actions) == 5
+    # It is chosen anew at once.
+    assert began[3] == began[2] + 20 * PERIOD and ticks[3].record is not None
+    for tick in ticks:
+        journal.note(tick)
+    assert journal.summary()["outdated"] == 1
+
+
+def test_where_every_inference_takes_that_long_every_second_action_is_sent() -> None:
+    clock = VirtualClock()
+    arm = Seeing(clock, GOOD)
+    ticks, _ = drive(arm, policy_of(clock, [20 * PERIOD], max_chunk_age_s=3 * PERIOD), 6, clock)
+    assert [tick.acted for tick in ticks] == [False, True] * 3 and len(arm.actions) == 3
+
+
+@pytest.mark.parametrize("age", [0.0, -1.0, float("nan")])
+def test_the_age_of_a_chunk_is_positive(age: float) -> None:
+    with pytest.raises(ConfigError, match="max_chunk_age_s must be above 0"):
+        policy_of(VirtualClock(), [QUICK], max_chunk_age_s=age)
 
 
 def test_other_errors_of_a_robot_are_not_hidden() -> None:
@@ -202,9 +445,12 @@ def test_the_journal_holds_what_happened() -> None:
     stall = PERIOD + QUICK
     assert journal.summary() == {
         "ticks": 7,
-        "overruns": 4,
-        "unusable": 0,
+        # Three ticks began late, by an eighth of a period each: none is lost.
+        "overruns": 0,
+        "longest_lateness_ms": 1e3 * QUICK,
         "longest_stall_ms": 1e3 * stall,
+        "unusable": {},
+        "outdated": 0,
         "inferences": 4,
         "transmission_rate": 1.0,
         "sent_ahead": 1.0,
@@ -221,17 +467,35 @@ def test_quantiles_and_rates_are_those_of_the_inferences_alone() -> None:
     assert isinstance(record, StepRecord)
     journal = Journal(PERIOD)
     for i in range(101):
-        journal.note(Tick(0.0, 1e-3 * i, record, True))
-        journal.note(Tick(0.0, 0.0, None, True))
+        journal.note(Tick(0.0, 1e-3 * i, record))
+        journal.note(Tick(0.0, 0.0, None))
     summary = journal.summary()
     assert summary["inferences"] == 101 and summary["ticks"] == 202
     assert summary["inference_ms"] == pytest.approx({"p50": 50.0, "p95": 95.0, "p99": 99.0})
-    assert summary["overruns"] == sum(1e-3 * i > PERIOD for i in range(101))
     assert summary["transmission_rate"] == 0.0 and summary["sent_ahead"] == 0.0 and summary["misses"] == {}
+
+
+def test_a_request_that_could_not_leave_ahead_was_not_sent_ahead() -> None:
+    clock = VirtualClock()
+    for leaves in (True, False):
+        gate = Always()
+        verifier = Missing(clock, "disconnected", leaves=leaves)
+        ticks, _ = drive(
+            Arm(clock), policy_of(clock, [QUICK], gate, verifier=verifier, forecast=Forecast(gate)), 4, clock
+        )
+        assert [tick.record.sent_ahead for tick in ticks if tick.record] == [leaves] * 2
+
+
+def test_lost_ticks_add_up() -> None:
+    journal = Journal(PERIOD)
+    for late in (0.5, 0.0, 0.75, 2.0):
+        journal.note(Tick(late * PERIOD, 0.0, None))
+    summary = journal.summary()
+    assert summary["overruns"] == 3 and summary["longest_lateness_ms"] == 2e3 * PERIOD
 
 
 def test_an_empty_journal_has_no_numbers_to_invent() -> None:
     summary = Journal(PERIOD).summary()
     assert summary["ticks"] == summary["inferences"] == 0 and summary["longest_stall_ms"] == 0.0
-    assert summary["transmission_rate"] is None and summary["sent_ahead"] is None
+    assert summary["transmission_rate"] is None and summary["sent_ahead"] is None and summary["overruns"] == 0
     assert summary["inference_ms"] == {"p50": None, "p95": None, "p99": None}

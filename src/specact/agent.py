@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -25,6 +26,10 @@ from specact.verifiers import LocalTarget, Miss, SpeculativeVerifier, Verificati
 
 Offset = Literal["target", "draft", "stale"]
 _NOTHING = OffloadTimes()
+# Of a normalised action; demonstrated ones lie in [-1, 1]. Means, differences and squares of numbers up to this are
+# finite in float32, so that nothing after decoding can overflow.
+_LARGEST = 1e15
+_NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class SpeculativePolicy:
         late_for_s: None waits for the target, as in the paper. With a number nobody waits: the draft's chunk runs at
             once, and a verdict that arrives while it runs, and no longer than this after its observation, replaces what
             is left of it. While one is under way no other is asked for. Needs a verifier that draws on the device.
+        max_chunk_age_s: what is left of a chunk is dropped once its observation is older than this [s], and the next
+            control step infers; see :attr:`expired` for an inference that takes longer. Infinite for no limit.
         seed, robot: address of the random streams; two robots with one seed get different ones.
         clock: what the step times are read from.
 
@@ -66,8 +73,8 @@ class SpeculativePolicy:
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
-        ConfigError: for an unknown offset, a negative seed or robot, a stop action of another size, or a late_for_s
-            that is not positive or stands beside a forecast.
+        ConfigError: for an unknown offset, a negative seed or robot, a stop action of another size, a late_for_s
+            that is not positive or stands beside a forecast, or a max_chunk_age_s that is not positive.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class SpeculativePolicy:
         fallback: Fallback = EXECUTE_DRAFT,
         forecast: Forecast | None = None,
         late_for_s: float | None = None,
+        max_chunk_age_s: float = math.inf,
         seed: int = 0,
         robot: int = 0,
         clock: Clock | None = None,
@@ -93,6 +101,8 @@ class SpeculativePolicy:
             raise ConfigError(
                 f"late_for_s must be above 0, and needs no forecast since nobody waits; got {late_for_s} and {forecast}"
             )
+        if not max_chunk_age_s > 0.0:
+            raise ConfigError(f"max_chunk_age_s must be above 0, got {max_chunk_age_s}")
         self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.record: StepRecord | None = None
         self.counts: Counter[str] = Counter()
@@ -101,7 +111,7 @@ class SpeculativePolicy:
         if verifier is None:
             verifier = SpeculativeVerifier(LocalTarget(bundle.target, self.clock), bundle.tokenizer)
         self._verifier, self._fallback, self._forecast = verifier, fallback, forecast
-        self._late_for_s = late_for_s
+        self._late_for_s, self._max_chunk_age_s = late_for_s, max_chunk_age_s
         self._streams = StepStreams(seed, robot)
         self._window = ObservationWindow(bundle.spec)
         self._player = ChunkPlayer(bundle.spec.execute, bundle.spec.overlap)
@@ -110,7 +120,10 @@ class SpeculativePolicy:
 
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
-        self._episode, self._step, self._misses = episode, 0, 0
+        self._episode, self._step = episode, 0
+        # In a row: steps whose target was missed, and control steps without a usable observation.
+        self._misses = self._unseen = 0
+        self._seen_s = self.clock.now()
         self._under_way: _UnderWay | None = None
         self._window.reset()
         self._player.reset()
@@ -124,7 +137,17 @@ class SpeculativePolicy:
     @property
     def wants_inference(self) -> bool:
         """Whether the next control step needs the policies, or plays on from the last chunk."""
-        return self._player.empty
+        return self._player.empty or self.expired
+
+    @property
+    def expired(self) -> bool:
+        """Whether the observation behind the last chunk is older than ``max_chunk_age_s``."""
+        return self.clock.now() - self._seen_s > self._max_chunk_age_s
+
+    @property
+    def stop_action(self) -> NDArray[np.float32] | None:
+        """The fallback's: what makes this robot stand still, ``[A]``, or None if nobody said."""
+        return None if self._still is None else self._stop_action()
 
     def act(self, observation: Observation) -> NDArray[np.float32]:
         """One control step: the action ``[A]`` to execute now, in the environment's units.
@@ -144,6 +167,9 @@ class SpeculativePolicy:
 
     def act_on(self, window: Window) -> NDArray[np.float32]:
         """The second half of :meth:`act`."""
+        self._unseen = 0
+        if self.expired:
+            self._player.reset()
         self._land()
         if not self.stopped and self._player.empty:
             self.record = self._infer(window)
@@ -151,21 +177,48 @@ class SpeculativePolicy:
             self._player.put(self.record.proposal.chunk, self.record.chunk)
             self._land()
         if self.stopped:
-            return np.array(self._fallback.stop_action, dtype=np.float32)
-        drafted, self._last = self._player.next()
-        self.gate.update(drafted, self._last)
-        return self._tokenizer.to_environment(self._last)
+            return self._stop_action()
+        drafted, executed = self._player.next()
+        action = self._tokenizer.to_environment(executed)
+        if not np.isfinite(action).all():
+            raise ObservationError(_NOT_FINITE)
+        self._last = executed
+        self.gate.update(drafted, executed)
+        return action
+
+    def act_unseeing(self, error: ObservationError) -> NDArray[np.float32]:
+        """One control step whose observation cannot be used, instead of :meth:`act`: for the fallback it is a miss.
+
+        There is nothing to draft from, so ``execute_draft`` holds the last action, as ``hold_last`` does. The chunk
+        goes on with the next usable observation. Control steps without one count as misses in a row until there is
+        one again.
+
+        Args:
+            error: why the observation cannot be used.
+
+        Returns:
+            The action ``[A]``, in the environment's units.
+
+        Raises:
+            ObservationError: ``error``, if no action of the episode has been chosen yet.
+        """
+        if self._last is None or self.record is None:
+            raise error
+        self._unseen += 1
+        self._stop_if_due()
+        return self._stop_action() if self.stopped else self._tokenizer.to_environment(self._last)
 
     def _infer(self, window: Window) -> StepRecord:
         address, clock = (self._episode, self._step), self.clock
-        started = clock.now()
-        sent_ahead = self._forecast is not None and self._forecast.expects_transmission()
-        if sent_ahead:
-            self._verifier.prefetch(window)
+        started = self._seen_s = clock.now()
+        expected = self._forecast is not None and self._forecast.expects_transmission()
+        sent_ahead = expected and self._verifier.prefetch(window)
         draft = self._draft.infer(window)
         drafted = clock.now()
         codes = sample_codes(draft, self._streams(Role.DRAFT, *address))
         proposal = Proposal(window, draft, codes, self._tokenizer.decode(codes, draft.offsets))
+        if not _sound(proposal.chunk):
+            raise ObservationError(_NOT_FINITE)
         decision = self.gate.decide(proposal, self._streams(Role.GATE, *address))
         decided = clock.now()
         if self._late_for_s is None:
@@ -192,10 +245,14 @@ class SpeculativePolicy:
             codes=answered.verdict.codes if answered else codes,
             chunk=chunk,
             times=StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total),
+            unsent=isinstance(verified, Miss) and not verified.sent,
         )
 
     def _verify(self, proposal: Proposal, step: int) -> Verification | Miss:
-        return self._verifier.verify(proposal, self._streams(Role.VERIFY, self._episode, step))
+        verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, self._episode, step))
+        if isinstance(verified, Verification) and not _sound(self._corrected(proposal, verified)):
+            return Miss("invalid", verified.times)
+        return verified
 
     def _send(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Miss | None]:
         """Sends a step whose verdict may be late; what was sent, and a miss where nothing could be."""
@@ -203,7 +260,7 @@ class SpeculativePolicy:
         if not decision.transmit or self._under_way is not None:
             return replace(decision, transmit=False), None
         if not self._verifier.prefetch(proposal.window):
-            return decision, Miss("disconnected", _NOTHING)
+            return decision, Miss("disconnected", _NOTHING, sent=False)
         self._under_way = _UnderWay(proposal, self._step, seen_s)
         return decision, None
 
@@ -230,17 +287,13 @@ class SpeculativePolicy:
     def _executed(self, proposal: Proposal, verified: Verification | Miss | None) -> NDArray[np.float32]:
         """The chunk to execute, of a step that was skipped where ``verified`` is None."""
         if verified is None:
-            chunk = proposal.chunk
-        elif isinstance(verified, Miss):
-            chunk = self._missed(proposal.chunk)
-        else:
-            chunk = self._corrected(proposal, verified)
-        if not np.isfinite(chunk).all():
-            raise ObservationError("the policy's action is not finite for this observation; check its units and range")
-        return chunk
+            return proposal.chunk
+        if isinstance(verified, Miss):
+            return self._missed(proposal.chunk)
+        self._misses = 0
+        return self._corrected(proposal, verified)
 
     def _corrected(self, proposal: Proposal, verified: Verification) -> NDArray[np.float32]:
-        self._misses = 0
         codes = verified.verdict.codes
         if self._offset == "target":
             return verified.chunk
@@ -258,7 +311,18 @@ class SpeculativePolicy:
     def _missed(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
         """The chunk to execute instead; the drafted one, unexecuted, where the robot stops."""
         self._misses += 1
-        self.stopped = self._fallback.stops(self._misses)
+        self._stop_if_due()
         if self.stopped or self._fallback.on_miss == "execute_draft" or self._last is None:
             return drafted
         return np.broadcast_to(self._last, drafted.shape)
+
+    def _stop_if_due(self) -> None:
+        self.stopped = self.stopped or self._fallback.stops(self._misses + self._unseen)
+
+    def _stop_action(self) -> NDArray[np.float32]:
+        return np.array(self._fallback.stop_action, dtype=np.float32)
+
+
+def _sound(chunk: NDArray[np.float32]) -> bool:
+    """Whether every action ``[n, A]`` is a number that the steps after decoding can handle; NaN is none."""
+    return bool((np.abs(chunk) <= _LARGEST).all())

@@ -23,7 +23,20 @@ class BundleError(SpecactError):
 
 
 class ObservationError(SpecactError):
-    """An observation the policy must not act on: wrong shape, wrong type, or not finite."""
+    """An observation the policy must not act on.
+
+    Attributes:
+        cause: ``absent`` (None), ``missing`` (a key), ``type``, ``shape``, ``not_finite``, or ``action`` where the
+            observation is valid but the policies make no finite action of it.
+    """
+
+    def __init__(self, message: str, cause: str = "action") -> None:
+        self.cause = cause
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[ObservationError], tuple[str, str]]:
+        """How it comes back from a worker process."""
+        return type(self), (str(self), self.cause)
 
 
 class RemoteError(SpecactError):

@@ -152,13 +152,14 @@ class StepRecord:
         episode, step: which inference, counted from 0; a step is one inference, not one control period.
         proposal: what the draft offered.
         decision: what the gate made of it.
-        sent_ahead: whether the request left before the draft was computed, on a forecast of the gate.
+        sent_ahead: whether a request left before the draft was computed, on a forecast of the gate.
         verdict: the verifier's outcome, or None if the step was skipped or missed.
         target: the target's distribution, or None if it is not known here.
         miss: why the target could not be had, or None. The fallback's action is executed then.
         codes: the codes that were executed, ``[G]``; the drafted ones where a fallback replaced the action.
         chunk: the action chunk that was executed, float32 ``[n, A]``, normalised.
         times: where the time went.
+        unsent: whether the gate wanted a request that could not leave.
     """
 
     episode: int
@@ -172,3 +173,4 @@ class StepRecord:
     codes: Codes
     chunk: NDArray[np.float32]
     times: StageTimes
+    unsent: bool = False

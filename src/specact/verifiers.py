@@ -33,12 +33,14 @@ class Miss:
     Attributes:
         cause: ``deadline``: no reply in time; ``disconnected``: no connection when the step was due;
             ``overloaded``, ``expired``: the server had no room, or no time left, for it; ``refused``: the server
-            answered with an error; ``invalid``: the reply was not one to act on.
+            answered with an error; ``invalid``: the reply was not one to act on, or decodes to no finite action.
         times: what was waited for.
+        sent: whether a request left.
     """
 
     cause: Cause
     times: OffloadTimes
+    sent: bool = True
 
 
 class Target(Protocol):

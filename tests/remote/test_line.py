@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -269,6 +269,27 @@ def test_a_refused_connection_is_tried_again_ever_less_often(
     assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])).all()
     rover.check("disconnected")
     assert rover.waited(0.0, math.inf) < 0.1 + rover.noise and line.counts == {}
+
+
+class LatestDraw:
+    """Instead of a random generator: the end of every interval, which is kept."""
+
+    drawn: ClassVar[list[tuple[float, float]]] = []
+
+    def uniform(self, low: float, high: float) -> float:
+        self.drawn.append((low, high))
+        return high
+
+
+def test_robots_do_not_all_come_back_at_once(ball: Bundle, monkeypatch: pytest.MonkeyPatch, wait_for: WaitFor) -> None:
+    attempts = Attempts(monkeypatch)
+    monkeypatch.setattr("random.Random", LatestDraw)
+    with Line(at(free_port()), ball, settings=HURRIED):
+        wait_for(lambda: len(attempts.times) >= 5)
+    # At first there is no wait to be spread; then up to half of it is added.
+    drawn = [high for low, high in LatestDraw.drawn if low == 0.0][:5]
+    assert drawn == pytest.approx([0.01, 0.01, 0.02, 0.04, 0.08])
+    assert (np.diff(attempts.times)[:4] >= 1.5 * np.array([0.02, 0.04, 0.08, 0.16])).all()
 
 
 def test_a_server_that_hangs_up_on_everybody_is_not_besieged(

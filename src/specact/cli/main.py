@@ -24,6 +24,7 @@ from specact.cli import (
 )
 from specact.cli.output import say_error
 from specact.errors import SpecactError
+from specact.interrupts import Interrupted
 
 VERBS = {
     "demo": demo.demo,
@@ -41,10 +42,15 @@ VERBS = {
     "proxy": proxy.proxy,
     "bench": bench.bench,
 }
+# What writes into a folder as it goes.
+RESUMED = ("train", "eval", "reproduce", "tised")
 
 
 def main() -> None:
-    """Entry point: parses, runs one verb, turns our own errors into one sentence and exit status 2."""
+    """Entry point: parses, runs one verb, turns our own errors into one sentence and exit status 2.
+
+    A verb that a signal ended has the exit status 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
+    """
     try:
         tyro.extras.subcommand_cli_from_dict(
             VERBS,  # type: ignore[arg-type]
@@ -52,8 +58,12 @@ def main() -> None:
             description="Speculative action inference: a small policy acts, a large one is asked when it matters.",
         )
     except SpecactError as error:
-        say_error(str(error))
+        say_error("; ".join([str(error), *getattr(error, "__notes__", [])]))
         sys.exit(2)
+    except Interrupted as error:
+        say_error("; ".join([f"ended by {error}", *getattr(error, "__notes__", [])]))
+        sys.exit(error.exit_status)
     except KeyboardInterrupt:
-        say_error("stopped; run the same command again to go on from here")
+        goes_on = sys.argv[1:2] and sys.argv[1] in RESUMED
+        say_error("stopped" + ("; run the same command again to go on from here" if goes_on else ""))
         sys.exit(130)

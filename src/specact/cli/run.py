@@ -6,15 +6,17 @@ import importlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from specact.cli.output import print_json, progress_bars, results
+from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.cli.serve import read_token
-from specact.errors import ConfigError, MissingExtraError
+from specact.errors import ConfigError, MissingExtraError, ObservationError
 from specact.fallback import Fallback, OnMiss
+from specact.interrupts import Interrupts
 
 # What is told of verdicts that nobody waited for.
 LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
@@ -35,6 +37,7 @@ def run(
     on_miss: OnMiss = "execute_draft",
     max_consecutive_misses: int | None = None,
     stop_action: tuple[float, ...] | None = None,
+    max_chunk_age_ms: float | None = None,
     overlap: bool = True,
     late: bool = False,
     sampling: Literal["device", "server"] = "device",
@@ -50,11 +53,15 @@ def run(
 ) -> None:
     """Drive a robot, or a simulated one, against a server in real time, at its control rate.
 
+    However it ends, the robot is told to stop: by its own stop() where it has one, otherwise by the stop action. Ends
+    after the given time with exit status 0, after an error with 2 (1 where it is the robot's own), and after Ctrl-C,
+    SIGTERM and SIGHUP with 130, 143 and 129; the summary is printed each time, if the robot has acted.
+
     Args:
         bundle: path or name of the bundle on this device; the server must serve the same one.
         server: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port.
-        robot: MODULE:CLASS of anything with observe() and act(action), made without arguments; a simulated one if not
-            given.
+        robot: MODULE:CLASS of anything with observe() and act(action), and stop() if it can, made without arguments; a
+            simulated one if not given.
         env: environment of the simulated robot; the bundle's own if not given.
         gate: which steps go to the server.
         rate: wanted share of inferences to transmit.
@@ -65,9 +72,13 @@ def run(
             plenty.
         deadline_ms: how long a step waits for the target; one control period if not given, with --late all that a
             chunk of actions takes.
-        on_miss: what is executed where the target cannot be had in time.
-        max_consecutive_misses: after more than this the robot stops.
-        stop_action: what makes this robot stand still; needed wherever it can stop.
+        on_miss: what is executed where the target cannot be had in time. Where an observation cannot be used there is
+            no draft, and execute_draft holds the last action.
+        max_consecutive_misses: after more than this the robot stops; steps without a usable observation count.
+        stop_action: what makes this robot stand still; it is sent at the end, unless the robot has stop(). Needed
+            wherever a miss can stop the robot.
+        max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred anew, as after
+            a stall. If not given: what a chunk of actions takes, and the longer of the deadline and one control period.
         overlap: let requests leave ahead of the draft where the gate's forecast says so.
         late: never wait for the server: act on the draft at once, and let a verdict correct what is left of the chunk
             of actions when it arrives.
@@ -85,90 +96,111 @@ def run(
     from specact.agent import SpeculativePolicy
     from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
     from specact.clock import RealClock
-    from specact.control import Journal, Tick, run_loop
+    from specact.control import Journal, Robot, Tick, run_loop
     from specact.gates.forecast import Forecast
     from specact.policies.bundle import load_bundle
     from specact.remote.channel import Endpoint, trusting
     from specact.remote.line import Line
     from specact.remote.target import remote_verifier
 
+    for option, value in (
+        ("rate-hz", rate_hz), ("deadline-ms", deadline_ms), ("max-chunk-age-ms", max_chunk_age_ms),
+        ("seconds", seconds), ("episodes", episodes),
+    ):  # fmt: skip
+        if value is not None and not 0.0 < value < math.inf:
+            raise ConfigError(f"--{option} must be positive, got {value}")
     loaded = load_bundle(bundle)
     still = None if stop_action is None else np.array(stop_action, np.float32)
-    period_s = 1.0 / (rate_hz or loaded.spec.rate_hz)
-    if not period_s > 0.0:
-        raise ConfigError(f"--rate-hz must be positive, got {rate_hz}")
+    period_s = 1.0 / (loaded.spec.rate_hz if rate_hz is None else rate_hz)
+    chunk_s = period_s * loaded.spec.execute
+    deadline_s = (chunk_s if late else period_s) if deadline_ms is None else deadline_ms / 1e3
+    # With --late the draft's actions run at once.
+    age_s = chunk_s + (period_s if late else max(period_s, deadline_s))
+    if max_chunk_age_ms is not None:
+        age_s = max_chunk_age_ms / 1e3
     endpoint = Endpoint.parse(server, read_token(token_file), trusting(ca))
     if link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or sampling != "device"):
         raise ConfigError("--link-share-kbit counts what ws:// carries; leave out http:// and --sampling server")
     if late and (sampling != "device" or audit_rate):
         raise ConfigError("--late goes without --sampling server, which cannot ask ahead, and without --audit-rate")
-    inferences_hz = 1.0 / (period_s * loaded.spec.execute)
+    inferences_hz = 1.0 / chunk_s
     budget = wanted_budget(hold, rate, latency_budget_ms, link_share_kbit, loaded, inferences_hz)
     decides = deciding_gate(loaded, gate, rate, budget)
     decides.audit_rate = audit_rate
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if latency_budget_ms else rate if budget is None else budget.rate
     shadow = watching_shadow(loaded, gate, known_rate) if audit_rate else None
-    journal, outcomes = Journal(period_s), []
+    journal, outcomes, seen = Journal(period_s), list[dict[str, Any]](), set[str]()
 
     def note(tick: Tick) -> None:
         journal.note(tick)
+        if tick.unusable is not None and tick.unusable.cause not in seen:
+            seen.add(tick.unusable.cause)
+            _warn(tick.unusable)
         if shadow is not None and tick.record is not None:
             watch(shadow, tick.record)
 
-    with Line(endpoint, loaded, name, jpeg_quality=jpeg_quality) as line:
+    with Interrupts() as interrupts, Line(endpoint, loaded, name, jpeg_quality=jpeg_quality) as line:
         line.connect(10.0)
         policy = SpeculativePolicy(
             loaded,
             decides,
-            verifier=remote_verifier(
-                line, loaded, deadline_ms or 1e3 * period_s * (loaded.spec.execute if late else 1), sampling
-            ),
+            verifier=remote_verifier(line, loaded, 1e3 * deadline_s, sampling),
             fallback=Fallback(on_miss, max_consecutive_misses, still),
             forecast=Forecast(decides) if overlap and sampling == "device" and not late else None,
             late_for_s=math.inf if late else None,
+            max_chunk_age_s=age_s,
             seed=seed,
         )
         line.report = policy.counts
-        if robot is not None:
-            until = time.monotonic() + seconds
-            real = _make(robot)
-            run_loop(
-                real,
-                policy,
-                period_s,
-                RealClock(),
-                lambda: time.monotonic() < until and not policy.stopped,
-                note,
-            )
-        else:
-            simulated, start_of = _simulated(env or loaded.env)
-            with progress_bars() as update:
-                for episode in range(episodes):
-                    update("episodes", episode, episodes)
-                    simulated.start(start_of(seed, episode))
-                    # The loop would wait for ever for an observation that another environment never gives.
-                    policy.observe(simulated.observe())
-                    policy.reset(episode)
-                    run_loop(
-                        simulated, policy, period_s, RealClock(), lambda: not simulated.done and not policy.stopped,
-                        note,
-                    )  # fmt: skip
-                    outcomes.append({"success": simulated.success, "score": simulated.score, "stopped": policy.stopped})
-                update("episodes", episodes, episodes)
-            simulated.close()
-        summary = journal.summary() | {
-            "held_rate": None if budget is None else budget.rate,
-            "true_skip": None if shadow is None else true_skip_of(shadow),
-            "episodes": outcomes,
-            "line": dict(line.counts),
-            "late": {name: policy.counts[name] for name in LATE} if late else None,
-            "stopped": policy.stopped,
-        }
-    if json:
-        print_json(summary)
-        return
-    _say(summary, period_s)
+        real = None if robot is None else _make(robot)
+
+        def drive(driven: Robot, proceed: Callable[[], bool]) -> None:
+            run_loop(driven, policy, period_s, RealClock(), lambda: proceed() and not policy.stopped, note)
+
+        try:
+            if real is not None:
+                until = time.monotonic() + seconds
+                drive(real, lambda: time.monotonic() < until)
+            else:
+                simulated, start_of = _simulated(env or loaded.env)
+                with progress_bars() as update:
+                    for episode in range(episodes):
+                        update("episodes", episode, episodes)
+                        simulated.start(start_of(seed, episode))
+                        policy.reset(episode)
+                        drive(simulated, lambda: not simulated.done)
+                        outcome = {"success": simulated.success, "score": simulated.score, "stopped": policy.stopped}
+                        outcomes.append(outcome)
+                    update("episodes", episodes, episodes)
+                simulated.close()
+        finally:
+            # The robot stands still. Whoever asks once more to end does not lose the summary.
+            interrupts.held = True
+            summary = journal.summary() | {
+                "held_rate": None if budget is None else budget.rate,
+                "true_skip": None if shadow is None else true_skip_of(shadow),
+                "episodes": outcomes,
+                "line": dict(line.counts),
+                "late": {name: policy.counts[name] for name in LATE} if late else None,
+                "stopped": policy.stopped,
+                "stopped_by": None if real is None else _stopped_by(real, still),
+            }
+            if summary["ticks"] and json:
+                print_json(summary)
+            elif summary["ticks"]:
+                _say(summary, period_s)
+
+
+def _stopped_by(robot: Any, still: Any) -> str:
+    return "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if still is None else "stop_action"
+
+
+def _warn(error: ObservationError) -> None:
+    remarks.print(
+        f"an observation cannot be used: {error}; the fallback acts, and further ones like it are only counted",
+        style="yellow", highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _say(summary: dict[str, Any], period_s: float) -> None:
@@ -177,18 +209,20 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
         results.print(f"{won} of {len(summary['episodes'])} episodes succeeded", highlight=False)
     inference = summary["inference_ms"]
     lines = {
-        "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} of them overrun, "
-        f"{summary['unusable']} without a usable observation, longest stall {summary['longest_stall_ms']:.1f} ms",
+        "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, the latest "
+        f"began {summary['longest_lateness_ms']:.1f} ms late, longest stall {summary['longest_stall_ms']:.1f} ms, "
+        f"{summary['outdated']} with an action too old to be sent",
+        "unusable": _counted(summary["unusable"]),
         "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in inference.items() if value is not None),
         "sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences, "
         f"{summary['sent_ahead'] or 0.0:.2f} ahead of the draft"
         + ("" if summary["held_rate"] is None else f"; {summary['held_rate']:.2f} wanted in the end"),
-        "missed": ", ".join(f"{cause} {count}" for cause, count in summary["misses"].items()) or "none",
-        "line": ", ".join(f"{name} {count}" for name, count in summary["line"].items()),
+        "missed": _counted(summary["misses"]),
+        "line": _counted(summary["line"]),
     }
     if summary["late"] is not None:
         del lines["missed"]  # what the ticks know of misses; a late verdict's comes after its tick
-        lines["late"] = ", ".join(f"{name} {count}" for name, count in summary["late"].items())
+        lines["late"] = _counted(summary["late"])
     if summary["true_skip"] is not None:
         from specact.cli.gating import in_words
 
@@ -197,20 +231,37 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
         results.print(f"{name:10} {text}", highlight=False, soft_wrap=True)
     if summary["stopped"]:
         results.print("the robot stopped itself: too many misses", style="yellow")
+    if summary["stopped_by"] == "nothing":
+        results.print(
+            "the robot was not told to stop: its last action stays in force; give --stop-action what makes it stand "
+            "still, or the robot a method stop()",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def _make(path: str) -> Any:
     module, _, attribute = path.partition(":")
     # A robot's module usually lies where the command is given.
     sys.path.insert(0, str(Path.cwd()))
+    # Anything can go wrong in somebody else's module.
     try:
         kind = getattr(importlib.import_module(module), attribute or "")
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"--robot {path!r} is not MODULE:CLASS of something importable: {error}") from None
+    except Exception as error:
+        raise ConfigError(
+            f"--robot {path!r} is not MODULE:CLASS of something importable: {type(error).__name__}: {error}"
+        ) from error
     try:
         made = kind()
-    except TypeError as error:
-        raise ConfigError(f"--robot {path!r} cannot be made without arguments: {error}") from None
+    except Exception as error:
+        raise ConfigError(
+            f"--robot {path!r} cannot be made: {type(error).__name__}: {error}; {module}.{attribute}() has to work "
+            "without arguments, so check there that the device is connected and free"
+        ) from error
     if not callable(getattr(made, "observe", None)) or not callable(getattr(made, "act", None)):
         raise ConfigError(f"--robot {path!r} has no observe() and act(action)")
     return made

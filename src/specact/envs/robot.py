@@ -41,6 +41,9 @@ class SimulatedRobot:
         self.done = terminated or truncated or self._steps >= self._task.max_steps
         self._take(info)
 
+    def stop(self) -> None:
+        """Nothing is left moving: the world stands still between two actions."""
+
     def close(self) -> None:
         self._env.close()
 

@@ -61,7 +61,7 @@ class RateBudget:
 
 
 class LinkBudget:
-    """A robot's share of a link; requests that left ahead in vain count too.
+    """A robot's share of a link; requests that left ahead in vain count too, those that could not leave do not.
 
     Args:
         bytes_per_s: what this robot may use, both ways together [B/s].
@@ -82,7 +82,7 @@ class LinkBudget:
 
     def overspent(self, record: StepRecord) -> float:
         """See :class:`Budget`."""
-        return (record.decision.transmit or record.sent_ahead) - self.rate
+        return ((record.decision.transmit and not record.unsent) or record.sent_ahead) - self.rate
 
 
 class LatencyBudget:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -84,6 +85,26 @@ def find_bundle(name_or_path: str | Path) -> Path:
     raise unknown_name("bundle", str(name_or_path), shelved)
 
 
+def check_units(file: Path, tensors: dict[str, NDArray[Any]], actions: int) -> None:
+    """Refuses a normalisation of actions by which a valid policy would give anything but finite actions.
+
+    Raises:
+        BundleError: if ``centre`` or ``scale`` are not float32 ``[A]``, a number of them is not finite, a scale is not
+            positive, or their sum is beyond float32.
+    """
+    for name in ("centre", "scale"):
+        found = tensors.get(name)
+        if found is None or found.shape != (actions,) or found.dtype != np.float32:
+            raise BundleError(f"{file} holds no {name} of {actions} actions in float32; export the bundle again")
+    centre, scale = tensors["centre"], tensors["scale"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not (np.isfinite(np.abs(centre) + scale) & (scale > 0.0)).all():
+            raise BundleError(
+                f"{file} holds a centre {centre.tolist()} and a scale {scale.tolist()}: all of them must be finite and "
+                "every scale positive; train and export the bundle again"
+            )
+
+
 def _read_spec(path: Path, manifest: dict[str, Any]) -> PolicySpec:
     try:
         return PolicySpec(**manifest["spec"] | {"image": tuple(manifest["spec"]["image"] or ()) or None})
@@ -100,6 +121,9 @@ def _read_tokenizer(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> A
     shape = (spec.codes**spec.codebooks, spec.chunk, spec.actions)
     if "table" not in tensors or tensors["table"].shape != shape:
         raise BundleError(f"{file} holds no decoder table of shape {shape}: it does not belong to this bundle")
+    check_units(file, tensors, spec.actions)
+    if not np.isfinite(tensors["table"]).all():
+        raise BundleError(f"{file} holds a table with NaN or infinite numbers; export the bundle again")
     return ActionTokenizer(
         tensors["table"].astype(np.float32),
         tensors["centre"],

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, unknown_name
-from specact.policies.bundle import find_bundle
+from specact.policies.bundle import check_units, find_bundle
 from specact.policies.chunk import ChunkSpec
 from specact.policies.flow import FlowPolicy
 from specact.policies.flow_networks import FlowNetworks
@@ -82,5 +83,12 @@ def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:
     if any(name not in tensors or tensors[name].shape != (spec.actions,) for name in names):
         raise BundleError(
             f"{file} does not hold {', '.join(names)} of {spec.actions} actions: it does not belong to this bundle"
+        )
+    check_units(file, tensors, spec.actions)
+    low, high = tensors["low"], tensors["high"]
+    if not (np.isfinite(low) & np.isfinite(high) & (low <= high)).all():
+        raise BundleError(
+            f"{file} holds a range of actions from {low.tolist()} to {high.tolist()}: all of it must be finite, and "
+            "low at most high; train and export the bundle again"
         )
     return FlowUnits(*(tensors[name] for name in names))

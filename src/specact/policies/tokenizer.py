@@ -31,13 +31,16 @@ class ActionTokenizer:
     def decode(self, codes: Codes, offsets: NDArray[np.float32]) -> NDArray[np.float32]:
         """``decoder(codes) + sum_g offset_g(code_g)``: a normalised chunk ``[n, A]``.
 
+        Offsets beyond what float32 holds give infinite numbers or NaN, which whoever acts on the chunk has to refuse.
+
         Args:
             codes: ``[G]``.
             offsets: ``[G, K, n, A]``.
         """
         chunk = self.base(codes)
-        for book, code in enumerate(codes):
-            chunk += offsets[book, code]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for book, code in enumerate(codes):
+                chunk += offsets[book, code]
         return chunk
 
     def base(self, codes: Codes) -> NDArray[np.float32]:

@@ -40,9 +40,15 @@ class ObservationWindow:
                 and ``image [H, W, 3]`` (uint8).
 
         Raises:
-            ObservationError: if something is missing, has another shape, or is not finite. The window is unchanged.
+            ObservationError: if it is None, or something is missing, has another shape, or is not finite. The window is
+                unchanged.
         """
         spec = self._spec
+        if observation is None:
+            raise ObservationError(
+                "the observation is None; observe() must return the latest observation, even if nothing is new",
+                "absent",
+            )
         fields = observation if isinstance(observation, Mapping) else {"state": observation}
         # What is too large for float32 becomes infinite and is refused with the rest.
         with np.errstate(over="ignore"):
@@ -56,30 +62,38 @@ class ObservationWindow:
 
     def _numbers(self, fields: Mapping[str, Any], name: str, width: int) -> NDArray[np.float32]:
         if name not in fields:
-            raise ObservationError(f"the observation has no {name!r}; this policy needs {name} [{width}]")
+            raise ObservationError(f"the observation has no {name!r}; this policy needs {name} [{width}]", "missing")
         try:
             # A copy: environments may reuse their buffers.
             value = np.array(fields[name], dtype=np.float32)
         except (TypeError, ValueError) as error:
-            raise ObservationError(f"the observation's {name} is not an array of numbers: {error}") from None
+            raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
         if value.shape != (width,):
-            raise ObservationError(f"the observation's {name} has shape {value.shape}, this policy needs ({width},)")
+            raise ObservationError(
+                f"the observation's {name} has shape {value.shape}, this policy needs ({width},)", "shape"
+            )
         if not np.isfinite(value).all():
             bad = np.flatnonzero(~np.isfinite(value)).tolist()
             raise ObservationError(
                 f"the observation's {name} is NaN or infinite at {bad}; "
-                "skip this observation or hold the robot, the policy has not moved on"
+                "skip this observation or hold the robot, the policy has not moved on",
+                "not_finite",
             )
         return value
 
     def _frame(self, fields: Mapping[str, Any], size: tuple[int, int]) -> NDArray[np.uint8]:
+        if "image" not in fields:
+            raise ObservationError(
+                f"the observation has no 'image'; this policy needs image [{size[0]}, {size[1]}, 3], uint8", "missing"
+            )
         try:
-            image = np.array(fields.get("image"))
-        except ValueError as error:
-            raise ObservationError(f"the observation's image is not an array: {error}") from None
+            image = np.array(fields["image"])
+        except (TypeError, ValueError) as error:
+            raise ObservationError(f"the observation's image is not an array: {error}", "type") from None
         if image.dtype != np.uint8 or image.shape != (*size, 3):
             raise ObservationError(
-                f"the observation's image must be uint8 {(*size, 3)}, got {image.dtype} {image.shape}"
+                f"the observation's image must be uint8 {(*size, 3)}, got {image.dtype} {image.shape}",
+                "type" if image.dtype != np.uint8 else "shape",
             )
         return image
 

@@ -65,7 +65,7 @@ class Call:
             found = "disconnected" if left > 0.0 else "deadline"
         arrived = time.monotonic()
         if isinstance(found, str):
-            return Miss(found, OffloadTimes(network=arrived - asked))
+            return Miss(found, OffloadTimes(network=arrived - asked), sent=self.left)
         try:
             reply = read_reply(found, spec)
         except WireError:

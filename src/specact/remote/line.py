@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -19,15 +20,17 @@ from specact.remote.channel import Channel, ChannelClosedError, Endpoint, Fields
 from specact.remote.http import HttpChannel
 from specact.remote.websocket import WebSocketChannel
 from specact.verifiers import Cause
-from specact.wire.checks import request_id
+from specact.wire.checks import printable, request_id
 from specact.wire.handshake import Hello, Welcome, hello_fields, read_welcome, shared_spec
 from specact.wire.images import to_jpeg
 from specact.wire.protocol import max_message_bytes
 
 _SUSPECT_AFTER = 3
 _LOOK_EVERY_S, _PROBE_EVERY_S = 0.25, 0.05
-# A server answers what it is asked; one that says more than this in one go is hung up on.
-_MOST_AT_ONCE = 256
+# A server answers what it is asked; one that says this much more on one connection is hung up on.
+_MOST_UNASKED = 256
+# What reading replies that nobody waits for may take of a control step.
+_GLANCE_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class LineSettings:
     Attributes:
         connect_timeout_s: for connecting and the handshake together [s].
         first_delay_s, longest_delay_s: the wait before a reconnection, doubled from one failure to the next [s]. A
-            connection that did not last for ``longest_delay_s`` is a failure, too; after one that did there is no wait.
+            connection that did not last for ``longest_delay_s`` is a failure, too; after one that did the wait is 0. A
+            random part is added, up to half of the wait and at least up to half of ``first_delay_s``, so that the
+            robots of one server do not all come back at once.
         silence_s: without a sign of life for this long, in spite of asking, the connection is given up [s].
 
     Raises:
@@ -99,8 +104,11 @@ class Line:
         self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._channel: Channel | None = None
         self._next_id = 0
-        # Requests whose reply may still come, and under what it is counted then.
+        # Requests whose reply may still come, and under what it is counted then; and messages that answer none.
         self._open: dict[int, str] = {}
+        self._unasked = 0
+        # Unlike everything else that is random not addressed by a seed: robots must not draw the same.
+        self._random = random.Random()
         # The reply to the newest request, if it came before it was waited for.
         self._early: Fields | None = None
         # Deadlines missed in a row, when the last of them was, and when a sign of life was asked for.
@@ -206,7 +214,9 @@ class Line:
             return early or self._channel is None or identity not in self._open
 
     def _await(self, channel: Channel, identity: int, until: float) -> Fields | Cause:
-        for _ in range(_MOST_AT_ONCE):
+        # What has arrived already is looked at even where the time is up.
+        last = max(until, time.monotonic() + _GLANCE_S)
+        while True:
             # Where replies come one at a time, the next one is this request's, readable or not.
             only = channel.busy
             payload = channel.receive(max(0.0, until - time.monotonic()))
@@ -222,7 +232,9 @@ class Line:
             self._count_unasked(fields)
             if only:
                 return "invalid"
-        raise ChannelClosedError("the server says far more than it is asked")
+            if time.monotonic() > last:
+                self._miss()
+                return "deadline"
 
     def _keep(self) -> None:
         delay, since = 0.0, 0.0
@@ -235,7 +247,7 @@ class Line:
                 self._wake.clear()
                 continue
             # A robot that wants to send must not shorten the back-off, nor may a connection that did not last.
-            if not self._closing.wait(delay):
+            if not self._closing.wait(delay + self._random.uniform(0.0, max(delay, self._settings.first_delay_s) / 2)):
                 delay = min(max(2.0 * delay, self._settings.first_delay_s), self._settings.longest_delay_s)
                 self._connect()
                 since = time.monotonic()
@@ -246,7 +258,7 @@ class Line:
         try:
             channel = kind(self._endpoint, self._settings.connect_timeout_s, self._limit)
         except RemoteError as error:
-            self.problem = str(error)
+            self.problem = printable(str(error))
             return
         try:
             channel.send("hello", channel.encode(self._hello), until - time.monotonic())
@@ -256,10 +268,13 @@ class Line:
             welcome = read_welcome(channel.decode(payload))
         except (ChannelClosedError, WireError) as error:
             channel.close()
-            self.problem = f"{self._endpoint} refuses this device: {error}"
+            self.problem = printable(f"{self._endpoint} refuses this device: {error}")
             return
+        bundle, target, version = (printable(text, 64) for text in (welcome.bundle, welcome.target, welcome.version))
+        welcome = replace(welcome, bundle=bundle, target=target, version=version)
         with self._lock:
             self._channel, self.welcome, self.problem, self._misses = channel, welcome, None, 0
+            self._unasked = 0
             self.counts["connections"] += 1
         self._connected.set()
 
@@ -289,11 +304,9 @@ class Line:
             self._lock.release()
 
     def _drain(self, channel: Channel, patience_s: float = 0.0) -> None:
-        """Takes in replies that nobody waits for at the moment."""
-        for _ in range(_MOST_AT_ONCE):
-            payload = channel.receive(patience_s if channel.busy else 0.0)
-            if payload is None:
-                return
+        """Takes in replies that nobody waits for at the moment; those that would take long the next time."""
+        last = time.monotonic() + patience_s + _GLANCE_S
+        while (payload := channel.receive(patience_s if channel.busy else 0.0)) is not None:
             fields, newest = self._read(channel, payload), self._next_id
             if fields is not None and request_id(fields) == newest and self._open.get(newest) == "unwanted":
                 # It was sent ahead of the draft, and may be asked for when that is there.
@@ -301,7 +314,8 @@ class Line:
                 del self._open[newest]
             else:
                 self._count_unasked(fields)
-        raise ChannelClosedError("the server says far more than it is asked")
+            if time.monotonic() > last:
+                return
 
     def _miss(self) -> None:
         self._misses, self._missed = self._misses + 1, time.monotonic()
@@ -322,12 +336,15 @@ class Line:
 
     def _count_unasked(self, fields: dict[str, Any] | None) -> None:
         identity = None if fields is None else request_id(fields)
+        self._unasked += identity not in self._open
         self.counts["unreadable" if identity is None else self._open.pop(identity, "unwanted")] += 1
+        if self._unasked > _MOST_UNASKED:
+            raise ChannelClosedError("the server says far more than it is asked")
 
     def _drop(self, why: str) -> None:
         if self._channel is not None:
             self._channel.close()
-            self._channel, self.problem = None, why
+            self._channel, self.problem = None, printable(why)
             # Whatever was under way is lost; an old id can never match again.
             self._open.clear()
             self._wake.set()

@@ -18,8 +18,14 @@ from specact.wire import json, msgpack
 from specact.wire.reply import read_error
 
 _PATH = "/v1/stream"
+_DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
 # What is no request is small: if it does not leave within this, the network has taken nothing for long.
 _AT_ONCE_S = 0.005
+# One look at the network takes in at most so many frames.
+_MOST_FRAMES = 64
+# A frame costs a peer one; 16 bytes of data, a tenth of a second and each ping of ours earn it one, and so many can be
+# saved. A peer that has none left sends control frames without data, or messages in tiny pieces, and is dropped.
+_EARNING_BYTES, _EARNING_S, _MOST_SAVED = 16, 0.1, 128
 
 
 class WebSocketChannel:
@@ -40,7 +46,10 @@ class WebSocketChannel:
         until = time.monotonic() + timeout
         self._messages: deque[bytes] = deque()
         self._parts: list[bytes] = []
-        self.heard = time.monotonic()
+        # What has arrived and waits to be parsed, and how much of the frame is missing that is being parsed.
+        self._unparsed, self._rest = bytearray(), 0
+        self.heard = self._credited = time.monotonic()
+        self._credit = float(_MOST_SAVED)
         self._text = False
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{_PATH}"), max_size=max_message_bytes)
         self._socket = endpoint.connect(until)
@@ -78,6 +87,7 @@ class WebSocketChannel:
         if self._protocol.state is not State.OPEN:
             raise ChannelClosedError("the connection is closed")
         self._protocol.send_ping(b"")
+        self._credit += 1.0
         self._flush(_AT_ONCE_S)
 
     def close(self) -> None:
@@ -115,31 +125,62 @@ class WebSocketChannel:
             raise
 
     def _read(self, timeout: float) -> None:
-        """Takes in what is there, waiting for at most ``timeout`` seconds."""
-        try:
-            data = receive_some(self._socket, timeout)
-        except ChannelClosedError:
-            self._broken()
-            raise
-        if data is None:
-            return
-        if data:
+        """Takes in a bounded part of what is there, waiting for at most ``timeout`` seconds."""
+        if not self._next():
+            try:
+                data = receive_some(self._socket, timeout)
+            except ChannelClosedError:
+                self._broken()
+                raise
+            if data is None:
+                return
             self.heard = time.monotonic()
+            if not data:
+                self._protocol.receive_eof()
+                self._take_events()
+            self._unparsed += data
+        for _ in range(_MOST_FRAMES):
+            size = self._next()
+            if not size:
+                break
+            data = bytes(self._unparsed[:size])
+            del self._unparsed[:size]
+            self._rest = max(0, self._rest - size)
             self._protocol.receive_data(data)
-        else:
-            self._protocol.receive_eof()
-        for event in self._protocol.events_received():
-            if isinstance(event, Frame):
-                self._take(event)
-            elif not isinstance(event, Response):
-                raise InvalidMessage("unexpected event")
+            self._take_events()
         self._flush(_AT_ONCE_S)
+        if self._credit < 0.0:
+            self._protocol.fail(CloseCode.POLICY_VIOLATION)
+            self._flush(_AT_ONCE_S)
+            self._broken()
+            raise ChannelClosedError("the server sends too many frames with too little data in them")
         if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
             why = self._protocol.parser_exc or self._protocol.close_rcvd or "without a word"
             raise ChannelClosedError(f"the connection ended: {why}")
 
+    def _next(self) -> int:
+        """How many bytes to parse next: what is there of one frame, or of a line of the opening handshake."""
+        if self._protocol.state is State.CONNECTING:
+            return self._unparsed.find(b"\n") + 1 or len(self._unparsed)
+        self._rest = self._rest or _frame_size(self._unparsed)
+        return min(self._rest, len(self._unparsed))
+
+    def _take_events(self) -> None:
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                self._charge(event)
+                self._take(event)
+            elif not isinstance(event, Response):
+                raise InvalidMessage("unexpected event")
+
+    def _charge(self, frame: Frame) -> None:
+        now = time.monotonic()
+        earned = len(frame.data) / _EARNING_BYTES if frame.opcode in _DATA else 0.0
+        self._credit = min(_MOST_SAVED, self._credit + earned + (now - self._credited) / _EARNING_S) - 1.0
+        self._credited = now
+
     def _take(self, frame: Frame) -> None:
-        if frame.opcode not in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+        if frame.opcode not in _DATA:
             return
         if frame.opcode is not Opcode.CONT:
             self._text = frame.opcode is Opcode.TEXT
@@ -153,6 +194,19 @@ class WebSocketChannel:
     def _broken(self) -> None:
         self._protocol.state = State.CLOSED
         self._socket.close()
+
+
+def _frame_size(data: bytearray) -> int:
+    """Of the frame that begins here, its header included; 0 if not enough of that is there to tell (RFC 6455, 5.2)."""
+    if len(data) < 2:
+        return 0
+    length, head = data[1] & 0x7F, 2
+    if length > 125:
+        head = 4 if length == 126 else 10
+        if len(data) < head:
+            return 0
+        length = int.from_bytes(data[2:head])
+    return head + length
 
 
 def _refusal(response: Response) -> str:

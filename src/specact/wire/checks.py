@@ -88,6 +88,11 @@ def said(value: Any) -> str:
     return ascii(value)[:32] if value is None or isinstance(value, int | float | str) else type(value).__name__
 
 
+def printable(text: str, limit: int = 500) -> str:
+    """A stranger's text as a terminal may show it: its first characters, with a question mark for what controls one."""
+    return "".join(char if char.isprintable() else "?" for char in text[:limit])
+
+
 def bad(message: str) -> WireError:
     """A ``bad_message`` that says what is allowed."""
     return WireError(ErrorCode.BAD_MESSAGE, message)
