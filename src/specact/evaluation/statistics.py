@@ -34,6 +34,27 @@ def mean_interval(values: NDArray[np.float64]) -> Interval:
     return Interval(mean, float(low), float(high))
 
 
+def success_margin(first: NDArray[np.bool_], second: NDArray[np.bool_], share: float = 1.0) -> Interval:
+    """Success of the first minus a share of the second's, on the same episodes, with a 95 % interval.
+
+    Wald's interval after half an episode was added to each of the four pairs of results (Agresti & Min 2005, there for
+    a share of 1), so that methods that never differ in a few episodes are not taken for equal. The mean is that of the
+    episodes as they are.
+
+    Args:
+        first, second: bool ``[episodes]``, in the same order.
+        share: of the second's success.
+    """
+    worth = np.array([1.0 - share, 1.0, -share, 0.0])
+    pairs = np.array(
+        [(first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()]
+    )
+    chances = (pairs + 0.5) / (len(first) + 2.0)
+    centre = float(worth @ chances)
+    half = float(stats.norm.ppf(0.975) * np.sqrt((worth**2 @ chances - centre**2) / (len(first) + 2.0)))
+    return Interval(float(first.mean() - share * second.mean()), centre - half, centre + half)
+
+
 @dataclass(frozen=True)
 class Contrast:
     """One method against another on the same episodes.
