@@ -107,29 +107,35 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
 
 
-# First against the first of the second that ran: a learned gate has a random gate of its own, at its rate and with its
-# privileges.
+# What may stand beside a gate as chance: with the deviation's privileges, or with those of a gate without a limit on
+# skips. The first that ran counts.
+_CHANCE, _FREE_CHANCE = ("random",), ("random_learned", "random")
+
+# A method, and the first that ran of those that it may be compared with.
 CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hybrid", ("target",)),
     ("target", ("draft",)),
+    ("target_on_device", ("hybrid",)),
     ("random", ("plain_random",)),
-    ("adahi", ("random",)),
+    ("adahi", _CHANCE),
     ("adahi", ("hybrid",)),
     ("adahi", ("gated_target",)),
-    ("uncertainty", ("random",)),
+    ("adahi", ("head_draft",)),
+    ("uncertainty", _FREE_CHANCE),
     ("uncertainty", ("adahi",)),
     ("head_draft", ("draft",)),
     ("head_draft", ("hybrid",)),
-    ("learned", ("random_learned", "random")),
+    ("head_random", _FREE_CHANCE),
+    ("learned", _FREE_CHANCE),
     ("learned", ("head_draft",)),
     ("learned", ("head_random",)),
     ("learned", ("adahi",)),
     ("learned", ("hybrid",)),
-    ("learned_action", ("random_learned", "random")),
+    ("learned_action", _FREE_CHANCE),
     ("learned_action", ("head_draft",)),
     ("learned_action", ("hybrid",)),
-    ("oracle", ("random",)),
-    ("oracle_action", ("random",)),
+    ("oracle", _FREE_CHANCE),
+    ("oracle_action", _FREE_CHANCE),
 )
 
 

@@ -198,7 +198,8 @@ def _near_hybrid(study: Study, run: Run) -> Judged:
 
 def _with_distilled(study: Study, run: Run) -> Judged:
     gate, wins, judged, beside = _choose(run)
-    rival = f"random_{gate}" if f"random_{gate}" in run.methods else "random"
+    # Chance with the gate's privileges: only the deviation has a limit on skips.
+    rival = "random_learned" if gate != "adahi" and "random_learned" in run.methods else "random"
     sent, chance = (run.methods[method]["transmission_rate"] for method in (gate, rival))
     parts: tuple[Part, ...] = (
         _margin(
