@@ -84,5 +84,6 @@ def test_the_command_line_says_the_same() -> None:
     assert "draft 8,421 (0.081 ms), head 119,000 (0.052 ms), target 1,020,000 (0.94 ms)" in said
     assert "success with a score above 0.95: adahi 0.312" in said
     assert contrast_lines(summary) == [
-        "adahi - random: success +0.034 [+0.006, +0.062], p = 0.03 (exact McNemar, Holm over 1)"
+        "adahi - random: success +0.034 [+0.006, +0.062], p = 0.03 (exact McNemar)",
+        "p is after Holm's correction over all contrasts above (1).",
     ]

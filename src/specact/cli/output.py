@@ -108,11 +108,13 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
             c = row[end_point]
             parts.append(
                 f"{end_point} {c['difference']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}], "
-                f"p = {c['p_holm']:.2g} ({c['test']}, Holm over {len(summary['contrasts'])})"
+                f"p = {c['p_holm']:.2g} ({c['test']})"
             )
             if row["score"] == row["success"]:
                 break
         lines.append(f"{row['first']} - {row['second']}: " + "; ".join(parts))
+    if lines:
+        lines.append(f"p is after Holm's correction over all contrasts above ({len(lines)}).")
     return lines
 
 
