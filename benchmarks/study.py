@@ -99,6 +99,8 @@ def draw(study: dict[str, Summary], to: Path) -> None:
         for number, method in enumerate(shown):
             methods = [study[f"{pair}-{_chapter(method)}"]["methods"] for pair in pairs]
             places = [place for place in range(len(pairs)) if method in methods[place]]
+            if not places:
+                continue
             found = [methods[place][method]["success"] for place in places]
             x = [place + 0.11 * (number - (len(shown) - 1) / 2) for place in places]
             y = [success["rate"] for success in found]
