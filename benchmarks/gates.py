@@ -26,6 +26,7 @@ from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.lessons import collector
 from specact.evaluation.pool import Pool
 from specact.evaluation.run import evaluate
+from specact.evaluation.statistics import holm
 from specact.gates.settings import GateChoices
 from specact.gates.uncertainty import Kind
 from specact.policies.bundle import load_bundle
@@ -108,10 +109,12 @@ def regression(pair: str) -> Path:
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """One table per pair."""
+    """One table per pair, the family of its tests."""
     parts = []
     for pair, rows in sorted(results.items()):
         first = next(iter(rows.values()))
+        tested = {name: row["against_random"] for name, row in rows.items() if row["against_random"] is not None}
+        corrected = dict(zip(tested, holm([against["p"] for against in tested.values()]), strict=True))
         parts += [
             f"### {pair}, {first['episodes']} paired episodes, seed {first['seed']}, calibrated for a rate of {RATE}",
             "",
@@ -125,10 +128,11 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
                 _number(row["true_skip_ratio"]), _number(row["action_change_loss"]),
                 f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]",
                 "-" if against is None else
-                f"{against['difference']:+.3f} [{against['low']:+.3f}, {against['high']:+.3f}], p = {against['p']:.2g}",
+                f"{against['difference']:+.3f} [{against['low']:+.3f}, {against['high']:+.3f}], "
+                f"p = {corrected[name]:.2g}",
             ]  # fmt: skip
             parts.append("| " + " | ".join(cells) + " |")
-        parts.append("")
+        parts += ["", f"p after Holm's correction over the {len(tested)} gates of this table.", ""]
     return "\n".join(parts)
 
 

@@ -19,6 +19,7 @@ from specact.cli.output import progress_bars
 from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.pool import Pool
 from specact.evaluation.run import evaluate
+from specact.evaluation.statistics import holm
 from specact.gates.settings import GateChoices
 
 CHOICES = {
@@ -74,7 +75,7 @@ def brief(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(results: dict[str, dict[str, Any]]) -> str:
-    """One table per environment."""
+    """One table per environment, the family of its tests."""
     parts = []
     for bundle, rows in sorted(results.items()):
         first = next(iter(rows.values()))
@@ -84,15 +85,16 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
             "| reading | ADAHI | random | difference [95 %], p | sent | true skip | action change |",
             "|---|---|---|---|---|---|---|",
         ]
-        for name, row in rows.items():
+        corrected = holm([row["difference"]["p"] for row in rows.values()])
+        for (name, row), p in zip(rows.items(), corrected, strict=True):
             d = row["difference"]
             pairs = (f"{a:.3f} / {b:.3f}" for a, b in (row["true_skip_ratio"], row["action_change_loss"]))
             parts.append(
                 f"| {name} | {row['adahi']['mean']:.3f} | {row['random']['mean']:.3f} | {d['difference']:+.3f} "
-                f"[{d['low']:+.3f}, {d['high']:+.3f}], p = {d['p']:.2g} | {row['transmission_rate']:.3f} "
+                f"[{d['low']:+.3f}, {d['high']:+.3f}], p = {p:.2g} | {row['transmission_rate']:.3f} "
                 f"| {' | '.join(pairs)} |"
             )
-        parts.append("")
+        parts += ["", f"p after Holm's correction over the {len(rows)} readings of this table.", ""]
     return "\n".join(parts)
 
 

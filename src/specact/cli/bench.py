@@ -150,9 +150,10 @@ def _draw(found: dict[str, Any], out: Path) -> None:
 
 
 def _latency_table(found: dict[str, Any]) -> Table:
+    target = "stand-in for the target" if found["stand_in"] else "target"
     title = (
         f"{found['bundle']}, {found['steps']} steps, link {found['link']}, "
-        f"draft {found['draft_ms']:.2f} ms, target {found['target_ms']:.1f} ms"
+        f"draft {found['draft_ms']:.2f} ms, {target} {found['target_ms']:.1f} ms"
     )
     table = Table(title=title, box=None, padding=(0, 2, 0, 0))
     for name in ("way", "sent", "mean ms", "95 %", "p50", "p99", "actions/s", "bound", "over"):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
 from specact.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from specact.report.paths import TracedEpisode
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
 
@@ -66,7 +70,7 @@ def _reading(summary: dict[str, Any]) -> str:
 def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> Path | None:
     """The rollouts as a picture, where Matplotlib is there to draw and the environment can be drawn."""
     try:
-        from specact.report.paths import POINTS, draw_paths, trace
+        from specact.report.paths import POINTS, choose, draw_paths, trace
     except ModuleNotFoundError:
         return None
     from specact.agent import SpeculativePolicy
@@ -81,10 +85,19 @@ def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> P
         gates = {"draft": Never(), "ADAHI": calibrated_gate(loaded, "deviation", summary["rate"]), "hybrid": Always()}
     except ConfigError:
         return None
-    rows = {
-        name: [trace(SpeculativePolicy(loaded, gate, seed=seed), summary["env"], episode, seed) for episode in range(5)]
-        for name, gate in gates.items()
-    }
+
+    @cache
+    def traced(name: str, episode: int) -> TracedEpisode:
+        return trace(SpeculativePolicy(loaded, gates[name], seed=seed), summary["env"], episode, seed)
+
+    shown = choose(lambda episode: traced("draft", episode).success, summary["episodes"])
+    rows = {name: [traced(name, episode) for episode in shown] for name in gates}
+    failing = sum(not episode.success for episode in rows["draft"])
+    alone = summary["methods"]["draft"]["success"]
+    title = (
+        f"The first {failing} episodes in which the draft alone fails, and the first {len(shown) - failing} in which "
+        f"it succeeds (of all {alone['n']} it fails in {alone['n'] - alone['k']})"
+    )
     path = folder / "rollouts.png"
-    draw_paths(rows, summary["env"], path)
+    draw_paths(rows, summary["env"], title, path)
     return path

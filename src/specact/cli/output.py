@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from specact.files import to_json
+from specact.report.networks import all_networks
 
 # Progress and remarks go to stderr, so that stdout holds the result and nothing else.
 remarks = Console(stderr=True)
@@ -87,11 +88,19 @@ def summary_table(summary: dict[str, Any]) -> Table:
         "loss: gated loss, skipped and would have been rejected · change: mean change of the action that verification "
         f"of a skipped step would have made · ms/action: {how}"
     )
+    networks = [
+        f"{network.name} {network.parameters:,} ({network.ms:.2g} ms)" for network in all_networks(methods.values())
+    ]
+    if networks:
+        table.caption += f" · parameters and time at batch 1: {', '.join(networks)}"
+    for least in next(iter(methods.values())).get("success_at", {}):
+        shares = ", ".join(f"{name} {m['success_at'][least]['rate']:.3f}" for name, m in methods.items())
+        table.caption += f" · success with a score above {least}: {shares}"
     return table
 
 
 def contrast_lines(summary: dict[str, Any]) -> list[str]:
-    """The paired contrasts in words."""
+    """The paired contrasts in words; p is Holm's, over all of them."""
     lines = []
     for row in summary["contrasts"]:
         parts = []
@@ -99,11 +108,13 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
             c = row[end_point]
             parts.append(
                 f"{end_point} {c['difference']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}], "
-                f"p = {c['p']:.2g} ({c['test']})"
+                f"p = {c['p_holm']:.2g} ({c['test']})"
             )
             if row["score"] == row["success"]:
                 break
         lines.append(f"{row['first']} - {row['second']}: " + "; ".join(parts))
+    if lines:
+        lines.append(f"p is after Holm's correction over all contrasts above ({len(lines)}).")
     return lines
 
 

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.evaluation.audit import REASONS, STAGES
-from specact.evaluation.statistics import contrast, mean_interval, wilson
+from specact.evaluation.statistics import contrast, holm, mean_interval, wilson
 from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
 
 Table = dict[str, NDArray[Any]]
+END_POINTS = ("success", "score")
 
 
 def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[str, Any]:
@@ -106,31 +107,52 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
 
 
-CONTRASTS = (
-    ("hybrid", "target"),
-    ("target", "draft"),
-    ("adahi", "random"),
-    ("adahi", "hybrid"),
-    ("adahi", "gated_target"),
-    ("uncertainty", "random"),
-    ("learned", "random"),
-    ("learned", "adahi"),
-    ("learned", "hybrid"),
-    ("learned_action", "random"),
-    ("learned_action", "hybrid"),
-    ("oracle", "random"),
-    ("oracle_action", "random"),
+# What may stand beside a gate as chance: with the deviation's privileges, or with those of a gate without a limit on
+# skips. The first that ran counts.
+_CHANCE, _FREE_CHANCE = ("random",), ("random_learned", "random")
+
+# A method, and the first that ran of those that it may be compared with.
+CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("hybrid", ("target",)),
+    ("target", ("draft",)),
+    ("target_on_device", ("hybrid",)),
+    ("random", ("plain_random",)),
+    ("adahi", _CHANCE),
+    ("adahi", ("hybrid",)),
+    ("adahi", ("gated_target",)),
+    ("adahi", ("head_draft",)),
+    ("uncertainty", _FREE_CHANCE),
+    ("uncertainty", ("adahi",)),
+    ("head_draft", ("draft",)),
+    ("head_draft", ("hybrid",)),
+    ("head_random", _FREE_CHANCE),
+    ("learned", _FREE_CHANCE),
+    ("learned", ("head_draft",)),
+    ("learned", ("head_random",)),
+    ("learned", ("adahi",)),
+    ("learned", ("hybrid",)),
+    ("learned_action", _FREE_CHANCE),
+    ("learned_action", ("head_draft",)),
+    ("learned_action", ("hybrid",)),
+    ("oracle", _FREE_CHANCE),
+    ("oracle_action", _FREE_CHANCE),
 )
 
 
 def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
-    """Paired contrasts of the methods that ran, for success and for score."""
-    rows = []
-    for first, second in CONTRASTS:
-        if first not in outcomes or second not in outcomes:
+    """Paired contrasts of the methods that ran, see :data:`CONTRASTS`.
+
+    Returns:
+        For each ``first``, ``second``, and for ``success`` and for ``score`` ``{difference, low, high, p, test,
+        p_holm}``; ``p_holm`` is corrected by Holm's method over all contrasts of this list, for each end point.
+    """
+    rows: list[dict[str, Any]] = []
+    for first, rivals in CONTRASTS:
+        second = next((name for name in rivals if name in outcomes), None)
+        if first not in outcomes or second is None:
             continue
         row: dict[str, Any] = {"first": first, "second": second}
-        for end_point in ("success", "score"):
+        for end_point in END_POINTS:
             one, other = (outcomes[name][end_point].astype(np.float64) for name in (first, second))
             found = contrast(one, other)
             row[end_point] = {
@@ -141,4 +163,7 @@ def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
                 "test": found.test,
             }
         rows.append(row)
+    for end_point in END_POINTS:
+        for row, p in zip(rows, holm([row[end_point]["p"] for row in rows]), strict=True):
+            row[end_point]["p_holm"] = p
     return rows

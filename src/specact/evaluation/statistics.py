@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,27 @@ def mean_interval(values: NDArray[np.float64]) -> Interval:
         return Interval(mean, mean, mean)
     low, high = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
+
+
+def success_margin(first: NDArray[np.bool_], second: NDArray[np.bool_], share: float = 1.0) -> Interval:
+    """Success of the first minus a share of the second's, on the same episodes, with a 95 % interval.
+
+    Wald's interval after half an episode was added to each of the four pairs of results (Agresti & Min 2005, there for
+    a share of 1), so that methods that never differ in a few episodes are not taken for equal. The mean is that of the
+    episodes as they are.
+
+    Args:
+        first, second: bool ``[episodes]``, in the same order.
+        share: of the second's success.
+    """
+    worth = np.array([1.0 - share, 1.0, -share, 0.0])
+    pairs = np.array(
+        [(first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()]
+    )
+    chances = (pairs + 0.5) / (len(first) + 2.0)
+    centre = float(worth @ chances)
+    half = float(stats.norm.ppf(0.975) * np.sqrt((worth**2 @ chances - centre**2) / (len(first) + 2.0)))
+    return Interval(float(first.mean() - share * second.mean()), centre - half, centre + half)
 
 
 @dataclass(frozen=True)
@@ -65,3 +87,26 @@ def contrast(first: NDArray[np.float64], second: NDArray[np.float64], seed: int 
     signs = rng.choice([-1.0, 1.0], size=(10_000, len(away)))
     extreme = np.abs((signs * away).mean(axis=1)) >= abs(away.mean()) - 1e-12
     return Contrast(difference, float((extreme.sum() + 1) / (len(extreme) + 1)), "sign-flip permutation")
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down correction of the p-values of one family, in the given order (Holm 1979).
+
+    The k-th smallest of m values (k from 0) becomes the largest of ``min(1, (m - i) p_i)`` over ``i <= k``. Calling
+    those at or below a level significant gives at most that probability of any false alarm in the family, whatever the
+    dependence. A table's family is every contrast that it shows for one end point.
+
+    Args:
+        p: in [0, 1]; may be empty.
+
+    Raises:
+        ValueError: if one is outside [0, 1] or NaN.
+    """
+    values = np.asarray(p, dtype=np.float64)
+    if not ((values >= 0.0) & (values <= 1.0)).all():
+        raise ValueError(f"p-values must lie between 0 and 1, and these do not: {list(p)}")
+    order = np.argsort(values, kind="stable")
+    factors = len(values) - np.arange(len(values))
+    corrected = np.empty(len(values))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(factors * values[order]))
+    return [float(value) for value in corrected]

@@ -26,9 +26,14 @@ GROUND = Look("#ffffff", "#191f26", "")
 
 _METHODS = {
     "draft": Look("#4477aa", "#7fb0e0", "v"),
+    "head_draft": Look("#3f6f5f", "#86bfa9", ">"),
     "target": Look("#117733", "#4fbf76", "^"),
+    "target_on_device": Look("#5a8f00", "#a4d44a", "d"),
     "hybrid": Look("#aa3377", "#e07ab3", "s"),
     "random": Look("#77787b", "#a9abb0", "X"),
+    "plain_random": Look("#a08c7d", "#cdbcae", "."),
+    "random_learned": Look("#8a7f9c", "#b9afcb", "H"),
+    "head_random": Look("#b0607a", "#dc97ac", "8"),
     "adahi": Look("#d55e00", "#f08a3c", "o"),
     "gated_target": Look("#8f8f2b", "#c9c95e", "<"),
     "uncertainty": Look("#1f97b5", "#66ccee", "D"),

@@ -27,7 +27,8 @@ POINTS: dict[str, Callable[[Any], NDArray[np.float64]]] = {
     "pusht": lambda env: env.unwrapped.raw[:2],
 }
 
-
+# How many episodes a picture shows in which the draft alone fails, and in which it succeeds.
+FAILED, SUCCEEDED = 3, 2
 SENT, SKIPPED = "#d1495b", "#30638e"
 
 
@@ -71,7 +72,26 @@ def trace(policy: SpeculativePolicy, env_name: str, episode: int, seed: int) -> 
     return TracedEpisode(np.array(points), np.array(transmitted), bool(info["success"]), env)
 
 
-def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, path: Path) -> None:
+def choose(succeeds: Callable[[int], bool], episodes: int) -> list[int]:
+    """The first episodes in which the draft fails, and the first in which it succeeds, see :data:`FAILED`.
+
+    Where there are too few of one kind, more of the other kind take their places.
+
+    Args:
+        succeeds: whether the draft alone does in an episode; asked no longer than needed.
+        episodes: how many there are.
+    """
+    failed, succeeded = list[int](), list[int]()
+    for episode in range(episodes):
+        (succeeded if succeeds(episode) else failed).append(episode)
+        if len(failed) >= FAILED and len(succeeded) >= SUCCEEDED:
+            break
+    few = max(FAILED, FAILED + SUCCEEDED - len(succeeded))
+    failed = failed[:few]
+    return [*failed, *succeeded[: FAILED + SUCCEEDED - len(failed)]]
+
+
+def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, title: str, path: Path) -> None:
     """Writes a picture with one row per method and one column per episode (the same start in every row)."""
     mpl.use("Agg")
     count = max(len(episodes) for episodes in rows.values())
@@ -82,6 +102,7 @@ def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, path:
             _draw(axis, episode, env_name)
             ending = "success" if episode.success else "failure"
             axis.set_title(f"{method}: {ending}, {episode.transmitted.mean():.0%} sent", fontsize=9)
+    figure.suptitle(title, fontsize=10)
     figure.legend(
         handles=[
             Line2D([], [], color=SENT, label="sent to the target"),
@@ -104,7 +125,7 @@ def _draw(axis: Axes, episode: TracedEpisode, env_name: str) -> None:
         half = ball.HALF_SIZE
         axis.add_patch(Rectangle((-half, -half), 2 * half, 2 * half, facecolor="#eef1f4", edgecolor="#9aa5b1"))
         axis.add_patch(Circle((0, 0), ball.PILLAR_RADIUS, color="#5c6773"))
-        axis.add_patch(Circle(tuple(episode.scene.unwrapped.goal), 1.5 * ball.GOAL_RADIUS, color="#2a9d5c"))
+        axis.add_patch(Circle(tuple(episode.scene.unwrapped.goal), ball.GOAL_RADIUS, color="#2a9d5c"))
         axis.set(xlim=(-1.08 * half, 1.08 * half), ylim=(-1.08 * half, 1.08 * half))
     else:
         axis.set(xlim=(0, 512), ylim=(512, 0), facecolor="#eef1f4")

@@ -1,4 +1,7 @@
-"""The paper's figure 2: how likely the target is to reject, over the action deviation of the draft's step."""
+"""The paper's figure 2: how likely the target is to reject, over the action deviation of the draft's step.
+
+The paper shows the rejection of the primary code, r; a step is transmitted for any of its codes, R.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from specact.evaluation.methods import METHODS
 from specact.evaluation.metrics import Table
 from specact.evaluation.rejection import Fit, RejectionModel, fit_rejection
 from specact.report.drawing import Drawing, blank, legend_below
-from specact.report.looks import INK, MUTED, look_of
+from specact.report.looks import MUTED, look_of
 from specact.report.runs import Run
 from specact.report.studies import Study
 
@@ -35,17 +38,21 @@ def draw_rejection(study: Study) -> Drawing | None:
     primary = fit_rejection(steps["score"], steps["rejection_0"])
     figure, axes = blank()
     x = np.array(every.scores)
-    errors = 1.96 * np.array(every.errors)
-    axes.errorbar(x, every.rejections, errors, fmt="o", color=look_of("adahi").light, markersize=4, label="any code, R")
-    axes.plot(x, primary.rejections, "o", color=MUTED.light, mfc="none", markersize=4, label="primary code, r")
     wide = x.min() > 0.0 and x.max() > _WIDE * float(np.median(x))
     dense = (np.geomspace if wide else np.linspace)(x.min(), x.max(), 200)
     # Where there are negative scores, the fit has shifted them to start at 0.
     log_x = dense - min(0.0, x.min())
-    linear, log = every.linear, every.logarithmic
-    axes.plot(dense, linear.slope * dense + linear.intercept, "--", color=INK.light, linewidth=1, label="linear fit")
-    log_y = log.slope * np.log(log_x + log.shift) + log.intercept
-    axes.plot(dense, log_y, color=INK.light, linewidth=1, label="logarithmic fit")
+    for model, colour, face, label in (
+        (every, look_of("adahi").light, None, "any code, R"),
+        (primary, MUTED.light, "none", "primary code, r"),
+    ):
+        errors = 1.96 * np.array(model.errors)
+        axes.errorbar(x, model.rejections, errors, fmt="o", color=colour, mfc=face, markersize=4, label=label)
+        linear, log = model.linear, model.logarithmic
+        line = linear.slope * dense + linear.intercept
+        curve = log.slope * np.log(log_x + log.shift) + log.intercept
+        axes.plot(dense, line, "--", color=colour, linewidth=1, label=f"linear fit to {label[-1]}")
+        axes.plot(dense, curve, color=colour, linewidth=1, label=f"logarithmic fit to {label[-1]}")
     axes.set(xlabel=f"action deviation ({_reading(run)})", ylabel="rejection", ylim=(0, 1.02))
     axes.set_xscale("log" if wide else "linear")
     legend_below(figure, columns=2)
@@ -69,9 +76,15 @@ def _reading(run: Run) -> str:
 def _caption(run: Run, every: RejectionModel, primary: RejectionModel) -> str:
     return (
         f"{every.steps:,} freely decided steps of {run.folder}, in {len(every.scores)} bins of equal count, with "
-        f"95 % intervals. Linear fit {_fit(every.linear)}, logarithmic {_fit(every.logarithmic)}. Over single steps "
-        f"Spearman {every.spearman:+.2f}, AUROC {every.auroc:.2f}; for the primary code alone {primary.spearman:+.2f} "
-        f"and {primary.auroc:.2f}. A negative slope would mean a gate that asks where the target agrees."
+        f"95 % intervals. Of any code (R): {_model(every)}. Of the primary code, as in the paper (r): "
+        f"{_model(primary)}. A negative slope would mean a gate that asks where the target agrees."
+    )
+
+
+def _model(model: RejectionModel) -> str:
+    return (
+        f"linear fit {_fit(model.linear)}, logarithmic {_fit(model.logarithmic)}; over single steps Spearman "
+        f"{model.spearman:+.2f}, AUROC {model.auroc:.2f}"
     )
 
 
@@ -84,7 +97,9 @@ def _rows(every: RejectionModel, primary: RejectionModel) -> list[dict[str, floa
     bins = zip(every.scores, every.rejections, every.errors, primary.rejections, primary.errors, strict=True)
     names = ("deviation", "rejection", "standard_error", "primary_rejection", "primary_standard_error")
     rows: list[dict[str, float | str]] = [{"row": "bin", **dict(zip(names, values, strict=True))} for values in bins]
-    for name, fit in (("linear", every.linear), ("logarithmic", every.logarithmic)):
-        rows.append({"row": name, "slope": fit.slope, "intercept": fit.intercept, "shift": fit.shift, "r2": fit.r2})
-    rows.append({"row": "steps", "n": every.steps, "spearman": every.spearman, "auroc": every.auroc})
+    for code, model in (("any", every), ("primary", primary)):
+        for name, fit in (("linear", model.linear), ("logarithmic", model.logarithmic)):
+            line = {"slope": fit.slope, "intercept": fit.intercept, "shift": fit.shift, "r2": fit.r2}
+            rows.append({"row": name, "code": code, **line})
+        rows.append({"row": "steps", "code": code, "n": model.steps, "spearman": model.spearman, "auroc": model.auroc})
     return rows

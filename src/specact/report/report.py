@@ -21,7 +21,7 @@ from specact.report.desk import Desk
 from specact.report.drawing import Drawing, style
 from specact.report.facts import facts, manifests, runs_table
 from specact.report.films import Films, show_films
-from specact.report.goals import goals_of, goals_rows, goals_tables
+from specact.report.goals import count, goals_of, goals_rows, goals_tables
 from specact.report.html import Html, fill, html, items, join
 from specact.report.looks import dark_rules
 from specact.report.missing import Gap, by_gap, gaps_of
@@ -134,8 +134,9 @@ def _goals(studies: Sequence[Study], desk: Desk) -> Html:
     goals = goals_of(studies)
     if not goals:
         return Html()
-    met = f"{sum(goal.met for goal in goals)} of {len(goals)}"
-    return fill("goals.html", met=met, tables=goals_tables(goals), link=desk.table("goals", goals_rows(goals)))
+    return fill(
+        "goals.html", count=count(goals), tables=goals_tables(goals), link=desk.table("goals", goals_rows(goals))
+    )
 
 
 def _rejections(study: Study) -> Iterator[Drawing]:

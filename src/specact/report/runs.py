@@ -156,8 +156,11 @@ def _read(folder: Path) -> Run | Skipped | None:
     if isinstance(summary, str):
         return Skipped(folder, f"summary.json is damaged ({summary}); {again}")
     lacks = _lacks("summary.json", summary, _OF_SUMMARY) or _lacks("summary.json", summary["methods"], ())
-    for metrics in summary["methods"].values() if lacks is None else ():
-        lacks = lacks or _lacks("summary.json", metrics, _OF_METHOD)
+    if lacks is None:
+        for metrics in summary["methods"].values():
+            lacks = lacks or _lacks("summary.json", metrics, _OF_METHOD)
+        for row in summary["contrasts"]:
+            lacks = lacks or _lacks("summary.json", row.get("success"), ("p_holm",))
     if lacks is not None:
         return Skipped(folder, f"{lacks}; {again}")
     return Run(folder, manifest, summary)

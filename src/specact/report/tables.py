@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specact.evaluation.methods import METHODS
+from specact.evaluation.statistics import holm
 from specact.report.drawing import Rows
 from specact.report.html import Html, fill, html, join, table
 from specact.report.looks import look_of
+from specact.report.networks import networks_of
 from specact.report.runs import Run
 from specact.report.studies import Study
 
@@ -17,11 +19,25 @@ Metrics = Mapping[str, Any]
 # Columns of the table of methods: heading, what it says, and a method's cell.
 COLUMNS: tuple[tuple[str, str, Callable[[Metrics], object]], ...] = (
     ("success", "share of episodes that succeeded, with Wilson's 95 % interval", lambda m: _interval(m["success"])),
+    (
+        "success at",
+        "share of episodes with a score above another threshold than that of success, with Wilson's 95 % interval",
+        lambda m: join(
+            Html(f"{html(_number(found['rate']))} above {html(least)}{_bounds(found)}")
+            for least, found in m.get("success_at", {}).items()
+        ),
+    ),
     ("score", "mean score of an episode, with a 95 % interval", lambda m: _interval(m["score"])),
     (
         "MSE",
         "squared error along held-out demonstrations, summed over the action's dimensions, in normalised units",
         lambda m: _interval(m["mse"]) if m.get("mse") else "\N{EN DASH}",
+    ),
+    (
+        "networks",
+        "parameters, and milliseconds of one inference at batch 1, of every network that the method evaluates; the "
+        "gate's are those of one decision",
+        lambda m: join(Html(f"<small>{html(line)}</small>") for line in _networks(m)),
     ),
     ("sent", "transmission rate (TR): transmitted / inferences", lambda m: _number(m["transmission_rate"])),
     (
@@ -62,7 +78,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Metrics], object]], ...] = (
         lambda m: f"{_ms(m['latency']['inference_p50_ms'])} / {_ms(m['latency']['inference_p99_ms'])}",
     ),
 )
-SUMMARY_METHODS = ("draft", "target", "hybrid", "random", "adahi")
+SUMMARY_METHODS = ("draft", "head_draft", "random", "adahi", "learned", "hybrid", "target", "target_on_device")
 
 
 def name_of(method: str) -> Html:
@@ -102,32 +118,38 @@ def contrasts_table(run: Run) -> Html:
         [f"{row['first']} \N{MINUS SIGN} {row['second']}", *(cell for end in ends for cell in _contrast(row[end]))]
         for row in run.summary["contrasts"]
     ]
-    heads = [head for end in ends for head in (f"{end}, difference and 95 % interval", "paired test")]
-    return table("Paired contrasts, episode by episode", ["contrast", *heads], rows) if rows else Html()
+    heads = [head for end in ends for head in (f"{end}, difference and 95 % interval", "paired test, Holm")]
+    caption = f"Paired contrasts, episode by episode; p after Holm's correction over the {len(rows)} of this table"
+    return table(caption, ["contrast", *heads], rows) if rows else Html()
 
 
 def summary_table(studies: Sequence[Study]) -> Html:
     """One line per bundle: success, below it the score where that is something else."""
-    heads = ["bundle, episodes", *SUMMARY_METHODS, "best learned", "adahi \N{MINUS SIGN} random", "sent by adahi"]
+    found = [_contrast_of(study.table, "adahi", "random") for study in studies]
+    corrected = iter(holm([one["p"] for one in found if one is not None]))
+    heads = ["bundle, episodes", *SUMMARY_METHODS, "adahi \N{MINUS SIGN} random", "sent by adahi"]
     rows = []
-    for study in studies:
+    for study, against in zip(studies, found, strict=True):
         run = study.table
         name = Html(f'<a href="#{study.slug}">{html(study.title)}</a>, {run.summary["episodes"]}')
         cells: list[object] = [name]
-        for method in (*SUMMARY_METHODS, best_learned(run)):
-            named = method is not None and method not in SUMMARY_METHODS
-            cells.append(join([_result(run, method), Html(f"<small>{html(method)}</small>") if named else ""]))
-        found = [row for row in run.summary["contrasts"] if (row["first"], row["second"]) == ("adahi", "random")]
-        cells.append(join(_contrast(found[0]["success"])[:2]) if found else "\N{EN DASH}")
+        cells += [_result(run, method) for method in SUMMARY_METHODS]
+        if against is None:
+            cells.append("\N{EN DASH}")
+        else:
+            cells.append(join([_contrast(against)[0], _p(against, next(corrected))]))
         cells.append(_number(run.methods["adahi"]["transmission_rate"]) if "adahi" in run.methods else "\N{EN DASH}")
         rows.append([*cells, _saved(study)])
-    return table("Success of every bundle", [*heads, "time per action, adahi against hybrid"], rows)
+    caption = "Success of every bundle; p after Holm's correction over the contrasts of this table"
+    return table(caption, [*heads, "time per action, adahi against hybrid"], rows)
 
 
-def best_learned(run: Run) -> str | None:
-    """The learned method that succeeds most, by score where that says more."""
-    learned = {name: m["score"]["mean"] for name, m in run.methods.items() if name.startswith("learned")}
-    return max(learned, key=lambda name: learned[name]) if learned else None
+def _contrast_of(run: Run, first: str, second: str) -> Metrics | None:
+    """The contrast of two methods in success; None where they were not compared."""
+    for row in run.summary["contrasts"]:
+        if (row["first"], row["second"]) == (first, second):
+            return dict(row["success"])
+    return None
 
 
 def methods_rows(run: Run) -> Rows:
@@ -163,6 +185,10 @@ def _says_something(head: str, run: Run) -> bool:
     metrics = run.summary["methods"].values()
     if head == "score":
         return not run.binary
+    if head == "success at":
+        return any(m.get("success_at") for m in metrics)
+    if head == "networks":
+        return any(m.get("cost") for m in metrics)
     if head == "MSE":
         return any(m.get("mse") is not None for m in metrics)
     if head in ("gate efficiency", "choice"):
@@ -174,7 +200,7 @@ def _head(head: str, says: str) -> Html:
     return Html(f'<span title="{html(says)}">{html(head)}</span>')
 
 
-def _result(run: Run, method: str | None) -> Html:
+def _result(run: Run, method: str) -> Html:
     if method not in run.methods:
         return html("\N{EN DASH}")
     metrics = run.methods[method]
@@ -193,13 +219,26 @@ def _saved(study: Study) -> Html:
 
 def _interval(found: Metrics) -> Html:
     mean = found["rate"] if "rate" in found else found["mean"]
-    return Html(f"{mean:.3f}<small>{found['low']:.3f} to {found['high']:.3f}</small>")
+    return Html(f"{mean:.3f}{_bounds(found)}")
+
+
+def _bounds(found: Metrics) -> Html:
+    return Html(f"<small>{found['low']:.3f} to {found['high']:.3f}</small>")
+
+
+def _networks(metrics: Metrics) -> list[str]:
+    gate_ms = metrics.get("cost", {}).get("gate_ms")
+    return [*map(str, networks_of(metrics)), *([f"gate {gate_ms:.2g} ms"] if gate_ms else [])]
 
 
 def _contrast(found: Metrics) -> tuple[Html, Html]:
-    """The difference with its interval, and p with its test."""
+    """The difference with its interval, and p among all contrasts of the table, below it p alone with its test."""
     difference = Html(f"{found['difference']:+.3f}<small>{found['low']:+.3f} to {found['high']:+.3f}</small>")
-    return difference, Html(f"p = {found['p']:.2g}<small>{html(found['test'])}</small>")
+    return difference, _p(found, found["p_holm"])
+
+
+def _p(found: Metrics, corrected: float) -> Html:
+    return Html(f"p = {corrected:.2g}<small>alone {found['p']:.2g}, {html(found['test'])}</small>")
 
 
 def _number(value: float | None, digits: int = 3) -> str:
