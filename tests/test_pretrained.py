@@ -61,6 +61,16 @@ def test_every_stored_calibration_fits_its_weights_and_holds_its_rate(file: Path
     assert file.name == file_name(calibration.settings.name, calibration.rate)
 
 
+@pytest.mark.parametrize("file", CALIBRATIONS, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
+def test_every_stored_gate_is_the_one_that_an_evaluation_asks_for(file: Path) -> None:
+    """Else it is calibrated anew in every run. A bundle's limit on skips holds for the deviation alone."""
+    bundle = load_bundle(file.parents[1])
+    stored = read_calibration(file, bundle).settings
+    assert stored.without_threshold() == GateChoices().settings(stored.name, bundle)
+    limit = bundle.recommended_gates.get("max_skips") if stored.name == "deviation" else None
+    assert stored.max_skips == limit
+
+
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_learned_gate_belongs_to_its_pair_and_knows_more_than_chance(name: str) -> None:
     bundle = load_bundle(PRETRAINED / name)

@@ -12,7 +12,7 @@ from specact.evaluation.audit import REASONS
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard
-from specact.gates.settings import GateChoices
+from specact.gates.settings import GateChoices, GateSettings
 
 
 class ShiftingPool:
@@ -39,6 +39,7 @@ class ShiftingPool:
                 "transmitted": forced | (scores > shard.gate.threshold),
                 "reason": np.where(forced, REASONS.index("first"), REASONS.index("score")),
                 "rejection": 1 / (1 + np.exp(-scores)),
+                "rejection_0": 1 / (2 + np.exp(-scores)),
             }
             yield shard, ([], table)
 
@@ -59,3 +60,17 @@ def test_the_rate_is_found_through_the_feedback(feedback: float, rate: float) ->
     assert made.held_out["rate"] == pytest.approx(rate, abs=0.03)
     if feedback == -3.0:  # the plain quantile on the target's states misses by far: the first round shows it
         assert abs(made.rounds[0]["rate"] - rate) > 0.03
+
+
+@pytest.mark.parametrize("gate", ["deviation", "a_new_gate"])
+def test_a_gate_needs_no_method_of_its_own_and_has_a_model_of_either_rejection(gate: str) -> None:
+    run = CalibrationRun(0.5, episodes=5, rounds=1)
+    made = calibrate(
+        cast(Any, _Bundle), "ball", GateSettings(gate), run, cast(Pool, ShiftingPool(0.0)), lambda done: None
+    )
+    assert made.settings.name == gate
+    every, primary = made.model, made.model["primary"]
+    assert every["steps"] == primary["steps"]
+    assert every["scores"] == primary["scores"]
+    # Of any code and of the primary one: here at most 1 and at most 1/2.
+    assert max(primary["rejections"]) <= 0.5 < max(every["rejections"])

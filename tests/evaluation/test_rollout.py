@@ -18,17 +18,20 @@ from specact.evaluation import rollout
 from specact.evaluation.audit import REASONS, STAGES, Audit
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.metrics import Table, add_gate_efficiency
+from specact.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, method_metrics
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
-from specact.evaluation.run import evaluate, read_table
+from specact.evaluation.run import evaluate, read_gates, read_table
 from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateChoices, GateSettings
 from specact.links.link import LINKS
+from specact.policies.parameters import count_parameters
 from specact.types import CodeDistribution, StepRecord
 
-METHODS = ("draft", "target", "hybrid", "random", "adahi", "gated_target", "oracle")
-DRAFT_MS, TARGET_MS = 2.0, 11.0
+METHODS = (
+    "draft", "target", "target_on_device", "hybrid", "random", "plain_random", "adahi", "gated_target", "oracle",
+)  # fmt: skip
+DRAFT_MS, GATE_MS, TARGET_MS = 2.0, 0.5, 11.0
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -38,7 +41,7 @@ def quiet(what: str, done: int, total: int) -> None:
 def evaluation(bundle: Path, **changes: Any) -> Evaluation:
     settings: dict[str, Any] = {
         "bundle": str(bundle), "env": None, "methods": METHODS, "episodes": 5, "draft_ms": DRAFT_MS,
-        "target_ms": TARGET_MS, "shard": 2, "calibration_episodes": 3,
+        "gate_ms": GATE_MS, "target_ms": TARGET_MS, "shard": 2, "calibration_episodes": 3,
     }  # fmt: skip
     return Evaluation(**settings | changes)
 
@@ -235,7 +238,7 @@ def test_logged_quantities_are_those_of_the_distributions(
 def test_gated_loss_is_what_is_skipped_times_what_of_it_was_wrong(made: Made) -> None:
     for name, m in made.summary["methods"].items():
         if m["true_skip_ratio"] is None:
-            assert m["transmission_rate"] == 1.0
+            assert m["transmission_rate"] == (0.0 if name == "target_on_device" else 1.0)
             assert m["gated_loss"] == 0.0
             continue
         wanted = (1 - m["transmission_rate"]) * (1 - m["true_skip_ratio"])
@@ -256,24 +259,64 @@ def test_rejection_is_known_where_nothing_is_skipped(made: Made) -> None:
 
 
 def test_latencies_add_up(made: Made) -> None:
+    """What decides takes time too: a gate of either kind, and no gate that always or never asks."""
     link = LINKS["wifi-paper"]
     for name in METHODS:
         steps, episodes = made.steps(name), made.episodes(name)
         sent = steps["transmitted"]
-        assert np.allclose(steps["draft_s"], 0.0 if name == "target" else DRAFT_MS / 1e3)
+        decides = name in ("random", "plain_random", "adahi", "gated_target")
+        assert np.allclose(steps["draft_s"], 0.0 if name.startswith("target") else DRAFT_MS / 1e3)
+        assert np.allclose(steps["gate_s"], GATE_MS / 1e3 if decides else 0.0)
         assert np.allclose(steps["target_s"], np.where(sent, TARGET_MS / 1e3, 0.0))
         assert (steps["network_s"][~sent] == 0.0).all()
-        assert (steps["network_s"][sent] > link.rtt_ms / 2e3).all()
-        total = steps["draft_s"] + steps["network_s"] + steps["target_s"]
+        far = steps["network_s"][sent]
+        assert (far == 0.0).all() if name == "target_on_device" else (far > link.rtt_ms / 2e3).all()
+        total = steps["draft_s"] + steps["gate_s"] + steps["network_s"] + steps["target_s"]
         for row, episode in enumerate(episodes["episode"]):
             mine = total[steps["episode"] == episode]
             assert episodes["latency_s"][row] == pytest.approx(mine.sum())
             assert episodes["steps"][row] == len(mine), "execute is 1: one inference per action"
         latency = made.summary["methods"][name]["latency"]
         assert latency["per_action_ms"] == pytest.approx(1e3 * total.sum() / episodes["steps"].sum())
-        parts = latency["draft_ms"] + latency["network_ms"] + latency["target_ms"]
+        parts = sum(latency[f"{part}_ms"] for part in ("draft", "gate", "network", "target"))
         assert parts == pytest.approx(latency["per_action_ms"])
         assert latency["inference_p50_ms"] == pytest.approx(1e3 * np.median(total))
+
+
+def test_the_target_on_the_device_is_the_target_without_a_link(made: Made) -> None:
+    here, there = made.summary["methods"]["target_on_device"], made.summary["methods"]["target"]
+    for name in ("success", "score", "control_steps"):
+        assert here[name] == there[name]
+    assert (here["transmission_rate"], there["transmission_rate"]) == (0.0, 1.0)
+    assert here["latency"]["per_action_ms"] == pytest.approx(TARGET_MS)
+
+
+def test_what_runs_on_a_slower_device_takes_longer(tiny_bundle: Path, tmp_path: Path) -> None:
+    methods = ("adahi", "target_on_device", "target")
+    what = evaluation(tiny_bundle, methods=methods, episodes=1, kappa=3.0)
+    found = evaluate(what, tmp_path, quiet, Pool(1))["methods"]
+    assert found["adahi"]["latency"]["draft_ms"] == pytest.approx(3 * DRAFT_MS)
+    assert found["adahi"]["latency"]["gate_ms"] == pytest.approx(3 * GATE_MS)
+    assert found["target_on_device"]["latency"]["target_ms"] == pytest.approx(3 * TARGET_MS)
+    assert found["target"]["latency"]["target_ms"] == pytest.approx(TARGET_MS)
+
+
+def test_a_method_costs_the_networks_that_it_evaluates(made: Made, tiny_bundle: Path) -> None:
+    sizes = {part: count_parameters(tiny_bundle / f"{part}.onnx") for part in ("draft", "target")}
+    nothing = {f"{part}_parameters": 0 for part in ("draft", "head", "target")} | {
+        f"{part}_ms": 0.0 for part in ("draft", "gate", "head", "target")
+    }
+    draft = {"draft_parameters": sizes["draft"], "draft_ms": DRAFT_MS}
+    target = {"target_parameters": sizes["target"], "target_ms": TARGET_MS}
+    expected = {
+        "draft": draft,
+        "target": target,
+        "target_on_device": target,
+        "hybrid": draft | target,
+        "adahi": draft | target | {"gate_ms": GATE_MS},
+    }
+    for name, parts in expected.items():
+        assert made.summary["methods"][name]["cost"] == nothing | parts
 
 
 def test_the_draft_alone_sends_nothing(made: Made) -> None:
@@ -284,9 +327,9 @@ def test_the_draft_alone_sends_nothing(made: Made) -> None:
     assert m["action_change_loss"] > 0
 
 
-def test_random_asks_by_chance_at_the_rate_adahi_achieved(made: Made) -> None:
+def test_plain_random_asks_by_chance_at_the_rate_adahi_achieved(made: Made) -> None:
     achieved = made.summary["methods"]["adahi"]["transmission_rate"]
-    steps = made.steps("random")
+    steps = made.steps("plain_random")
     assert np.array_equal(steps["transmitted"], steps["score"] > 1.0 - achieved)
     # Five standard deviations: 6e-7, if the seed were free.
     n = len(steps["transmitted"])
@@ -294,9 +337,32 @@ def test_random_asks_by_chance_at_the_rate_adahi_achieved(made: Made) -> None:
     assert abs(np.corrcoef(steps["score"], steps["rejection"])[0, 1]) < 5 / math.sqrt(n)
 
 
+@pytest.mark.parametrize("max_skips", [None, 2])
+def test_random_has_the_privileges_of_adahi_and_its_rate(
+    made: Made, tiny_bundle: Path, tmp_path: Path, max_skips: int | None
+) -> None:
+    """The first step and, with a limit, the one after the longest run of skips are forced; the rate is the same."""
+    summary, folder = made.summary, made.folder
+    if max_skips is not None:
+        what = evaluation(
+            tiny_bundle, methods=("random", "adahi"), gates=GateChoices(max_skips=max_skips), link="loopback"
+        )
+        summary, folder = evaluate(what, tmp_path, quiet, Pool(1)), tmp_path
+    steps, gate = read_table(folder / "steps" / "random"), read_gates(folder)["random"]
+    assert gate.max_skips == max_skips
+    first, forced = (steps["reason"] == REASONS.index(reason) for reason in ("first", "max_skips"))
+    assert np.array_equal(first, steps["step"] == 0)
+    assert forced.any() == (max_skips is not None)
+    assert np.array_equal(steps["transmitted"], first | forced | (steps["score"] > 1.0 - gate.threshold))
+    achieved = summary["methods"]["adahi"]["transmission_rate"]
+    assert gate.threshold < achieved
+    n = len(steps["transmitted"])
+    assert abs(steps["transmitted"].mean() - achieved) < 5 * math.sqrt(achieved * (1 - achieved) / n)
+
+
 def test_random_alone_runs_at_the_rate_asked_for(tiny_bundle: Path, tmp_path: Path) -> None:
-    evaluate(evaluation(tiny_bundle, methods=("random",), rate=0.25), tmp_path, quiet, Pool(1))
-    steps = read_table(tmp_path / "steps" / "random")
+    evaluate(evaluation(tiny_bundle, methods=("plain_random",), rate=0.25), tmp_path, quiet, Pool(1))
+    steps = read_table(tmp_path / "steps" / "plain_random")
     assert np.array_equal(steps["transmitted"], steps["score"] > 0.75)
 
 
@@ -344,6 +410,27 @@ def test_the_oracle_chooses_best_among_the_steps_it_met(made: Made) -> None:
     assert methods["oracle"]["choice_efficiency"] > 0.9  # an episode's first step is no choice
     assert abs(methods["random"]["choice_efficiency"]) < 0.3
     assert methods["hybrid"]["choice_efficiency"] is None
+
+
+def test_a_stricter_threshold_of_success_is_counted_from_the_score() -> None:
+    steps = {
+        **{f"{stage}_s": np.ones(4) for stage in STAGES},
+        **{name: np.zeros(4, bool) for name in ("transmitted", "missed", "sent_ahead")},
+        **{
+            name: np.zeros(4)
+            for name in ("rejection", "rejection_0", "tv_0", "action_change", "draft_entropy", "target_entropy")
+        },
+    }
+    outcomes = {
+        "success": np.array([True, True, True, False]), "score": np.array([0.96, 0.95, 0.9, 0.5]),
+        "steps": np.ones(4, int), "latency_s": np.ones(4),
+    }  # fmt: skip
+    found = method_metrics(outcomes, steps, False, success_at=SUCCESS_AT["pusht"])
+    assert (found["success"]["k"], found["success"]["n"]) == (3, 4)
+    stricter = found["success_at"]["0.95"]  # above it, as gym-pusht has it
+    assert (stricter["k"], stricter["n"], stricter["rate"]) == (1, 4, 0.25)
+    assert 0.0 < stricter["low"] < 0.25 < stricter["high"] < 1.0
+    assert "success_at" not in method_metrics(outcomes, steps, False)
 
 
 def test_a_rate_that_a_gate_cannot_hold_is_refused_before_anything_runs(tiny_bundle: Path, tmp_path: Path) -> None:

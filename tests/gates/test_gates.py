@@ -233,6 +233,15 @@ class Numbers:
         return self._numbers.pop(0)
 
 
+def test_chance_may_have_the_privileges_of_another_gate() -> None:
+    """Of the free steps the share is the rate; the first one comes on top."""
+    gate, rng = Random(0.0, force_first=True, max_skips=3), RNG(0)
+    assert [gate.decide(proposal(), rng).reason for _ in range(6)] == [
+        "first", "score", "score", "score", "max_skips", "score",
+    ]  # fmt: skip
+    assert not Random(0.0).decide(proposal(), rng).transmit
+
+
 @pytest.mark.parametrize(
     ("rate", "uniform", "transmit"),
     [
@@ -283,7 +292,7 @@ def test_temperature_share_against_quadrature(codes: tuple[int, int], hottest: f
     temperatures = hottest * (np.arange(4000) + 0.5) / 4000
     tempered = np.stack([softmax(np.log(draft.probs), float(t)) for t in temperatures])
     probability = float(np.mean(1.0 - tempered[:, 0, codes[0]] * tempered[:, 1, codes[1]]))
-    gate = Uncertainty(0.0, perturbations=m, max_temperature=hottest)
+    gate = Uncertainty(0.0, kind="temperature", perturbations=m, max_temperature=hottest)
     low, high = binomial_bounds(m, probability)
     assert low <= m * gate.score(proposal(draft=draft, codes=codes), RNG(0)) <= high
 
@@ -293,11 +302,38 @@ def test_temperature_share_of_a_certain_and_of_a_clueless_draft(books: int) -> N
     offsets, m = np.zeros((books, 4, CHUNK, A), np.float32), 20_000
     certain = CodeDistribution(np.tile(np.eye(4)[1], (books, 1)), offsets)
     clueless = CodeDistribution(np.full((books, 4), 0.25), offsets)
-    gate = Uncertainty(0.0, perturbations=m)
+    gate = Uncertainty(0.0, kind="temperature", perturbations=m)
     assert gate.score(proposal(draft=certain, codes=[1] * books), RNG(0)) == 0.0
     assert gate.score(proposal(draft=certain, codes=[2] * books), RNG(0)) == 1.0
     low, high = binomial_bounds(m, 1.0 - 4.0**-books)
     assert low <= m * gate.score(proposal(draft=clueless, codes=[2] * books), RNG(0)) <= high
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (1, 2), (2, 1)])
+@pytest.mark.parametrize("hottest", [0.5, 2.0])
+def test_disagreement_is_the_share_in_expectation(codes: tuple[int, int], hottest: float) -> None:
+    """Against a fine quadrature; 20 evenly spaced temperatures leave an error of the order of 1 / 20."""
+    draft = distribution(4)
+    temperatures = hottest * (np.arange(4000) + 0.5) / 4000
+    tempered = np.stack([softmax(np.log(draft.probs), float(t)) for t in temperatures])
+    probability = float(np.mean(1.0 - tempered[:, 0, codes[0]] * tempered[:, 1, codes[1]]))
+    step = proposal(draft=draft, codes=codes)
+    gate = Uncertainty(0.0, kind="disagreement", max_temperature=hottest)
+    assert gate.score(step, RNG(0)) == pytest.approx(probability, abs=0.03)
+    fine = Uncertainty(0.0, kind="disagreement", max_temperature=hottest, perturbations=4000)
+    assert fine.score(step, RNG(0)) == pytest.approx(probability, abs=1e-12)
+
+
+def test_disagreement_tells_steps_apart_where_every_sample_differs() -> None:
+    """Two unlikely codes of 16: of 20 samples the share is 1 for both, and no threshold separates them."""
+    probs = np.full((2, 16), 0.02)
+    probs[:, 0], probs[:, 1] = 0.71, 0.01
+    draft = CodeDistribution(probs, np.zeros((2, 16, CHUNK, A), np.float32))
+    steps = [proposal(draft=draft, codes=codes) for codes in ((1, 1), (2, 2))]
+    shares = [Uncertainty(0.0, kind="temperature").score(step, RNG(0)) for step in steps]
+    assert shares == [1.0, 1.0]
+    doubts = [Uncertainty(0.0).score(step, RNG(0)) for step in steps]
+    assert doubts[1] < doubts[0] < 1.0
 
 
 # ---- oracles --------------------------------------------------------------------------------------------------------
@@ -441,6 +477,7 @@ CONTRACT: dict[str, Callable[[float], Gate]] = {
         reading: lambda threshold, reading=reading: ActionDeviation(threshold, reading=reading)  # type: ignore[misc]
         for reading in ("euclidean", "path_ratio", "disparity", "zscore", "jump")
     },
+    "disagreement": lambda threshold: Uncertainty(threshold, kind="disagreement"),
     "temperature": lambda threshold: Uncertainty(threshold, kind="temperature"),
     "entropy": lambda threshold: Uncertainty(threshold, kind="entropy"),
     "one_minus_q": lambda threshold: Uncertainty(threshold, kind="one_minus_q"),

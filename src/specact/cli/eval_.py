@@ -26,6 +26,8 @@ def eval_(
     overlap: bool = False,
     gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
     draft_ms: float | None = None,
+    gate_ms: float | None = None,
+    head_ms: float | None = None,
     target_ms: float | None = None,
     kappa: float = 1.0,
     realtime: bool = False,
@@ -42,18 +44,22 @@ def eval_(
         bundle: path or name of a bundle.
         out: run folder: manifest.json, summary.json, episodes/ and steps/ as Parquet.
         env: environment; the bundle's own if not given.
-        methods: comma-separated: draft, target, hybrid, random, adahi, gated_target, uncertainty, learned,
-            learned_action, oracle, oracle_action.
+        methods: comma-separated: draft, head_draft, target, target_on_device, hybrid, random, plain_random,
+            random_learned, head_random, adahi, gated_target, uncertainty, learned, learned_action, oracle,
+            oracle_action.
         episodes: per method.
         seed: of everything random.
-        rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved.
+        rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
+            forced steps, random_learned and head_random at the learned gate's, plain_random by chance alone.
         link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
             specact proxy --help.
         offset: offset of verified steps: target, or the ablations draft and stale.
         overlap: let requests leave ahead of the draft where the gate's forecast says so.
         draft_ms: accounted time of a draft inference; measured if not given.
+        gate_ms: accounted time of a gate's decision; measured for each gate if not given.
+        head_ms: accounted time of the learned gate's head where it is the draft; measured if not given.
         target_ms: accounted time of a target inference; measured if not given.
-        kappa: factor on the draft's time, to stand in for a slower device.
+        kappa: factor on the times of what runs on the device, to stand in for a slower one.
         realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
         wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
         deadline_ms: with --realtime: how long a step waits for the target.
@@ -70,7 +76,8 @@ def eval_(
         raise MissingExtraError(error.name or "pyarrow", "sim") from error
     what = Evaluation(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
-        offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, target_ms=target_ms, kappa=kappa,
+        offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, gate_ms=gate_ms, head_ms=head_ms,
+        target_ms=target_ms, kappa=kappa,
         realtime=realtime, wire=wire, deadline_ms=deadline_ms,
         mse=mse, data=None if data is None else str(data),
     )  # fmt: skip

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from specact.calibration import Calibration, threshold_for_rate
 from specact.errors import ConfigError
 from specact.evaluation.audit import REASONS
-from specact.evaluation.methods import METHODS
 from specact.evaluation.pool import Pool
-from specact.evaluation.rejection import fit_rejection
-from specact.evaluation.rollout import Shard
+from specact.evaluation.rejection import rejection_models
+from specact.evaluation.rollout import COMPOSITION, Shard
 from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
 
@@ -69,7 +68,6 @@ def calibrate(
         ConfigError: for a rate that the gate's limit on skips does not allow.
     """
     gate.check_rate(run.rate)
-    method = next(name for name, method in METHODS.items() if method.gate == gate.name)
     finished = 0
 
     def roll(settings: GateSettings, first: int) -> dict[str, np.ndarray]:
@@ -80,7 +78,7 @@ def calibrate(
                 str(bundle.path),
                 bundle.fingerprint,
                 env,
-                method,
+                COMPOSITION,
                 settings,
                 tuple(numbers[i : i + run.shard]),
                 run.seed,
@@ -119,7 +117,7 @@ def calibrate(
             "inferences": len(checked["transmitted"]),
         },
         rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in rounds],
-        model=dataclasses.asdict(fit_rejection(checked["score"][free], checked["rejection"][free])),
+        model=rejection_models({name: checked[name][free] for name in ("score", "rejection", "rejection_0")}),
         made_by={"env": env, **dataclasses.asdict(run)},
     )
 

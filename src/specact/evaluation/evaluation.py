@@ -23,13 +23,15 @@ class Evaluation:
         methods: names, see :data:`~specact.evaluation.methods.METHODS`.
         episodes: per method; episode k starts the same for all of them.
         seed: of everything random.
-        rate: transmission rate the gates are calibrated for; ``random`` runs at the rate ADAHI achieved.
+        rate: transmission rate the gates are calibrated for; chance runs at the rate that its rival achieved, see
+            :class:`~specact.evaluation.methods.Method`, and at this one where its rival does not run.
         link: name of a link preset.
         offset: see :class:`~specact.agent.SpeculativePolicy`.
         overlap: whether requests leave ahead of the draft where the gate's forecast says so.
         gates: readings that the papers leave open.
-        draft_ms, target_ms: accounted time of one inference; None measures it on this machine.
-        kappa: factor on the draft's time, to stand in for a slower device.
+        draft_ms, gate_ms, head_ms, target_ms: accounted time of one inference, and of one decision of any gate; None
+            measures it on this machine.
+        kappa: factor on the times of what runs on the device, to stand in for a slower one.
         shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
         calibration_episodes: per round, where a calibration has to be made first.
         realtime: over real sockets, on a link shaped by a relay, with measured times; else in virtual time.
@@ -51,6 +53,8 @@ class Evaluation:
     overlap: bool = False
     gates: GateChoices = BUNDLES_OWN
     draft_ms: float | None = None
+    gate_ms: float | None = None
+    head_ms: float | None = None
     target_ms: float | None = None
     kappa: float = 1.0
     shard: int = 20

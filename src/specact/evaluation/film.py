@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from specact.calibration import file_name, read_calibration
 from specact.envs import load_task
 from specact.errors import BundleError, ConfigError, SpecactError
+from specact.evaluation.cost import read_timing
 from specact.evaluation.methods import load_method
 from specact.evaluation.rollout import Robot, Shard
+from specact.evaluation.run import read_gates
 from specact.files import write_json, write_whole
-from specact.gates.settings import CALIBRATED, GateSettings
 from specact.policies.bundle import Bundle, load_bundle
 
 SIZE_PX = 256
@@ -154,6 +154,7 @@ def _shoot_all(order: _Order, renderer: str) -> list[Film] | str:
 def _shoot(order: _Order, method: str) -> Film:
     what = order.manifest["evaluation"]
     bundle, task = load_bundle(what["bundle"]), load_task(what["env"])
+    proposer = load_method(method).proposer(bundle)
     env = task.make(render_mode="rgb_array")
     robot = Robot(_shard(order, method, bundle), bundle, env, order.episode)
     every = max(1, round(task.rate_hz / RATE_HZ), math.ceil(order.longest / MOST_FRAMES))
@@ -161,7 +162,7 @@ def _shoot(order: _Order, method: str) -> Film:
     while not robot.done:
         window = robot.policy.observe(robot.observation)
         if robot.policy.wants_inference:
-            robot.prepare(bundle.draft.infer(window), bundle.target.infer(window))
+            robot.prepare(proposer.infer(window), bundle.target.infer(window))
         robot.advance(window, task.max_steps)
         record = robot.policy.record
         sent.append(record is not None and record.decision.transmit)
@@ -177,14 +178,12 @@ def _shoot(order: _Order, method: str) -> Film:
 
 
 def _shard(order: _Order, method: str, bundle: Bundle) -> Shard:
-    what, timing = order.manifest["evaluation"], order.manifest["timing"]
-    gate = load_method(method).gate
-    settings = GateSettings(gate, threshold=what["rate"])
-    if gate in CALIBRATED:
-        settings = read_calibration(order.folder / "calibration" / file_name(gate, what["rate"]), bundle).settings
+    what, timing = order.manifest["evaluation"], read_timing(order.manifest)
+    gate = read_gates(order.folder)[method]
     return Shard(
-        str(bundle.path), bundle.fingerprint, what["env"], method, settings, (order.episode,), what["seed"],
-        what["link"], timing["draft_ms"] / 1e3, timing["target_ms"] / 1e3, what["offset"], what["overlap"],
+        str(bundle.path), bundle.fingerprint, what["env"], method, gate, (order.episode,), what["seed"],
+        what["link"], timing.draft_s(method), timing.target_s(method), what["offset"], what["overlap"],
+        timing.gate_s(method),
     )  # fmt: skip
 
 

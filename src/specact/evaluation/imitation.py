@@ -75,9 +75,10 @@ def imitation_error(what: Imitation) -> dict[str, float]:
         ``mean``, ``low``, ``high``: in normalised action units (each dimension's training range is [-1, 1]), with a
         95 % interval over episodes; ``raw``: in the environment's units; ``episodes``.
     """
-    bundle, episodes = load_bundle(what.bundle), what.episodes
-    verifier = VERIFIERS[load_method(what.method).verifier](LocalTarget(bundle.target), bundle.tokenizer)
-    policy = SpeculativePolicy(bundle, what.gate.build(bundle), verifier=verifier, seed=what.seed)
+    bundle, episodes, method = load_bundle(what.bundle), what.episodes, load_method(what.method)
+    verifier = VERIFIERS[method.verifier](LocalTarget(bundle.target), bundle.tokenizer)
+    gate, draft = what.gate.build(bundle), method.proposer(bundle)
+    policy = SpeculativePolicy(bundle, gate, draft=draft, verifier=verifier, seed=what.seed)
     normalised, raw = [], []
     for number, span in enumerate(episodes.slices()):
         policy.reset(number)

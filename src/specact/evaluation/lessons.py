@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from specact.data.lessons import Lessons, join
 from specact.errors import ConfigError
-from specact.evaluation.methods import METHODS
 from specact.evaluation.pool import Pool
-from specact.evaluation.rollout import Shard
+from specact.evaluation.rollout import COMPOSITION, Shard
 from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
 
@@ -86,7 +85,7 @@ def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int) -> Shard:
         bundle=str(bundle.path),
         fingerprint=bundle.fingerprint,
         env=bundle.env,
-        method=next(name for name, method in METHODS.items() if method.gate == gate.name),
+        method=COMPOSITION,
         gate=gate,
         episodes=tuple(range(first, first + _SHARD)),
         seed=seed,

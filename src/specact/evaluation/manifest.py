@@ -13,21 +13,31 @@ import onnxruntime
 
 from specact import __version__
 from specact.errors import ConfigError
+from specact.evaluation.cost import measure
 from specact.evaluation.evaluation import Evaluation
+from specact.evaluation.methods import load_method
 from specact.files import write_json
 from specact.policies.bundle import Bundle
-from specact.policies.timing import measure_inference
+from specact.policies.head import head_fingerprint
 
 _MEASURED = "every time is measured over real sockets; the simulated world waits"
 _ACCOUNTED = (
-    "times are accounted in virtual time as draft + link + target, one after the other as in the paper; "
+    "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper; "
     "with overlap, link + target run beside the draft where the request left ahead"
 )
 
 
 def claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) -> dict[str, Any]:
-    """The run folder's manifest: a new one, or the one of the same run that was stopped."""
-    request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env, "fingerprint": bundle.fingerprint}))
+    """The run folder's manifest: a new one, or the one of the same run that was stopped.
+
+    Raises:
+        ConfigError: if the folder holds another run or a damaged manifest, or a method needs a head that is not there.
+    """
+    weights = {"fingerprint": bundle.fingerprint}
+    if any(load_method(name).proposes == "head" for name in what.methods):
+        # It is no part of the bundle's fingerprint. Learned gates name it in their calibrations.
+        weights["head"] = head_fingerprint(bundle)
+    request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env} | weights))
     path = out / "manifest.json"
     if path.exists():
         try:
@@ -38,13 +48,11 @@ def claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) -
         if found != request:
             raise ConfigError(f"{out} holds another run ({made_by}); choose another --out")
         return dict(manifest)
-    draft_ms = what.draft_ms if what.draft_ms is not None else 1e3 * measure_inference(bundle.draft, bundle.spec)
-    target_ms = what.target_ms if what.target_ms is not None else 1e3 * measure_inference(bundle.target, bundle.spec)
     manifest = {
         "command": command,
         "specact": __version__,
         "evaluation": request,
-        "timing": {"draft_ms": what.kappa * draft_ms, "target_ms": target_ms},
+        "timing": dataclasses.asdict(measure(what, bundle)),
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "python": platform.python_version(),

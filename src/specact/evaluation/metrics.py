@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.evaluation.audit import REASONS, STAGES
+from specact.evaluation.methods import METHODS
 from specact.evaluation.statistics import contrast, holm, mean_interval, wilson
 from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
 
 Table = dict[str, NDArray[Any]]
 END_POINTS = ("success", "score")
 
+# Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
+SUCCESS_AT = {"pusht": (0.95,)}
 
-def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[str, Any]:
+
+def method_metrics(
+    outcomes: Table, steps: Table, binary_score: bool, *, sends: bool = True, success_at: Sequence[float] = ()
+) -> dict[str, Any]:
     """All metrics of one method.
 
     Args:
         outcomes: one row per episode: ``success``, ``score``, ``steps``, ``latency_s``.
         steps: one row per inference, see :class:`~specact.evaluation.audit.Audit`.
         binary_score: whether the score is the success itself; its interval is Wilson's then.
+        sends: whether verified steps are transmitted; False for a target on the device.
+        success_at: scores above which an episode counts as successful in a stricter or a looser sense.
 
     Returns:
-        ``success`` ``{n, k, rate, low, high}``; ``score`` ``{mean, low, high}``; ``inferences``;
+        ``success`` ``{n, k, rate, low, high}``; ``success_at`` the same for each of those scores, by its text;
+        ``score`` ``{mean, low, high}``; ``inferences``;
         ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
         if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
         ``missed`` share of inferences that
@@ -36,8 +46,8 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
         share of inferences whose request left before the draft was computed, precision (share of them that were
         transmitted) and recall (share of the transmitted that had left ahead).
     """
-    n, k = len(outcomes["success"]), int(outcomes["success"].sum())
-    success = wilson(k, n)
+    success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
+    at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
     score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
     sent, rejection = steps["transmitted"], steps["rejection"]
     skipped, unverified = ~sent, ~sent | steps["missed"]
@@ -46,11 +56,12 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
     inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
     actions = int(outcomes["steps"].sum())
     return {
-        "success": {"n": n, "k": k, "rate": success.mean, "low": success.low, "high": success.high},
+        "success": _share(outcomes["success"]),
+        **({"success_at": at} if at else {}),
         "score": {"mean": score.mean, "low": score.low, "high": score.high},
         "control_steps": actions,
         "inferences": len(sent),
-        "transmission_rate": float(sent.mean()),
+        "transmission_rate": float(sent.mean()) if sends else 0.0,
         "true_skip_ratio": float(1.0 - rejection[skipped].mean()) if skipped.any() else None,
         "acceptance": {"codebooks": each, "all": float(1.0 - rejection.mean())},
         "primary_rejection": float(steps["rejection_0"].mean()),
@@ -72,6 +83,12 @@ def method_metrics(outcomes: Table, steps: Table, binary_score: bool) -> dict[st
     }
 
 
+def _share(counted: NDArray[np.bool_]) -> dict[str, float]:
+    n, k = len(counted), int(counted.sum())
+    found = wilson(k, n)
+    return {"n": n, "k": k, "rate": found.mean, "low": found.low, "high": found.high}
+
+
 def _forecast_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
     return {
         "share": float(ahead.mean()),
@@ -84,19 +101,26 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
     """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
 
     Each method is compared at the rate it achieved: random's loss falls in proportion to what it skips, the oracle's is
-    that of skipping the same share of the steps it met, those with the least R(z). None where one of the two did not
-    run, a method skips nothing or everything, or the oracle gains next to nothing over chance: a ratio of such gains
-    would be noise.
+    that of skipping the same share of the steps it met, those with the least R(z). Random is the one with the gate's
+    privileges, as far as it ran: ``random`` for the deviation, which may have a limit on skips, ``random_learned`` for
+    the others; each kind of chance is its own. None where one of the two did not run, a method skips nothing or
+    everything or has another draft, or the oracle gains next to nothing over chance: a ratio of such gains would be
+    noise.
 
     Args:
         methods: metrics by method.
         oracle: the step table of the oracle on the rejection probability, if it ran.
     """
-    random = methods.get("random")
-    for metrics in methods.values():
-        rate = metrics["transmission_rate"]
+    for name, metrics in methods.items():
+        rate, random = metrics["transmission_rate"], _chance_for(name, methods)
         metrics["gate_efficiency"] = None
-        if random is None or oracle is None or not 0.0 < rate < 1.0 or random["transmission_rate"] == 1.0:
+        if (
+            METHODS[name].proposes == "head"
+            or random is None
+            or oracle is None
+            or not 0.0 < rate < 1.0
+            or random["transmission_rate"] == 1.0
+        ):
             continue
         chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
         # Forced steps are no choice of the oracle's either.
@@ -105,6 +129,15 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
         best = float(free[:skipped].sum() / len(oracle["rejection"]))
         if chance - best >= LEAST_GAIN:
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
+
+
+def _chance_for(name: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Metrics of the random gate with this method's privileges, as far as one ran."""
+    gate = METHODS[name].gate
+    if gate == "random":
+        return methods[name]
+    rivals = _CHANCE if gate == "deviation" else _FREE_CHANCE
+    return next((methods[rival] for rival in rivals if rival in methods), None)
 
 
 # What may stand beside a gate as chance: with the deviation's privileges, or with those of a gate without a limit on

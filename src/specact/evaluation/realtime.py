@@ -12,7 +12,7 @@ from specact.agent import SpeculativePolicy
 from specact.child import linked, serving
 from specact.envs import load_task
 from specact.evaluation.audit import Audit
-from specact.evaluation.methods import load_method
+from specact.evaluation.methods import Method, load_method
 from specact.evaluation.pool import Result
 from specact.evaluation.rollout import VERIFIERS, Outcome, Shard, start_of
 from specact.gates.forecast import Forecast
@@ -20,7 +20,7 @@ from specact.policies.bundle import Bundle, load_bundle
 from specact.remote.channel import Endpoint
 from specact.remote.line import Line
 from specact.remote.target import RemoteTarget, RemoteVerifier
-from specact.verifiers import Verifier
+from specact.verifiers import LocalTarget, Verifier
 
 Wire = Literal["stream", "json"]
 
@@ -72,7 +72,8 @@ class RealTime:
         policy = SpeculativePolicy(
             bundle,
             gate,
-            verifier=self._verifier(method.verifier, bundle),
+            draft=method.proposer(bundle),
+            verifier=self._verifier(method, bundle),
             forecast=Forecast(gate) if shard.overlap else None,
             offset=shard.offset,
             seed=shard.seed,
@@ -99,7 +100,10 @@ class RealTime:
         env.close()
         return outcomes, audit.table()
 
-    def _verifier(self, kind: str, bundle: Bundle) -> Verifier:
-        if kind == "speculative" and self._wire == "json":
+    def _verifier(self, method: Method, bundle: Bundle) -> Verifier:
+        if method.on_device:
+            return VERIFIERS[method.verifier](LocalTarget(bundle.target), bundle.tokenizer)
+        # The server that draws the codes knows the bundle's draft, and no head.
+        if method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json":
             return RemoteVerifier(self._line, bundle.spec, self._deadline_ms)
-        return VERIFIERS[kind](RemoteTarget(self._line, bundle.spec, self._deadline_ms), bundle.tokenizer)
+        return VERIFIERS[method.verifier](RemoteTarget(self._line, bundle.spec, self._deadline_ms), bundle.tokenizer)

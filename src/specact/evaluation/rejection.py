@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,11 @@ class RejectionModel:
     and the step-level figures belong beside it.
 
     Attributes:
-        scores, rejections, errors: mean score, mean R(z) and its standard error per bin of equal count, ``[bins]``.
+        scores, rejections, errors: mean score, mean rejection and its standard error per bin of equal count,
+            ``[bins]``.
         linear, logarithmic: fits over the bins.
         spearman: rank correlation over single steps.
-        auroc: chance that a step with R(z) > 1/2 has a higher score than one without; 0.5 is chance.
+        auroc: chance that a step with a rejection above 1/2 has a higher score than one without; 0.5 is chance.
         steps: how many steps went into it.
     """
 
@@ -50,6 +52,20 @@ class RejectionModel:
     spearman: float
     auroc: float
     steps: int
+
+
+def rejection_models(steps: Mapping[str, Floats]) -> dict[str, Any]:
+    """The rejection models of a gate's freely decided steps, as plain values.
+
+    Args:
+        steps: columns ``score``, ``rejection`` and ``rejection_0`` of a step table.
+
+    Returns:
+        The :class:`RejectionModel` of R(z), the rejection of any code; and as ``primary`` that of r, the rejection of
+        the primary code, which is the one that the paper's figure 2 shows.
+    """
+    model = asdict(fit_rejection(steps["score"], steps["rejection"]))
+    return {**model, "primary": asdict(fit_rejection(steps["score"], steps["rejection_0"]))}
 
 
 def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> RejectionModel:

@@ -15,19 +15,23 @@ from specact.envs import load_task
 from specact.evaluation.audit import Audit
 from specact.evaluation.methods import load_method
 from specact.execution.far import FarTarget, Route
-from specact.execution.timed import Prepared, Timed
+from specact.execution.timed import Prepared, Timed, TimedGate
 from specact.gates.forecast import Forecast
 from specact.gates.settings import GateSettings
 from specact.links.link import load_link
 from specact.policies.bundle import Bundle, load_bundle
 from specact.rng import Role, stream
 from specact.types import CodeDistribution, Window
-from specact.verifiers import SpeculativeVerifier, TargetSampler
+from specact.verifiers import LocalTarget, SpeculativeVerifier, Target, TargetSampler
 
 VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
     "speculative": SpeculativeVerifier,
     "target": TargetSampler,
 }
+
+# The method that any gate is rolled out in, whether a method is named after it or not: the bundle's draft, and exact
+# verification where the shard's gate asks for it.
+COMPOSITION = "hybrid"
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,10 @@ class Shard:
         episodes: numbers of the episodes; the same number and seed give every method the same start.
         seed: of everything random.
         link: name of a link preset.
-        draft_s, target_s: what one inference is accounted with, in seconds.
+        draft_s, target_s: what one proposal, and one inference of the target, is accounted with [s].
         offset: see :class:`~specact.agent.SpeculativePolicy`.
         overlap: whether requests leave ahead of the draft where a forecast says so.
+        gate_s: what one decision is accounted with [s].
         learning: whether the step table also holds what a learner needs, see :class:`~specact.evaluation.audit.Audit`.
     """
 
@@ -64,6 +69,7 @@ class Shard:
     target_s: float
     offset: Offset = "target"
     overlap: bool = False
+    gate_s: float = 0.0
     learning: bool = False
 
 
@@ -94,15 +100,19 @@ class Robot:
         self.episode, self._env = episode, env
         self.clock = VirtualClock()
         self.draft, self.target = Prepared(), Prepared()
-        link = stream(shard.seed, Role.LINK, episode=episode)
-        route = Route.of_codes(load_link(shard.link), bundle.spec, link)
-        far = FarTarget(self.target, route, self.clock, shard.target_s)
-        gate = shard.gate.build(bundle, self.target)
+        target: Target
+        if method.on_device:
+            target = LocalTarget(Timed(self.target, self.clock, shard.target_s), self.clock)
+        else:
+            link = stream(shard.seed, Role.LINK, episode=episode)
+            route = Route.of_codes(load_link(shard.link), bundle.spec, link)
+            target = FarTarget(self.target, route, self.clock, shard.target_s)
+        gate = TimedGate(shard.gate.build(bundle, self.target), self.clock, shard.gate_s)
         self.policy = SpeculativePolicy(
             bundle,
             gate,
             draft=Timed(self.draft, self.clock, shard.draft_s if method.waits_for_draft else 0.0),
-            verifier=VERIFIERS[method.verifier](far, bundle.tokenizer),
+            verifier=VERIFIERS[method.verifier](target, bundle.tokenizer),
             forecast=Forecast(gate) if shard.overlap else None,
             offset=shard.offset,
             seed=shard.seed,
@@ -141,6 +151,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
         The outcomes, and the step table: one array per column, one row per inference.
     """
     bundle, task = _bundle(shard.bundle, shard.fingerprint), load_task(shard.env)
+    proposer = load_method(shard.method).proposer(bundle)
     envs = _environments(shard.env)
     while len(envs) < len(shard.episodes):
         envs.append(task.make())
@@ -152,7 +163,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
         thinking = [i for i, robot in enumerate(active) if robot.policy.wants_inference]
         if thinking:
             wanted = [windows[i] for i in thinking]
-            drafts, targets = bundle.draft.infer_batch(wanted), bundle.target.infer_batch(wanted)
+            drafts, targets = proposer.infer_batch(wanted), bundle.target.infer_batch(wanted)
             for i, draft, target in zip(thinking, drafts, targets, strict=True):
                 active[i].prepare(draft, target)
         for robot, window in zip(active, windows, strict=True):

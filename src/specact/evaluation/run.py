@@ -19,11 +19,13 @@ from specact.calibration import Calibration, find_calibration, read_calibration
 from specact.calibration import file_name as calibration_file
 from specact.envs import load_task
 from specact.evaluation.calibrate import CalibrationRun, calibrate
+from specact.evaluation.chance import asked_gate, at_rate
+from specact.evaluation.cost import method_cost, read_timing
 from specact.evaluation.evaluation import Evaluation
 from specact.evaluation.imitation import Imitation, held_out_demonstrations, imitation_error
 from specact.evaluation.manifest import claim
 from specact.evaluation.methods import load_method
-from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
+from specact.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
 from specact.evaluation.realtime import RealTime
 from specact.evaluation.rollout import Shard
@@ -57,7 +59,7 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
     bundle = load_bundle(what.bundle)
     env = what.env or bundle.env
     task = load_task(env)
-    asked = {name: what.gates.settings(load_method(name).gate, bundle) for name in what.methods}
+    asked = {name: asked_gate(name, what, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
     manifest = claim(out, what, bundle, env, command)
@@ -70,24 +72,32 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
         runner: Pool | RealTime = pool
         if what.realtime:
             runner = stack.enter_context(RealTime(str(bundle.path), what.link, what.deadline_ms, what.wire, what.seed))
-        # random comes last: it runs at the rate that ADAHI achieved.
-        for name in sorted(what.methods, key=lambda method: method == "random"):
-            gate = load_method(name).gate
-            if gate in CALIBRATED and gate not in calibrations:
-                calibrations[gate] = _calibration(bundle, env, gate, what, out, pool, progress)
-            settings = asked[name]
-            if gate in CALIBRATED:
-                settings = calibrations[gate].settings
-            elif gate == "random":
-                achieved = float(steps["adahi"]["transmitted"].mean()) if "adahi" in steps else what.rate
-                settings = dataclasses.replace(settings, threshold=achieved)
+        # Chance comes last: it runs at the rate that its rival achieved.
+        for name in sorted(what.methods, key=lambda method: load_method(method).rate_of is not None):
+            method, settings = load_method(name), asked[name]
+            if method.gate in CALIBRATED:
+                if method.gate not in calibrations:
+                    calibrations[method.gate] = _calibration(bundle, env, method.gate, what, out, pool, progress)
+                settings = calibrations[method.gate].settings
+            elif method.rate_of is not None:
+                settings = at_rate(settings, what.rate, steps.get(method.rate_of))
             gates[name] = settings
             outcomes[name], steps[name] = _run_method(
                 name, settings, what, env, manifest, bundle, out, runner, progress
             )
         along = _imitation(what, bundle, gates, out, pool, progress) if what.mse else {}
+    timing, success_at = read_timing(manifest), SUCCESS_AT.get(env, ())
     methods = {
-        name: method_metrics(outcomes[name], steps[name], binary_score=_is_binary(outcomes[name]))
+        name: {
+            **method_metrics(
+                outcomes[name],
+                steps[name],
+                binary_score=_is_binary(outcomes[name]),
+                sends=not load_method(name).on_device,
+                success_at=success_at,
+            ),
+            "cost": method_cost(name, bundle, timing),
+        }
         for name in what.methods
     }
     add_gate_efficiency(methods, steps.get("oracle"))
@@ -103,6 +113,7 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
         "realtime": what.realtime,
         "score": task.score,
         "methods": methods,
+        "gates": {name: dataclasses.asdict(gates[name]) for name in what.methods},
         "contrasts": contrasts(outcomes),
         "calibration": {name: _brief(calibration) for name, calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
@@ -122,6 +133,15 @@ def finished(what: Evaluation, out: Path) -> bool:
     bundle = load_bundle(what.bundle)
     claim(out, what, bundle, what.env or bundle.env, "")
     return True
+
+
+def read_gates(folder: Path) -> dict[str, GateSettings]:
+    """The gates that the methods of a finished run folder ran with, thresholds included."""
+    stored: dict[str, dict[str, Any]] = json.loads((folder / "summary.json").read_text())["gates"]
+    return {
+        name: GateSettings(**gate | {"options": tuple((key, value) for key, value in gate["options"])})
+        for name, gate in stored.items()
+    }
 
 
 def read_table(folder: Path) -> Table:
@@ -144,7 +164,7 @@ def _run_method(
     folders = [out / kind / name for kind in ("episodes", "steps")]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-    timing = manifest["timing"]
+    timing = read_timing(manifest)
     shards = []
     for first in range(0, what.episodes, what.shard):
         numbers = tuple(range(first, min(first + what.shard, what.episodes)))
@@ -158,10 +178,11 @@ def _run_method(
                 numbers,
                 what.seed,
                 what.link,
-                timing["draft_ms"] / 1e3,
-                timing["target_ms"] / 1e3,
+                timing.draft_s(name),
+                timing.target_s(name),
                 what.offset,
                 what.overlap,
+                timing.gate_s(name),
             )
         )
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
@@ -231,15 +252,16 @@ def _is_binary(outcomes: Table) -> bool:
 
 
 def _brief(calibration: Calibration) -> dict[str, Any]:
+    told = ("auroc", "spearman", "linear", "logarithmic")
     model = calibration.model
+    # Bundles hold calibrations that were made before the primary code had a model of its own.
+    primary = model.get("primary")
     return {
         "threshold": calibration.settings.threshold,
         "held_out_rate": calibration.held_out["rate"],
         "held_out_episodes": calibration.held_out["episodes"],
-        "auroc": model["auroc"],
-        "spearman": model["spearman"],
-        "linear": model["linear"],
-        "logarithmic": model["logarithmic"],
+        **{key: model[key] for key in told},
+        "primary": None if primary is None else {key: primary[key] for key in told},
     }
 
 

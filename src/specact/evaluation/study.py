@@ -9,7 +9,7 @@ from typing import Any
 
 from specact.errors import ConfigError
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.methods import METHODS
+from specact.evaluation.methods import METHODS, load_method
 from specact.gates.settings import GateChoices
 from specact.policies.bundle import find_bundle, load_bundle
 from specact.policies.head import HEAD
@@ -17,30 +17,34 @@ from specact.policies.head import HEAD
 # As in the paper (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
 PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 
-_LEARNED = ("learned", "learned_action")
 _TABLE = tuple(METHODS)
-_AT_RATE = ("hybrid", "random", "adahi", "uncertainty", *_LEARNED, "oracle")
-_DISTILLED = ("draft", *_AT_RATE)
-_CURVE = ("random", "adahi", "uncertainty", "learned", "oracle")
-_UNLIMITED = ("random", "learned", "learned_action", "oracle")
-_UNDERTRAINED = ("draft", "target", "hybrid", "random", "adahi", "uncertainty", "oracle")
-_REAL = ("draft", "target", "hybrid", "random", "adahi", "learned")
+_AT_RATE = (
+    "hybrid", "random", "random_learned", "head_random", "adahi", "uncertainty", "learned", "learned_action", "oracle",
+)  # fmt: skip
+_DISTILLED = (
+    "draft", "head_draft", "hybrid", "random", "random_learned", "adahi", "learned", "learned_action", "oracle",
+)  # fmt: skip
+_CURVE = ("random", "random_learned", "adahi", "uncertainty", "learned", "oracle")
+_UNLIMITED = ("random_learned", "head_random", "learned", "learned_action", "oracle")
+_UNDERTRAINED = ("draft", "target", "hybrid", "random", "plain_random", "adahi", "uncertainty", "oracle")
+_REAL = ("draft", "head_draft", "target", "target_on_device", "hybrid", "random", "adahi", "learned")
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of one pair is run.
+    """How much of one pair is run; 0 episodes leave a part out.
 
     Attributes:
         table: paired episodes per method in the table, at a rate of .6.
-        rates, at_rate: the other rates with a table of their own, with the distilled draft too, and their episodes.
+        rates, at_rate: the other rates with a table of their own, and their episodes.
         curve, on_curve: the rates between, and their episodes.
-        rejection: episodes of ADAHI for rejection over deviation.
-        real: episodes per method over real sockets; 0 for none.
-        undertrained: episodes per method with the under-trained draft; 0 for none.
-        distilled: whether the distilled draft has a whole table at .6 too.
+        rejection: episodes of ADAHI for rejection over deviation, where the table has too few.
+        real: episodes per method over real sockets.
+        undertrained: episodes per method with the under-trained draft.
+        distilled: episodes per method with the distilled draft, at the first of the other rates.
+        left_out: methods that are left out for what they take.
         calibration: episodes per round, where a threshold has to be found.
-        demonstrations: held-out ones to measure errors along, at most; 0 for no such errors.
+        demonstrations: held-out ones to measure errors along, at most.
     """
 
     table: int
@@ -51,26 +55,32 @@ class Size:
     rejection: int
     real: int
     undertrained: int
-    distilled: bool = False
+    distilled: int = 0
+    left_out: tuple[str, ...] = ()
     calibration: int = 40
     demonstrations: int = 100
 
 
-_BETWEEN = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
-_CHEAP = Size(500, (0.4, 0.2), 500, _BETWEEN, 150, rejection=2500, real=30, undertrained=500, distilled=True)
+_CHEAP = Size(500, (0.4, 0.2), 300, (0.3, 0.8), 150, rejection=1500, real=15, undertrained=300, distilled=300)
 _SIZES = {
     "ball": _CHEAP,
     "swarm": _CHEAP,
-    "pusht": Size(200, (0.4, 0.2), 200, (0.8,), 100, rejection=900, real=10, undertrained=100, calibration=20),
-    # An episode has 450 inferences, so that a few are enough for a threshold; and each takes two seconds.
-    "kitchen": Size(100, (0.4,), 50, (0.2,), 24, rejection=115, real=2, undertrained=20, calibration=4),
-}
-_OTHERS = Size(100, (0.4,), 100, (0.2, 0.8), 50, rejection=310, real=6, undertrained=100, calibration=20)
+    "pusht": Size(
+        200, (0.4, 0.2), 150, (), 0, rejection=500, real=5, undertrained=60, distilled=100, calibration=20
+    ),
+    # An episode has 450 inferences, so that a few are enough for a threshold, and each takes two seconds: what other
+    # pairs show as well is left out, and the table's episodes are enough for rejection over deviation.
+    "kitchen": Size(
+        60, (0.4,), 30, (), 0, rejection=0, real=1, undertrained=0, distilled=20,
+        left_out=("plain_random", "gated_target", "learned_action", "oracle_action"), calibration=3,
+    ),
+}  # fmt: skip
+_OTHERS = Size(100, (0.4,), 100, (), 0, rejection=200, real=4, undertrained=50, distilled=60, calibration=20)
 _QUICK = Size(10, (), 0, (), 0, rejection=20, real=1, undertrained=0, calibration=4, demonstrations=4)
 # Ball shows every section of the page. Elsewhere what takes longest is left out: other drafts and other rates,
 # kitchen over real sockets, and the demonstrations that an expert would first have to give.
 _QUICK_SIZES = {
-    "ball": replace(_QUICK, rates=(0.4,), at_rate=5, undertrained=5),
+    "ball": replace(_QUICK, rates=(0.4,), at_rate=5, undertrained=5, distilled=5),
     "swarm": replace(_QUICK, demonstrations=0),
     "kitchen": replace(_QUICK, table=2, rejection=2, real=0, calibration=2, demonstrations=2),
     "peg": replace(_QUICK, demonstrations=0),
@@ -89,8 +99,8 @@ def plan(pairs: Sequence[str], *, seed: int, quick: bool, data: Path | None) -> 
     """All runs of the study, those that say most first.
 
     Every pair comes with its own draft, its under-trained one and its distilled one, as far as there are
-    such bundles; learned gates take part where they were trained. Rates that a bundle's limit on skips makes by itself
-    are run without that limit alone.
+    such bundles; learned gates and heads take part where they were trained. Rates that a bundle's limit on skips makes
+    by itself are run without ADAHI, for which that limit is.
 
     Args:
         pairs: names or paths of bundles.
@@ -112,8 +122,10 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
     size, name = _size(pair, quick), Path(pair).name
 
     def run(bundle: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any) -> Evaluation:
-        learned = (find_bundle(bundle) / HEAD).is_file()
-        kept = tuple(name for name in methods if learned or name not in _LEARNED)
+        headless = not (find_bundle(bundle) / HEAD).is_file()
+        kept = tuple(
+            name for name in methods if name not in size.left_out and not (headless and load_method(name).needs_head)
+        )
         settings["calibration_episodes"] = size.calibration
         # Small enough that no process is left without work for long.
         settings["shard"] = max(1, min(20, episodes // 8))
@@ -123,28 +135,25 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
     distilled, undertrained = (_sibling(f"{pair}{suffix}") for suffix in ("-distilled", "-undertrained"))
     lowest = GateChoices().settings("deviation", load_bundle(pair)).lowest_rate
 
-    def at(rate: float) -> Iterator[Chapter]:
+    def at(rate: float) -> Chapter:
         if rate > lowest:
-            yield Chapter(f"{name}/rate-{rate:g}", run(pair, _AT_RATE, size.at_rate, rate))
-        if rate > lowest and distilled:
-            yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _DISTILLED, size.at_rate, rate))
-        if lowest > 0.0:
-            free = GateChoices(max_skips="unlimited")
-            yield Chapter(f"{name}/rate-{rate:g}-unlimited", run(pair, _UNLIMITED, size.at_rate, rate, gates=free))
+            return Chapter(f"{name}/rate-{rate:g}", run(pair, _AT_RATE, size.at_rate, rate))
+        return Chapter(f"{name}/rate-{rate:g}-unlimited", run(pair, _UNLIMITED, size.at_rate, rate))
 
     for rate in size.rates[:1]:
-        yield from at(rate)
+        yield at(rate)
+        if distilled and size.distilled:
+            yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _DISTILLED, size.distilled, rate))
     if size.real:
         yield Chapter(f"{name}/real-time", run(pair, _REAL, size.real, realtime=True, deadline_ms=500.0))
-    yield Chapter(f"{name}/rejection", run(pair, ("adahi",), size.rejection))
+    if size.rejection:
+        yield Chapter(f"{name}/rejection", run(pair, ("adahi",), size.rejection))
     if undertrained and size.undertrained:
         yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.undertrained))
     for rate in size.rates[1:]:
-        yield from at(rate)
+        yield at(rate)
     for rate in filter(lambda rate: rate > lowest, size.curve):
         yield Chapter(f"{name}/rate-{rate:g}", run(pair, _CURVE, size.on_curve, rate))
-    if distilled and size.distilled:
-        yield Chapter(f"{name}-distilled/table", run(distilled, _TABLE, size.table))
 
 
 def _size(pair: str, quick: bool) -> Size:

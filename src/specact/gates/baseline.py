@@ -37,14 +37,14 @@ class Random(Gate):
     """Transmits each step with the same probability: what any other gate has to beat at equal rate.
 
     Args:
-        rate: probability of transmission, in [0, 1].
-        max_skips: see :class:`~specact.gates.gate.Gate`.
+        rate: probability of transmission where nothing forces it, in [0, 1].
+        max_skips, force_first: see :class:`~specact.gates.gate.Gate`; what they force comes on top of the rate.
     """
 
-    def __init__(self, rate: float, *, max_skips: int | None = None) -> None:
+    def __init__(self, rate: float, *, max_skips: int | None = None, force_first: bool = False) -> None:
         if not 0.0 <= rate <= 1.0:
             raise ConfigError(f"a transmission rate lies in [0, 1], got {rate}")
-        super().__init__(1.0 - rate, max_skips=max_skips, force_first=False)
+        super().__init__(1.0 - rate, max_skips=max_skips, force_first=force_first)
         self.rate = rate
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:

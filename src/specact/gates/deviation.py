@@ -22,7 +22,8 @@ _EPSILON = 1e-6
 class ActionDeviation(Gate):
     """``D_t``, the distance of the drafted action ``a_t`` from the average ``m`` of past ones.
 
-    ``m_t = alpha a_t + (1 - alpha) m_{t-1}`` (equation 4). Equation 5 is not available in print, so its readings are
+    ``m_t = alpha a_t + (1 - alpha) m_{t-1}`` (equation 4), once per control step, also between the inferences of a
+    policy that executes chunks. The form of equation 5 is missing from the text that we have, so its readings are
     options: ``euclidean`` ``||a - m||``, ``path_ratio`` ``||a - m|| / sum of the last path step lengths``,
     ``disparity`` ``||a - m|| / (||m|| + eps)``, ``zscore`` ``||(a - m) / (s + eps)||`` with the running standard
     deviation ``s`` per dimension, ``jump`` ``||a - last action||``. Actions are normalised; of a chunk, the first

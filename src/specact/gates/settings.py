@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from specact.errors import BundleError, ConfigError, unknown_name
@@ -16,9 +14,8 @@ from specact.gates.learned import Learned
 from specact.gates.oracle import Oracle
 from specact.gates.uncertainty import Kind, Uncertainty
 from specact.policies.bundle import Bundle
-from specact.policies.head import HEAD, TargetHead
-from specact.policies.manifest import fingerprint_of
-from specact.policies.policy import CodePolicy, PolicySpec
+from specact.policies.head import HEAD, head_fingerprint, load_head
+from specact.policies.policy import CodePolicy
 
 # The gates that need a threshold, and so a calibration.
 CALIBRATED = ("deviation", "uncertainty", "learned", "learned_action", "oracle", "oracle_action")
@@ -33,8 +30,9 @@ class GateChoices:
             bundle recommends none.
         alpha: weight of the newest action in the average; 0.5.
         source: which actions feed the average, executed or draft; executed.
-        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; temperature.
-        max_skips: longest run of skipped inferences of the deviation gate and the learned ones; no limit.
+        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; disagreement.
+        max_skips: longest run of skipped inferences of the deviation gate and the learned ones; no limit. What a bundle
+            recommends was chosen for the deviation and holds for it alone.
     """
 
     reading: Reading | None = None
@@ -71,7 +69,7 @@ class GateChoices:
                 "alpha": 0.5 if choices.alpha is None else choices.alpha,
                 "source": choices.source or "executed",
             },
-            "uncertainty": {"kind": choices.uncertainty or "temperature"},
+            "uncertainty": {"kind": choices.uncertainty or "disagreement"},
             "learned": {"on": "rejection"},
             "learned_action": {"on": "action_change"},
             "oracle": {"on": "rejection"},
@@ -80,10 +78,13 @@ class GateChoices:
         if gate not in options:
             raise unknown_name("gate", gate, options)
         if gate.startswith("learned"):
-            options[gate]["weights"] = _head_of(bundle)
-        limited = gate == "deviation" or gate.startswith("learned")
-        limit = choices.max_skips if limited and choices.max_skips != "unlimited" else None
-        return GateSettings(gate, max_skips=limit, options=tuple(options[gate].items()))
+            options[gate]["weights"] = head_fingerprint(bundle)
+        # A bundle's limit was chosen for the deviation; learned gates have one where the caller asks for it.
+        limits = {"deviation": choices.max_skips, "learned": self.max_skips, "learned_action": self.max_skips}
+        limit = limits.get(gate)
+        return GateSettings(
+            gate, max_skips=None if limit == "unlimited" else limit, options=tuple(options[gate].items())
+        )
 
 
 BUNDLES_OWN = GateChoices()
@@ -95,7 +96,7 @@ class GateSettings:
 
     Attributes:
         name: ``never``, ``always``, ``random`` or one of :data:`CALIBRATED`.
-        threshold: for ``random`` the rate.
+        threshold: for ``random`` the probability of transmission.
         tie_probability: see :class:`~specact.gates.gate.Gate`.
         max_skips: likewise.
         options: the gate's own, by name.
@@ -138,13 +139,14 @@ class GateSettings:
 
         Raises:
             BundleError: if the bundle's learned gate is not the one that was calibrated.
+            ConfigError: if the bundle has no learned gate.
         """
         if self.name == "never":
             return Never()
         if self.name == "always":
             return Always()
         if self.name == "random":
-            return Random(self.threshold)
+            return Random(self.threshold, max_skips=self.max_skips, **dict(self.options))
         if self.name not in CALIBRATED:
             raise unknown_name("gate", self.name, ["never", "always", "random", *CALIBRATED])
         options = dict(self.options)
@@ -155,27 +157,11 @@ class GateSettings:
             return Uncertainty(self.threshold, **options, **limits)
         limits["tokenizer"] = bundle.tokenizer
         if self.name.startswith("learned"):
-            head = _load_head(bundle.path / HEAD, bundle.spec, bundle.fingerprint, options.pop("weights"))
+            head, weights = load_head(bundle), options.pop("weights")
+            if head.fingerprint != weights:
+                raise BundleError(
+                    f"{bundle.path / HEAD} has fingerprint {head.fingerprint}, but the gate was calibrated for "
+                    f"{weights}; calibrate again with: specact calibrate --bundle {bundle.path} --gate learned"
+                )
             return Learned(self.threshold, head=head, **options, **limits)
         return Oracle(self.threshold, target=bundle.target if target is None else target, **options, **limits)
-
-
-def _head_of(bundle: Bundle) -> str:
-    if not (bundle.path / HEAD).is_file():
-        raise ConfigError(
-            f"the bundle {bundle.name!r} has no learned gate; train one with: "
-            f"specact calibrate --bundle {bundle.path} --gate learned"
-        )
-    return fingerprint_of(bundle.path / HEAD)
-
-
-@cache
-def _load_head(path: Path, spec: PolicySpec, pair: str, weights: str) -> TargetHead:
-    """Robots of one process share the session; it keeps no state."""
-    head = TargetHead(path, spec, pair)
-    if head.fingerprint != weights:
-        raise BundleError(
-            f"{path} has fingerprint {head.fingerprint}, but the gate was calibrated for {weights}; calibrate again "
-            f"with: specact calibrate --bundle {path.parent} --gate learned"
-        )
-    return head

@@ -9,22 +9,27 @@ import numpy as np
 
 from specact.errors import ConfigError, unknown_name
 from specact.gates.gate import Gate
-from specact.sampling import sample
-from specact.types import Proposal
+from specact.sampling import sample, softmax
+from specact.types import Floats, Proposal
 
-Kind = Literal["temperature", "entropy", "one_minus_q"]
+Kind = Literal["disagreement", "temperature", "entropy", "one_minus_q"]
 
 
 class Uncertainty(Gate):
     """How unsure the draft is of the codes it drew.
 
     ``temperature`` (U-HLM): draw M temperatures uniformly in (0, T_max], sample codes from each tempered softmax, and
-    take the share that differs from the drafted codes. ``entropy``: ``sum_k H(q_k)`` in nats. ``one_minus_q``:
-    ``1 - prod_k q_k(z_k)``.
+    take the share that differs from the drafted codes in any codebook. With several codebooks that share is 1 in many
+    steps, and a gate can only toss a coin among them. ``disagreement``: the same share in expectation, from the
+    probabilities instead of samples: ``1 - mean_T prod_k q_k^(T)(z_k)`` over M evenly spaced temperatures; it is graded
+    and has no ties. ``entropy``: ``sum_k H(q_k)`` in nats. ``one_minus_q``: ``1 - prod_k q_k(z_k)``.
+
+    Temperatures are applied to the draft's distribution as it stands, which for a bundle with a temperature below 1 has
+    been sharpened already: a T_max of 2 then reaches less far than on a plain softmax.
 
     Args:
         threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
-        kind: which of the three.
+        kind: which of the four.
         perturbations: M.
         max_temperature: T_max.
 
@@ -36,7 +41,7 @@ class Uncertainty(Gate):
         self,
         threshold: float,
         *,
-        kind: Kind = "temperature",
+        kind: Kind = "disagreement",
         perturbations: int = 20,
         max_temperature: float = 2.0,
         **limits: Any,
@@ -60,8 +65,16 @@ class Uncertainty(Gate):
         logs = np.log(np.maximum(rows, 1e-300))
         if self.kind == "entropy":
             return float(-(rows * logs).sum())
-        temperatures = self.max_temperature * (1.0 - rng.random(self.perturbations))
-        scaled = logs / temperatures[:, None, None]
-        tempered = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+        if self.kind == "disagreement":
+            middles = (np.arange(self.perturbations) + 0.5) / self.perturbations
+            tempered = _tempered(logs, self.max_temperature * middles)
+            kept = tempered[:, np.arange(len(rows)), proposal.codes].prod(axis=-1)
+            return float(1.0 - kept.mean())
+        tempered = _tempered(logs, self.max_temperature * (1.0 - rng.random(self.perturbations)))
         drawn = sample(tempered, rng.random((self.perturbations, len(rows))))
         return float((drawn != proposal.codes).any(axis=-1).mean())
+
+
+def _tempered(logs: Floats, temperatures: Floats) -> Floats:
+    """The distributions ``[M, G, K]`` at M temperatures, from logarithms ``[G, K]``."""
+    return softmax(logs / temperatures[:, None, None])

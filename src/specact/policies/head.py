@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError
+from specact.errors import BundleError, ConfigError
+from specact.policies.bundle import Bundle
 from specact.policies.manifest import fingerprint_of
 from specact.policies.onnx import open_session
-from specact.policies.policy import PolicySpec
+from specact.policies.policy import CodePolicy, PolicySpec
 from specact.types import CodeDistribution, Floats, Window
 
 HEAD = "gate.onnx"
+
+
+def head_fingerprint(bundle: Bundle) -> str:
+    """Of the bundle's target head.
+
+    Raises:
+        ConfigError: if the bundle has none.
+    """
+    if not (bundle.path / HEAD).is_file():
+        raise ConfigError(
+            f"the bundle {bundle.name!r} has no learned gate; train one with: "
+            f"specact calibrate --bundle {bundle.path} --gate learned"
+        )
+    return fingerprint_of(bundle.path / HEAD)
+
+
+def load_head(bundle: Bundle) -> TargetHead:
+    """The bundle's target head. Robots of one process share the session; it keeps no state.
+
+    Raises:
+        ConfigError: if the bundle has none.
+        BundleError: if it does not fit the bundle.
+    """
+    return _load_head(bundle.path / HEAD, bundle.spec, bundle.fingerprint, head_fingerprint(bundle))
+
+
+@cache
+def _load_head(path: Path, spec: PolicySpec, pair: str, weights: str) -> TargetHead:
+    """``weights`` tells two heads apart that were one after the other in the same file."""
+    return TargetHead(path, spec, pair)
 
 
 class TargetHead:
@@ -50,10 +83,40 @@ class TargetHead:
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:
         """``p^``, ``[G, K]``."""
+        estimate: Floats = self.estimate_batch([window], [draft])[0]
+        return estimate
+
+    def estimate_batch(self, windows: Sequence[Window], drafts: Sequence[CodeDistribution]) -> Floats:
+        """``p^`` of several windows in one pass, ``[B, G, K]``."""
         inputs: dict[str, NDArray[np.float32]] = {
-            "state": window.state[None],
-            "draft_probs": draft.probs[None].astype(np.float32),
+            "state": np.stack([window.state for window in windows]),
+            "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
         }
-        if self._goal and window.goal is not None:
-            inputs["goal"] = window.goal[None]
-        return np.asarray(self._session.run(None, inputs)[0][0], dtype=np.float64)
+        if self._goal:
+            inputs["goal"] = np.stack([window.goal for window in windows if window.goal is not None])
+        return np.asarray(self._session.run(None, inputs)[0], dtype=np.float64)
+
+
+class HeadDraft:
+    """A :class:`~specact.policies.policy.CodePolicy` that proposes what the head expects of the target.
+
+    Codes come from ``p^`` instead of ``q``, with the draft's offsets for them: what the head's capacity is worth
+    without any gate. Verified with ``p^`` in the place of ``q``, they follow the target's law as exactly as any others.
+
+    Args:
+        draft: gives the offsets, and the distribution that the head sees.
+        head: estimates the target's distribution; ``p^`` is a distribution for heads that were trained on it.
+    """
+
+    def __init__(self, draft: CodePolicy, head: TargetHead) -> None:
+        self._draft, self._head = draft, head
+
+    def infer(self, window: Window) -> CodeDistribution:
+        return self.infer_batch([window])[0]
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        drafts = self._draft.infer_batch(windows)
+        estimates = self._head.estimate_batch(windows, drafts)
+        # Networks answer in single precision: the rows sum to 1 only up to that.
+        estimates /= estimates.sum(axis=-1, keepdims=True)
+        return [CodeDistribution(probs, draft.offsets) for probs, draft in zip(estimates, drafts, strict=True)]

@@ -1,0 +1,36 @@
+"""How long a gate's decision takes on this machine."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from specact.gates.gate import Gate
+from specact.policies.bundle import Bundle
+from specact.policies.timing import empty_window
+from specact.rng import Role, stream
+from specact.sampling import sample_codes
+from specact.types import Proposal
+
+
+def measure_decision(gate: Gate, bundle: Bundle, repeats: int = 200) -> float:
+    """Median seconds of one decision, a learned gate's head included, on an observation of zeros, after a warm-up.
+
+    Args:
+        gate: its memory is that of another robot afterwards.
+        bundle: whose draft makes the proposals.
+        repeats: how many decisions the median is of.
+    """
+    rng, window = stream(0, Role.GATE), empty_window(bundle.spec)
+    draft = bundle.draft.infer(window)
+    gate.reset()
+    times = []
+    for _ in range(repeats + 10):
+        codes = sample_codes(draft, rng)
+        proposal = Proposal(window, draft, codes, bundle.tokenizer.decode(codes, draft.offsets))
+        start = time.perf_counter()
+        gate.decide(proposal, rng)
+        times.append(time.perf_counter() - start)
+        gate.update(proposal.chunk[0], proposal.chunk[0])
+    return float(np.median(times[10:]))

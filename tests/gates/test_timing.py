@@ -1,0 +1,47 @@
+"""What a decision takes: measured on the robot's own gate, and accounted on a clock of ours."""
+
+import numpy as np
+import pytest
+
+from specact import load_bundle
+from specact.clock import VirtualClock
+from specact.execution.timed import TimedGate
+from specact.gates import ActionDeviation
+from specact.gates.settings import GateChoices
+from specact.gates.timing import measure_decision
+from specact.policies.timing import empty_window
+from specact.sampling import sample_codes
+from specact.types import Proposal
+
+
+@pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])
+def test_every_gate_takes_time(name: str) -> None:
+    bundle = load_bundle("ball")
+    took = measure_decision(GateChoices().settings(name, bundle).build(bundle), bundle, repeats=5)
+    assert 0.0 < took < 1.0
+
+
+def test_a_gate_that_takes_time_decides_as_it_would_at_once() -> None:
+    bundle, clock = load_bundle("ball"), VirtualClock()
+    window = empty_window(bundle.spec)
+    draft = bundle.draft.infer(window)
+
+    def decisions(gate: ActionDeviation | TimedGate) -> list[tuple[bool, float, str]]:
+        rng, found = np.random.default_rng(0), []
+        for episode in range(2):
+            gate.reset()
+            for _ in range(10 + episode):
+                codes = sample_codes(draft, rng)
+                step = Proposal(window, draft, codes, bundle.tokenizer.decode(codes, draft.offsets))
+                decision = gate.decide(step, rng)
+                gate.update(step.chunk[0], step.chunk[0])
+                found.append((decision.transmit, decision.score, decision.reason))
+        return found
+
+    # Half of the free steps lie above it.
+    threshold = float(np.median([score for _, score, _ in decisions(ActionDeviation(np.inf))]))
+    plain = decisions(ActionDeviation(threshold, max_skips=2))
+    timed = decisions(TimedGate(ActionDeviation(threshold, max_skips=2), clock, 0.003))
+    assert timed == plain
+    assert {"first", "max_skips", "score"} <= {reason for _, _, reason in plain}, "one of them is not tested"
+    assert clock.now() == pytest.approx(21 * 0.003)
