@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError
+from specact.files import write_json, write_whole
 from specact.policies.manifest import fingerprint_of
 from specact.policies.onnx import open_session
 from specact.policies.policy import PolicySpec
@@ -57,3 +61,29 @@ class TargetHead:
         if self._goal and window.goal is not None:
             inputs["goal"] = window.goal[None]
         return np.asarray(self._session.run(None, inputs)[0][0], dtype=np.float64)
+
+
+def check_head(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuses a bundle whose target head is not the one that its manifest names; it need not have one.
+
+    The head is no part of the pair's fingerprint: what a server compares, and calibrations of other gates, stay as they
+    are when a head is trained.
+
+    Raises:
+        BundleError: if the file is another, or the manifest names none.
+    """
+    file, wanted = path / HEAD, manifest.get("head")
+    if file.is_file() and (found := fingerprint_of(file)) != wanted:
+        named = f"was written for {wanted}" if wanted else "names none"
+        raise BundleError(
+            f"{file} has fingerprint {found}, but the manifest {named}: copy the whole bundle again, or remove that "
+            f"file and train it with: specact calibrate --bundle {path} --gate learned"
+        )
+
+
+def give_head(path: Path, head: Path) -> None:
+    """Puts a target head into a bundle's folder and names it in the manifest; a kill in between leaves none."""
+    file, manifest = path / "manifest.json", json.loads((path / "manifest.json").read_text())
+    (path / HEAD).unlink(missing_ok=True)
+    write_json(file, manifest | {"head": fingerprint_of(head)})
+    write_whole(path / HEAD, head.read_bytes())
