@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -94,16 +93,14 @@ def run(results: dict[str, dict[str, Any]], pair: str, bundle: str, rows: dict[s
 def regression(pair: str) -> Path:
     """A copy of the pair whose head is the direct regression of the rejection probability."""
     path = ROOT / "runs" / "gates" / f"{pair}-regression"
-    # The folder of its training is there while it is being made.
-    if (path / HEAD).is_file() and not (path / "gate").exists():
+    if (path / HEAD).is_file():
         return path
     shutil.copytree(
         load_bundle(pair).path, path, ignore=shutil.ignore_patterns(HEAD, "calibration"), dirs_exist_ok=True
     )
     bundle = load_bundle(path)
     with progress_bars() as update, Pool() as pool:
-        roll = partial(collector(LESSONS, pool, update), bundle)
-        teach_head(bundle, HeadRecipe(objective="rejection"), roll, path / "gate", update)
+        teach_head(bundle, HeadRecipe(objective="rejection"), collector(LESSONS, pool, update), path / "gate", update)
     shutil.rmtree(path / "gate")
     return path
 

@@ -573,7 +573,7 @@ def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
             found = super().infer(window)
             return replace(found, offsets=found.offsets * (np.nan if window.state[-1, 0] == 2.0 else 1.0))
 
-    broken = replace(pair(), draft=cast(Any, Broken(1)), target=cast(Any, Broken(2)))
+    broken = replace(pair(), draft=cast(Any, Broken(1)), local_target=cast(Any, Broken(2)))
     policy = SpeculativePolicy(broken, gate)
     for i in (0, 1, 2, 3):
         if i == 2:

@@ -5,19 +5,43 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from specact.errors import ConfigError
 
+_PARTIAL = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.partial")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+def is_name(value: object) -> bool:
+    """Whether something may name a file or folder: it cannot lead elsewhere, and needs no quoting."""
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def check_name(kind: str, value: object) -> None:
+    """Refuses a name that becomes a file's or folder's and is not one, see :func:`is_name`.
+
+    Raises:
+        ConfigError: for such a name.
+    """
+    if not is_name(value):
+        raise ConfigError(
+            f"{kind} cannot be named {value!r}: a name has 1 to 64 of the characters A-Z a-z 0-9 . _ + - "
+            "and begins with a letter or digit"
+        )
+
 
 def write_whole(path: Path, payload: bytes) -> None:
-    """Writes beside the old file, flushes to disk, then replaces it in one move.
+    """Writes beside the old file, flushes to disk, then replaces it in one move; the last of several writers wins.
 
     Raises:
         ConfigError: if the file cannot be written; the previous one is left as it was.
     """
-    temporary = path.with_name(path.name + ".partial")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -26,12 +50,20 @@ def write_whole(path: Path, payload: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if temporary.is_file():
-            temporary.unlink()
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; what was there is untouched. "
             "Free some space or choose another place, then run the same command again"
         ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()  # gone where all went well
+
+
+def remove_torn(folder: Path) -> None:
+    """Removes what :func:`write_whole` left below a folder where it was killed; nobody may be writing there."""
+    for path in folder.rglob("*.partial"):
+        if _PARTIAL.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

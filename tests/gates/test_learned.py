@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,7 +70,7 @@ def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("taught") / "tiny"))
     bundle = load_bundle(path)
     with Pool(1) as pool:
-        roll = partial(collector(2000, pool, lambda stage, done, total: None), bundle)
+        roll = collector(2000, pool, lambda stage, done, total: None)
         metrics = teach_head(bundle, FEW, roll, path / "gate", lambda stage, done, total: None)
     return bundle, metrics
 
@@ -90,7 +89,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
     recipe = replace(FEW, objective="rejection", rounds=1)
     with Pool(1) as pool:
-        roll = partial(collector(2000, pool, lambda stage, done, total: None), bundle)
+        roll = collector(2000, pool, lambda stage, done, total: None)
         metrics = teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
         lessons = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4

@@ -127,7 +127,7 @@ def target(ball: Bundle) -> Target:
 @pytest.fixture
 def service(ball: Bundle, target: Target) -> Iterator[Service]:
     """With room for two in a batch and four in the queue."""
-    bundle = dataclasses.replace(ball, target=cast(Any, target))
+    bundle = dataclasses.replace(ball, local_target=cast(Any, target))
     made = Service(bundle, ServerSettings(max_batch=2, max_queue=4))
     yield made
     target.gate.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,9 +108,8 @@ def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable
         raise MissingExtraError(error.name or "torch", "train") from error
     from specact.evaluation.lessons import collector
 
-    roll = partial(collector(lessons, pool, update), bundle)
     folder = bundle.path / "gate"
-    metrics = teach_head(bundle, HeadRecipe(seed=seed), roll, folder, update)
+    metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update), folder, update)
     shutil.rmtree(folder)
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"target head, held out: {numbers}", highlight=False)

@@ -58,9 +58,10 @@ def doctor(
         "bundle": str(loaded.path),
         "fingerprint": loaded.fingerprint,
         "draft_ms": 1e3 * measure_inference(loaded.draft, loaded.spec),
-        "target_ms": 1e3 * measure_inference(loaded.target, loaded.spec),
         "period_ms": 1e3 / loaded.spec.rate_hz,
     }
+    if loaded.local_target is not None:
+        findings["target_ms"] = 1e3 * measure_inference(loaded.target, loaded.spec)
     if server is not None:
         findings["server"] = _measure(loaded, server, requests, read_token(token_file), ca)
     if json:

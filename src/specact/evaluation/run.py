@@ -31,6 +31,7 @@ from specact.evaluation.realtime import RealTime
 from specact.evaluation.rollout import Shard
 from specact.files import write_json, write_whole
 from specact.gates.settings import CALIBRATED, GateSettings
+from specact.locks import locked
 from specact.policies.bundle import Bundle, load_bundle
 
 Progress = Callable[[str, int, int], None]
@@ -52,10 +53,15 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
         The summary.
 
     Raises:
-        ConfigError: if ``out`` holds another run, its folder cannot be written, a method is unknown, or a gate cannot
-            hold the rate.
+        ConfigError: if ``out`` holds another run, another process is at work there, its folder cannot be written, a
+            method is unknown, or a gate cannot hold the rate.
         BundleError: if the bundle, or a calibration in it, does not fit.
     """
+    with locked(out):
+        return _evaluate(what, out, progress, pool, command)
+
+
+def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
     bundle = load_bundle(what.bundle)
     env = what.env or bundle.env
     task = load_task(env)

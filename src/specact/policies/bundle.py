@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from specact.errors import BundleError, unknown_name
-from specact.policies.manifest import BundleFolder, read_manifest
+from specact.errors import BundleError, ConfigError, unknown_name
+from specact.policies.head import check_head
+from specact.policies.manifest import BundleFolder, left_out, read_manifest
 from specact.policies.onnx import OnnxPolicy
 from specact.policies.policy import PolicySpec
 from specact.policies.tokenizer import ActionTokenizer
@@ -20,7 +21,8 @@ from specact.policies.tokenizer import ActionTokenizer
 PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": "target.onnx"}
 
 # Bundles that come with the package, and those of a source checkout.
-_SHELVES = (Path(__file__).parents[1] / "pretrained", Path(__file__).parents[3] / "pretrained")
+_CHECKOUT = Path(__file__).parents[3] / "pretrained"
+_SHELVES = (Path(__file__).parents[1] / "pretrained", _CHECKOUT)
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,28 @@ class Bundle(BundleFolder):
 
     Attributes:
         spec: what its parts agree on.
-        tokenizer, draft, target: the parts.
+        tokenizer, draft: parts.
+        local_target: the target, or None where the bundle was exported for a device.
     """
 
     spec: PolicySpec
     tokenizer: ActionTokenizer
     draft: OnnxPolicy
-    target: OnnxPolicy
+    local_target: OnnxPolicy | None
+
+    @property
+    def target(self) -> OnnxPolicy:
+        """The target.
+
+        Raises:
+            BundleError: if the bundle was exported for a device.
+        """
+        if self.local_target is None:
+            raise BundleError(
+                f"the bundle {self.path} was exported for a device: its target is on the server. Connect to one, "
+                "as with specact run --server URL, or use the whole bundle"
+            )
+        return self.local_target
 
     @property
     def recommended_gates(self) -> dict[str, Any]:
@@ -51,19 +68,24 @@ def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
         provider, threads: see :class:`~specact.policies.onnx.OnnxPolicy`.
 
     Raises:
-        BundleError: if a part is missing, damaged, or not the one the manifest was written for.
+        BundleError: if a part is missing, damaged, not the one the manifest was written for, or not what a bundle may
+            hold, see :mod:`specact.policies.graph`.
         ConfigError: if there is no bundle of that name, or no such execution provider.
     """
     path = find_bundle(name_or_path)
     manifest = read_manifest(path, "pair", PARTS)
+    check_head(path, manifest)
     spec = _read_spec(path, manifest)
+    target = None
+    if "target" not in left_out(manifest):
+        target = OnnxPolicy(path / PARTS["target"], spec, provider=provider, threads=threads)
     return Bundle(
         path=path,
         manifest=manifest,
         spec=spec,
         tokenizer=_read_tokenizer(path, manifest, spec),
         draft=OnnxPolicy(path / PARTS["draft"], spec, provider=provider, threads=threads),
-        target=OnnxPolicy(path / PARTS["target"], spec, provider=provider, threads=threads),
+        local_target=target,
     )
 
 
@@ -82,7 +104,13 @@ def find_bundle(name_or_path: str | Path) -> Path:
     if path.is_dir():
         # Whoever reads it says what is missing. A folder of data that happens to be called like a bundle comes last.
         return path
-    raise unknown_name("bundle", str(name_or_path), shelved)
+    unknown = unknown_name("bundle", str(name_or_path), shelved)
+    if _CHECKOUT.is_dir():
+        raise unknown
+    raise ConfigError(
+        f"{unknown}. No other bundle comes with the package: the others are in the folder pretrained/ of a source "
+        "checkout, where scripts/make-pretrained makes them; copy one from there and give its path"
+    )
 
 
 def check_units(file: Path, tensors: dict[str, NDArray[Any]], actions: int) -> None:
@@ -116,11 +144,15 @@ def _read_tokenizer(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> A
     file = path / PARTS["tokenizer"]
     try:
         tensors = load_file(file)
-    except SafetensorError as error:
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks
         raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
     shape = (spec.codes**spec.codebooks, spec.chunk, spec.actions)
-    if "table" not in tensors or tensors["table"].shape != shape:
-        raise BundleError(f"{file} holds no decoder table of shape {shape}: it does not belong to this bundle")
+    if "table" not in tensors or tensors["table"].shape != shape or tensors["table"].dtype.kind != "f":
+        table = f"of {spec.codes}^{spec.codebooks} chunks [{spec.chunk}, {spec.actions}]"
+        raise BundleError(
+            f"{file} holds no decoder table {table}, as floating-point numbers: it does not belong to this bundle; "
+            "copy the bundle again"
+        )
     check_units(file, tensors, spec.actions)
     if not np.isfinite(tensors["table"]).all():
         raise BundleError(f"{file} holds a table with NaN or infinite numbers; export the bundle again")

@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError
+from specact.errors import ConfigError
+from specact.policies.limits import check_positive, check_whole
 from specact.types import Window
 
 
@@ -37,12 +38,10 @@ class ChunkSpec:
     image: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        sizes = (self.window, self.state, self.chunk, self.actions)
-        if min(sizes) < 1 or self.goal < 0 or not self.rate_hz > 0.0:
-            raise BundleError(
-                "a chunk policy has window, state, chunk and actions of at least 1, a goal of at least 0 and a "
-                f"positive rate; its manifest says {self}"
-            )
+        for name in ("window", "state", "chunk", "actions"):
+            check_whole(name, getattr(self, name), least=1)
+        check_whole("goal", self.goal, least=0)
+        check_positive("rate_hz", self.rate_hz)
 
 
 @dataclass(frozen=True)

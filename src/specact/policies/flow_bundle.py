@@ -77,10 +77,13 @@ def load_flow(
 def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:
     try:
         tensors = load_file(file)
-    except SafetensorError as error:
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks
         raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
     names = ("centre", "scale", "low", "high")
-    if any(name not in tensors or tensors[name].shape != (spec.actions,) for name in names):
+    if any(
+        name not in tensors or tensors[name].shape != (spec.actions,) or tensors[name].dtype.kind != "f"
+        for name in names
+    ):
         raise BundleError(
             f"{file} does not hold {', '.join(names)} of {spec.actions} actions: it does not belong to this bundle"
         )

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
-from specact.policies.bundle import Bundle
+from specact.files import write_json, write_whole
 from specact.policies.manifest import fingerprint_of
 from specact.policies.onnx import open_session
 from specact.policies.policy import CodePolicy, PolicySpec
 from specact.types import CodeDistribution, Floats, Window
+
+if TYPE_CHECKING:
+    from specact.policies.bundle import Bundle
 
 HEAD = "gate.onnx"
 
@@ -120,3 +125,29 @@ class HeadDraft:
         # Networks answer in single precision: the rows sum to 1 only up to that.
         estimates /= estimates.sum(axis=-1, keepdims=True)
         return [CodeDistribution(probs, draft.offsets) for probs, draft in zip(estimates, drafts, strict=True)]
+
+
+def check_head(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuses a bundle whose target head is not the one that its manifest names; it need not have one.
+
+    The head is no part of the pair's fingerprint: what a server compares, and calibrations of other gates, stay as they
+    are when a head is trained.
+
+    Raises:
+        BundleError: if the file is another, or the manifest names none.
+    """
+    file, wanted = path / HEAD, manifest.get("head")
+    if file.is_file() and (found := fingerprint_of(file)) != wanted:
+        named = f"was written for {wanted}" if wanted else "names none"
+        raise BundleError(
+            f"{file} has fingerprint {found}, but the manifest {named}: copy the whole bundle again, or remove that "
+            f"file and train it with: specact calibrate --bundle {path} --gate learned"
+        )
+
+
+def give_head(path: Path, head: Path) -> None:
+    """Puts a target head into a bundle's folder and names it in the manifest; a kill in between leaves none."""
+    file, manifest = path / "manifest.json", json.loads((path / "manifest.json").read_text())
+    (path / HEAD).unlink(missing_ok=True)
+    write_json(file, manifest | {"head": fingerprint_of(head)})
+    write_whole(path / HEAD, head.read_bytes())

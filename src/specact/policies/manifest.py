@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from specact.errors import BundleError
-from specact.files import write_json
+from specact.files import is_name, write_json
 from specact.policies.chunk import ChunkSpec
 from specact.policies.policy import PolicySpec
 
@@ -20,6 +20,12 @@ _KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target, which load_bundle reads",
     "flow": "a flow policy, which load_flow reads",
 }
+# What is read of a manifest, and what it must be.
+_ENTRIES: dict[type, tuple[str, ...]] = {
+    str: ("name", "kind", "env", "head"),
+    dict: ("spec", "fingerprints", "gates", "recipe", "policies", "training", "parity", "parameters", "distilled"),
+}
+_CALLED: dict[type, str] = {str: "a text", dict: "an object"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +72,24 @@ def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str,
         holds = _KINDS.get(found, f"of a kind that this version does not know, {found!r}")
         raise BundleError(f"the bundle {path} is {holds}; what is wanted here is {_KINDS[kind]}")
     fingerprints = manifest["fingerprints"]
-    unknown = parts.keys() - fingerprints.keys() if isinstance(fingerprints, dict) else parts
+    unknown = parts.keys() - fingerprints.keys()
     if unknown:
         raise BundleError(f"{file} has no fingerprint of {', '.join(sorted(unknown))}; export the bundle again")
     if manifest["format"] != FORMAT:
         raise BundleError(
-            f"the bundle {path} has format {manifest['format']}, this version of specact reads {FORMAT}; "
+            f"the bundle {path} has format {manifest['format']!r:.20}, this version of specact reads {FORMAT}; "
             "export it again with this version"
         )
     for part, name in parts.items():
-        _check_part(path / name, part, fingerprints[part])
+        if part not in left_out(manifest):
+            _check_part(path / name, part, fingerprints[part])
     return manifest
+
+
+def left_out(manifest: Mapping[str, Any]) -> Sequence[str]:
+    """The parts that this copy of a bundle does without; its fingerprints are those of the whole bundle."""
+    found: Sequence[str] = manifest.get("left_out", ())
+    return found
 
 
 def write_manifest(
@@ -130,11 +143,30 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise BundleError(
             f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BundleError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of text, of JSON, or of a number; or lists in lists in lists
         raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
     if not isinstance(manifest, dict):
         raise BundleError(f"{file} holds no JSON object; copy the bundle again, or export it again")
     missing = [key for key in ("format", "name", "env", "spec", "fingerprints") if key not in manifest]
     if missing:
         raise BundleError(f"{file} lacks {', '.join(missing)}; copy the bundle again, or export it again")
+    for kind, keys in _ENTRIES.items():
+        for key in keys:
+            if key in manifest and not isinstance(manifest[key], kind):
+                raise _unfit(file, key, _CALLED[kind], manifest[key])
+    if not is_name(manifest["name"]):
+        raise _unfit(file, "name", "1 to 64 of the characters A-Z a-z 0-9 . _ + -", manifest["name"])
+    for part, fingerprint in manifest["fingerprints"].items():
+        if not isinstance(fingerprint, str):
+            raise _unfit(file, f"fingerprint of {part}", "a text", fingerprint)
+    if manifest.get("left_out", ["target"]) != ["target"]:
+        raise _unfit(file, "left_out", '["target"]', manifest["left_out"])
     return manifest
+
+
+def _unfit(file: Path, key: str, wanted: str, found: object) -> BundleError:
+    return BundleError(
+        f"the {key} in {file} must be {wanted}, it is {found!r:.60}; copy the bundle again, or export it again"
+    )

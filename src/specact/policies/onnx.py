@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
 from specact.errors import BundleError, ConfigError
+from specact.policies.graph import ROWS, check_sizes, outline_of
 from specact.policies.policy import PolicySpec
 from specact.sampling import softmax
 from specact.types import CodeDistribution, Window
@@ -98,16 +99,37 @@ class OnnxPolicy:
 
 
 def open_session(path: Path, provider: str, threads: int) -> onnxruntime.InferenceSession:
-    """An ONNX model, ready to run; arguments and errors as for :class:`OnnxPolicy`."""
+    """An ONNX model, ready to run, of which :mod:`specact.policies.graph` says that it may.
+
+    Arguments and errors as for :class:`OnnxPolicy`.
+    """
     available = onnxruntime.get_available_providers()
     if provider not in available:
         raise ConfigError(
             f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
         )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
+    outline, options = outline_of(path, content), _options(threads)
+    unoptimised = _options(threads)
+    unoptimised.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for name in outline.free:
+        unoptimised.add_free_dimension_override_by_name(name, ROWS)
+    try:
+        inferred = onnxruntime.InferenceSession(outline.content, unoptimised, providers=["CPUExecutionProvider"])
+        check_sizes(path, inferred.get_outputs())
+        return onnxruntime.InferenceSession(content, options, providers=[provider])
+    except _UNREADABLE as error:
+        raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
+
+
+def _options(threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=[provider])
-    except _UNREADABLE as error:
-        raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
+    options.add_session_config_entry(
+        "session.load_model_format", "ONNX"
+    )  # what was checked, and no other reading of it
+    return options

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from specact.errors import BundleError
+from specact.policies.limits import check_positive, check_whole
 from specact.types import CodeDistribution, Window
 
 
@@ -46,12 +47,23 @@ class PolicySpec:
     sequential: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("window", "state", "codes", "chunk", "actions", "execute"):
+            check_whole(name, getattr(self, name), least=1)
+        check_whole("goal", self.goal, least=0)
+        check_whole("codebooks", self.codebooks, least=1, most=1 << 13)
+        for name, value in zip(("image's height", "image's width"), self.image or (), strict=self.image is not None):
+            check_whole(name, value, least=1)
+        check_positive("temperature", self.temperature)
+        check_positive("rate_hz", self.rate_hz)
+        if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):
+            raise BundleError(
+                "a bundle's overlap is drop or average and its sequential true or false, its manifest says "
+                f"{self.overlap!r:.60} and {self.sequential!r:.60}"
+            )
         if not 1 <= self.execute <= self.chunk:
             raise BundleError(
                 f"a bundle executes between 1 and chunk = {self.chunk} actions, its manifest says {self.execute}"
             )
-        if not self.temperature > 0.0:
-            raise BundleError(f"a bundle's temperature must be positive, its manifest says {self.temperature}")
         if self.sequential and self.codebooks != 2:
             raise BundleError(
                 f"a sequential secondary head needs 2 codebooks, the bundle's manifest says {self.codebooks}"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from specact.data.lessons import Lessons, join
 from specact.gates.settings import GateSettings
+from specact.locks import locked
 from specact.policies.bundle import PARTS, Bundle, load_bundle
 from specact.policies.manifest import write_manifest
 from specact.rng import Role, stream
@@ -66,8 +67,15 @@ def distil(
         threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:
-        ConfigError: if the manifest does not tell the draft's architecture.
+        ConfigError: if the manifest does not tell the draft's architecture, or another process trains in ``out``.
     """
+    with locked(out):
+        return _distil(bundle, recipe, collect, out, progress, threads)
+
+
+def _distil(
+    bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, threads: int
+) -> Path:
     torch.set_num_threads(threads)
     settings, shapes = architecture(bundle, "draft")
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
@@ -142,6 +150,7 @@ def _write(bundle: Bundle, network: VQBeT, recipe: DistilRecipe, metrics: Metric
         shutil.copyfile(bundle.path / PARTS[part], path / PARTS[part])
     parity = export_policy(network, path / PARTS["draft"], bundle.manifest["recipe"]["precision"] == "float16")
     manifest: dict[str, Any] = json.loads(json.dumps(bundle.manifest))
+    manifest.pop("head", None)  # which was trained for the draft as it was
     manifest |= {
         "name": path.name,
         "distilled": {"from": bundle.fingerprint, **vars(recipe), "held_out": metrics},

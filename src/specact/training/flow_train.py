@@ -9,6 +9,7 @@ import torch
 
 from specact import __version__
 from specact.envs import load_task
+from specact.locks import locked
 from specact.policies.chunk import ChunkSpec
 from specact.training import stages
 from specact.training.flow import Flow
@@ -23,6 +24,11 @@ from specact.training.train import Trained
 
 def train_flow(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, *, threads: int = 1) -> Trained:
     """Makes the flow policy of a recipe; arguments and errors as for :func:`~specact.training.train.train`."""
+    with locked(out):
+        return _train(recipe, data, out, progress, threads)
+
+
+def _train(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, threads: int) -> Trained:
     torch.set_num_threads(threads)
     claim(out, asdict(recipe))
     task = load_task(recipe.env)

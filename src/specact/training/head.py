@@ -16,8 +16,9 @@ from specact.errors import BundleError
 from specact.files import write_whole
 from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateSettings
-from specact.policies.bundle import Bundle
-from specact.policies.head import HEAD, TargetHead
+from specact.locks import locked
+from specact.policies.bundle import PARTS, Bundle, load_bundle
+from specact.policies.head import TargetHead, give_head
 from specact.policies.policy import PolicySpec
 from specact.rng import Role, stream
 from specact.sampling import rejection_probability, sample
@@ -29,7 +30,7 @@ from specact.types import CodeDistribution, Floats, Window
 _TINY = 1e-4
 
 Objective = Literal["distribution", "rejection"]
-Collect = Callable[[Sequence[GateSettings], int], Lessons]
+Collect = Callable[[Bundle, Sequence[GateSettings], int], Lessons]
 Progress = Callable[[str, int, int], None]
 
 
@@ -103,13 +104,14 @@ class TargetHeadNetwork(nn.Module):
 def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
     """Trains a bundle's target head on states that gated policies lead to, and writes it beside the draft.
 
-    Run again after a stop, it goes on with the round it was in.
+    The bundle gets its head after the last round; the heads of earlier rounds are in a copy of the pair. Run again
+    after a stop, it goes on with the round it was in.
 
     Args:
         bundle: the pair.
         recipe: how.
-        collect: rolls the pair out under gates and returns the lessons of a round, given its number.
-        out: folder of the run: weights and ``log.jsonl`` of every round.
+        collect: rolls a pair out under gates and returns the lessons of a round, given its number.
+        out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
         progress: told (what is going on, done, in all).
 
     Returns:
@@ -118,16 +120,32 @@ def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, 
     torch.set_num_threads(1)  # small matrices: more would only wait for each other, and change the last bits
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
     taught: list[Lessons] = []
-    for number in range(recipe.rounds):
-        taught.append(collect(gates, number))
-        train, held_out = join(taught).split()
-        torch.manual_seed(recipe.seed)
-        network = TargetHeadNetwork(bundle.spec, recipe, train)
-        stage = _stage(f"head-{number}", network, recipe, train, held_out)
-        network.load_state_dict(run(stage, out, lambda done: progress("target head", done, recipe.steps)))
-        head = export_head(network.eval(), bundle, bundle.path / HEAD)
-        gates = [_gate_for(rate, network, held_out, head) for rate in recipe.rates]
+    pair = bundle
+    with locked(out):
+        for number in range(recipe.rounds):
+            taught.append(collect(pair, gates, number))
+            train, held_out = join(taught).split()
+            torch.manual_seed(recipe.seed)
+            network = TargetHeadNetwork(bundle.spec, recipe, train)
+            stage = _stage(f"head-{number}", network, recipe, train, held_out)
+            network.load_state_dict(run(stage, out, lambda done: progress("target head", done, recipe.steps)))
+            file = out / f"head-{number}.onnx"
+            head = export_head(network.eval(), bundle, file)
+            if number == recipe.rounds - 1:
+                give_head(bundle.path, file)
+            else:
+                pair = _copy_with_head(bundle, file, out / "pair")
+                gates = [_gate_for(rate, network, held_out, head) for rate in recipe.rates]
     return stage.validate(network)
+
+
+def _copy_with_head(bundle: Bundle, head: Path, path: Path) -> Bundle:
+    """The pair with this head in a folder of its own, from which worker processes load it."""
+    path.mkdir(exist_ok=True)
+    for name in ("manifest.json", *PARTS.values()):
+        write_whole(path / name, (bundle.path / name).read_bytes())
+    give_head(path, head)
+    return load_bundle(path)
 
 
 def export_head(network: TargetHeadNetwork, bundle: Bundle, path: Path) -> TargetHead:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -87,23 +88,20 @@ def quantise(source: Path, out: Path, tier: Tier, calibration: Sequence[Feeds] =
     if "int8_static" in nodes and not calibration:
         raise ConfigError(f"tier {tier.name!r} fixes the scales of activations on typical inputs; give some")
     out.parent.mkdir(parents=True, exist_ok=True)
-    half_done = out.with_name(out.name + ".quantising")
-    try:
-        with _quiet():
-            if "int4" in nodes:
-                model = _to_int4(model, nodes["int4"])
-            if "int8_static" in nodes:
-                _to_static_int8(model, half_done, nodes["int8_static"], calibration)
-                model = onnx.load(half_done)
-            if "int8_dynamic" in nodes:
-                extra = {"MatMulConstBOnly": True}
-                quantize_dynamic(
-                    model, half_done, ["MatMul"], True, weight_type=QuantType.QInt8,
-                    nodes_to_quantize=nodes["int8_dynamic"], extra_options=extra,
-                )  # fmt: skip
-                model = onnx.load(half_done)
-    finally:
-        half_done.unlink(missing_ok=True)
+    with TemporaryDirectory(prefix=".quantising-", dir=out.parent) as folder, _quiet():
+        half_done = Path(folder) / out.name
+        if "int4" in nodes:
+            model = _to_int4(model, nodes["int4"])
+        if "int8_static" in nodes:
+            _to_static_int8(model, half_done, nodes["int8_static"], calibration)
+            model = onnx.load(half_done)
+        if "int8_dynamic" in nodes:
+            extra = {"MatMulConstBOnly": True}
+            quantize_dynamic(
+                model, half_done, ["MatMul"], True, weight_type=QuantType.QInt8,
+                nodes_to_quantize=nodes["int8_dynamic"], extra_options=extra,
+            )  # fmt: skip
+            model = onnx.load(half_done)
     forget_sources(model)
     store_as_half(model)  # what is left of the weights as they were
     write_whole(out, model.SerializeToString())

@@ -12,6 +12,7 @@ import torch
 from specact import __version__
 from specact.envs import load_task
 from specact.envs.task import Task
+from specact.locks import locked
 from specact.policies.policy import PolicySpec
 from specact.training import checkpoint, stages
 from specact.training.export import write_bundle
@@ -47,9 +48,15 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
         threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:
-        ConfigError: if ``out`` holds a run of another recipe, or a file cannot be written.
+        ConfigError: if ``out`` holds a run of another recipe, another process trains there, or a file cannot be
+            written.
         DataError: if the demonstrations cannot be used.
     """
+    with locked(out):
+        return _train(recipe, data, out, progress, threads)
+
+
+def _train(recipe: Recipe, data: Path, out: Path, progress: Progress, threads: int) -> Trained:
     torch.set_num_threads(threads)
     claim(out, as_dict(recipe))
     task = load_task(recipe.env)

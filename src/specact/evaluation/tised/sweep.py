@@ -25,6 +25,7 @@ from specact.evaluation.tised.trial import Row, Trial, run_trial
 from specact.execution.senses import Senses
 from specact.files import write_json
 from specact.links.link import load_link
+from specact.locks import locked
 from specact.policies.chunk import ChunkSpec
 from specact.policies.policy import PolicySpec
 from specact.tised.hardware import load_hardware
@@ -90,9 +91,15 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
         command: recorded in the manifest.
 
     Raises:
-        ConfigError: if ``out`` holds another sweep, or a policy does not go with an execution or the task.
+        ConfigError: if ``out`` holds another sweep, another process is at work there, or a policy does not go with an
+            execution or the task.
     """
     _check(what)
+    with locked(out):
+        _run(what, out, progress, workers, command)
+
+
+def _run(what: Sweep, out: Path, progress: Progress, workers: int | None, command: str) -> None:
     manifest, file = _claim(what, out, command), out / EPISODES
     trials = list(_trials(what, manifest["latency_ms"]))
     cut_torn_line(file)

@@ -1,0 +1,94 @@
+"""One process at a time in the folder of a run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from specact.errors import ConfigError
+from specact.files import remove_torn
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder of a run, which is made if need be, and removes what writers that were killed left in it.
+
+    The kernel ends the lock with the process, however that ends. Worker processes of the run do not take it.
+
+    Raises:
+        ConfigError: if another process holds it, or the folder cannot be written.
+    """
+    existed = folder.is_dir()
+    try:
+        file = _acquire(folder)
+    except OSError as error:
+        raise ConfigError(f"cannot lock {folder}: {error.strerror}; choose another --out") from error
+    with file:
+        try:
+            remove_torn(folder)
+            yield
+        finally:
+            (folder / _LOCK).unlink(missing_ok=True)
+            if not existed:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
+
+
+def _acquire(folder: Path) -> BinaryIO:
+    path = folder / _LOCK
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+b")
+        except FileNotFoundError:
+            continue  # whoever held it has just removed the empty folder
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
+                raise ConfigError(
+                    f"{folder} is in use by {_holder(file)}; wait until it ends, or choose another --out"
+                ) from None
+        except OSError:
+            file.close()
+            raise
+        if _is_there(file, path):
+            break
+        file.close()  # whoever held it removed it between the two calls
+    facts = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": shlex.join(sys.argv),
+        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    file.truncate(0)
+    file.write(json.dumps(facts).encode())
+    file.flush()
+    return file
+
+
+def _is_there(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(file: BinaryIO) -> str:
+    file.seek(0)
+    try:
+        facts = json.loads(file.read())
+        return f"process {facts['pid']} on {facts['host']} ({facts['command']}) since {facts['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"  # which has not written its name yet

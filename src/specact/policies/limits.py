@@ -1,0 +1,32 @@
+"""What the numbers of a manifest may be."""
+
+from __future__ import annotations
+
+import math
+
+from specact.errors import BundleError
+
+# No window, vector, codebook or chunk is larger; what follows from them stays a number that a machine can hold.
+MOST = 1 << 20
+
+
+def check_whole(name: str, value: object, least: int, most: int = MOST) -> None:
+    """Refuses what is no whole number of this range.
+
+    Raises:
+        BundleError: for such a value.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise BundleError(
+            f"a bundle's {name} is a whole number from {least} to {most}, its manifest says {value!r:.60}"
+        )
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuses what is no positive finite number.
+
+    Raises:
+        BundleError: for such a value.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (value > 0.0 and math.isfinite(value)):
+        raise BundleError(f"a bundle's {name} must be positive and finite, its manifest says {value!r:.60}")
