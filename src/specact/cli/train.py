@@ -37,7 +37,8 @@ def train(
     try:
         from specact.training.flow_recipe import load_flow_recipe
         from specact.training.flow_train import train_flow
-        from specact.training.recipe import load_recipe, read_toml
+        from specact.training.recipe import load_recipe
+        from specact.training.toml import read_toml
         from specact.training.train import train as train_pairs
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "train") from error

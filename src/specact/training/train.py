@@ -15,7 +15,7 @@ from specact.envs.task import Task
 from specact.policies.policy import PolicySpec
 from specact.training import checkpoint, stages
 from specact.training.export import write_bundle
-from specact.training.folder import claim, last_lines
+from specact.training.folder import check_free, claim, last_lines
 from specact.training.loop import run
 from specact.training.recipe import Recipe, as_dict
 from specact.training.stages import Progress
@@ -48,13 +48,14 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
 
     Raises:
         ConfigError: if ``out`` holds a run of another recipe, or a file cannot be written.
-        DataError: if the demonstrations cannot be used.
+        DataError: if the demonstrations cannot be used. ``out`` is untouched then.
     """
     torch.set_num_threads(threads)
-    claim(out, as_dict(recipe))
+    check_free(out, as_dict(recipe))  # before demonstrations are made, which can take minutes
     task = load_task(recipe.env)
     made = stages.demonstrated(recipe, task, data, progress)
     dataset = stages.prepare(made, recipe)
+    claim(out, as_dict(recipe))
 
     def advance(stage: str, total: int) -> Callable[[int], None]:
         return lambda done: progress(stage, done, total)
