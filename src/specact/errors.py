@@ -26,6 +26,10 @@ class ObservationError(SpecactError):
     """An observation the policy must not act on: wrong shape, wrong type, or not finite."""
 
 
+class RenderError(SpecactError):
+    """An environment that this machine cannot draw."""
+
+
 class RemoteError(SpecactError):
     """A server that cannot be reached, or that refuses this device."""
 

@@ -24,6 +24,7 @@ from specact.cli import (
 )
 from specact.cli.output import say_error
 from specact.errors import SpecactError
+from specact.extras import missing_extra
 
 VERBS = {
     "demo": demo.demo,
@@ -44,7 +45,7 @@ VERBS = {
 
 
 def main() -> None:
-    """Entry point: parses, runs one verb, turns our own errors into one sentence and exit status 2."""
+    """Entry point: parses, runs one verb, turns our own errors and missing extras into one sentence and status 2."""
     try:
         tyro.extras.subcommand_cli_from_dict(
             VERBS,  # type: ignore[arg-type]
@@ -53,6 +54,12 @@ def main() -> None:
         )
     except SpecactError as error:
         say_error(str(error))
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        say_error(str(missing))
         sys.exit(2)
     except KeyboardInterrupt:
         say_error("stopped; run the same command again to go on from here")
