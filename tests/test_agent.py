@@ -680,6 +680,13 @@ def test_another_draft_replaces_the_bundles_even_if_it_is_falsy() -> None:
     np.testing.assert_array_equal(records[0].proposal.draft.probs, other.infer(window(0)).probs)
 
 
+def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"bundle must be a Bundle, got 'ball'; load one: specact\.load_bundle"):
+        SpeculativePolicy(cast(Any, "ball"), Never())
+    with pytest.raises(ConfigError, match=r"gate must be a Gate, got 'deviation'; make one: specact\.calibrated_gate"):
+        SpeculativePolicy(pair(), cast(Any, "deviation"))
+
+
 def test_settings_of_the_agent_are_checked() -> None:
     with pytest.raises(ConfigError, match="did you mean 'target'"):
         SpeculativePolicy(pair(), Never(), offset=cast(Any, "targets"))

@@ -73,7 +73,7 @@ class SpeculativePolicy:
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
-        ConfigError: for an unknown offset, a negative seed or robot, a stop action of another size, a late_for_s
+        ConfigError: for something else than a bundle and a gate, an unknown offset, a negative seed or robot, a stop action of another size, a late_for_s
             that is not positive or stands beside a forecast, or a max_chunk_age_s that is not positive.
     """
 
@@ -93,6 +93,12 @@ class SpeculativePolicy:
         robot: int = 0,
         clock: Clock | None = None,
     ) -> None:
+        if not isinstance(bundle, Bundle):
+            raise ConfigError(f"bundle must be a Bundle, got {bundle!r}; load one: specact.load_bundle('ball')")
+        if not isinstance(gate, Gate):
+            raise ConfigError(
+                f"gate must be a Gate, got {gate!r}; make one: specact.calibrated_gate(bundle, 'deviation', rate=0.6)"
+            )
         if offset not in get_args(Offset):
             raise unknown_name("offset", offset, get_args(Offset))
         if seed < 0 or robot < 0:

@@ -39,6 +39,10 @@ class ObservationError(SpecactError):
         return type(self), (str(self), self.cause)
 
 
+class RenderError(SpecactError):
+    """An environment that this machine cannot draw."""
+
+
 class RemoteError(SpecactError):
     """A server that cannot be reached, or that refuses this device."""
 

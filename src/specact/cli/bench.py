@@ -13,7 +13,6 @@ import tyro
 from rich.table import Table
 
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
-from specact.errors import MissingExtraError
 from specact.files import write_json
 
 
@@ -132,10 +131,8 @@ def bench(
 
 
 def _stand_in(pair: Any, folder: Path) -> Path:
-    try:
-        from specact.training.standin import make_stand_in
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "torch", "train") from error
+    from specact.training.standin import make_stand_in
+
     make_stand_in(pair, folder)
     return folder
 

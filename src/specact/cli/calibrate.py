@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
-from specact.errors import MissingExtraError, unknown_name
+from specact.errors import unknown_name
 from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
 
 if TYPE_CHECKING:
@@ -50,12 +50,9 @@ def calibrate(
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
-    try:
-        from specact.evaluation.calibrate import TOLERANCE, CalibrationRun
-        from specact.evaluation.calibrate import calibrate as run
-        from specact.evaluation.pool import Pool
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "scipy", "sim") from error
+    from specact.evaluation.calibrate import TOLERANCE, CalibrationRun
+    from specact.evaluation.calibrate import calibrate as run
+    from specact.evaluation.pool import Pool
     from specact.policies.bundle import load_bundle
     from specact.policies.head import HEAD
 
@@ -102,11 +99,8 @@ def calibrate(
 
 def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]) -> None:
     """Trains the bundle's target head in a folder of its own, which is removed when the head is there."""
-    try:
-        from specact.training.head import HeadRecipe, teach_head
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "torch", "train") from error
     from specact.evaluation.lessons import collector
+    from specact.training.head import HeadRecipe, teach_head
 
     folder = bundle.path / "gate"
     metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update), folder, update)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
-from specact.errors import ConfigError, MissingExtraError
+from specact.errors import ConfigError
 
 if TYPE_CHECKING:
     from specact.report.paths import TracedEpisode
@@ -34,12 +34,10 @@ def demo(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
-    try:
-        from specact.evaluation.evaluation import Evaluation
-        from specact.evaluation.pool import Pool
-        from specact.evaluation.run import evaluate
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "pyarrow", "sim") from error
+    from specact.evaluation.evaluation import Evaluation
+    from specact.evaluation.pool import Pool
+    from specact.evaluation.run import evaluate
+
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     with Pool(workers) as pool, progress_bars() as update:
         what = Evaluation(bundle, None, METHODS, episodes, seed)

@@ -11,16 +11,10 @@ import numpy as np
 
 from specact.cli.output import print_json, results
 from specact.cli.serve import read_token
+from specact.extras import EXTRAS
 
 if TYPE_CHECKING:
     from specact.policies.bundle import Bundle
-
-EXTRAS = {
-    "server": ("fastapi", "uvicorn", "uvloop", "httptools", "prometheus-client", "pillow"),
-    "sim": ("gymnasium", "mujoco", "gymnasium-robotics", "gym-pusht", "pyarrow", "scipy"),
-    "train": ("torch", "onnx", "onnxscript", "zarr", "h5py", "pyarrow"),
-    "report": ("matplotlib",),
-}
 
 
 def doctor(
@@ -48,7 +42,9 @@ def doctor(
     from specact.policies.timing import measure_inference
 
     loaded = load_bundle(bundle)
-    missing = {extra: [name for name in packages if not _installed(name)] for extra, packages in EXTRAS.items()}
+    missing = {
+        extra: [name for name in packages.values() if not _installed(name)] for extra, packages in EXTRAS.items()
+    }
     findings: dict[str, Any] = {
         "specact": __version__,
         "python": platform.python_version(),

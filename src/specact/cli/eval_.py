@@ -9,7 +9,6 @@ import tyro
 
 from specact.agent import Offset
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
-from specact.errors import MissingExtraError
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 
 
@@ -68,12 +67,10 @@ def eval_(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
-    try:
-        from specact.evaluation.evaluation import Evaluation
-        from specact.evaluation.pool import Pool
-        from specact.evaluation.run import evaluate, parse_methods
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "pyarrow", "sim") from error
+    from specact.evaluation.evaluation import Evaluation
+    from specact.evaluation.pool import Pool
+    from specact.evaluation.run import evaluate, parse_methods
+
     what = Evaluation(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
         offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, gate_ms=gate_ms, head_ms=head_ms,

@@ -24,6 +24,7 @@ from specact.cli import (
 )
 from specact.cli.output import say_error
 from specact.errors import SpecactError
+from specact.extras import missing_extra
 from specact.interrupts import Interrupted
 
 VERBS = {
@@ -47,7 +48,7 @@ RESUMED = ("train", "eval", "reproduce", "tised")
 
 
 def main() -> None:
-    """Entry point: parses, runs one verb, turns our own errors into one sentence and exit status 2.
+    """Entry point: parses, runs one verb, turns our own errors and missing extras into one sentence and status 2.
 
     A verb that a signal ended has the exit status 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
     """
@@ -63,6 +64,12 @@ def main() -> None:
     except Interrupted as error:
         say_error("; ".join([f"ended by {error}", *getattr(error, "__notes__", [])]))
         sys.exit(error.exit_status)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        say_error(str(missing))
+        sys.exit(2)
     except KeyboardInterrupt:
         goes_on = sys.argv[1:2] and sys.argv[1] in RESUMED
         say_error("stopped" + ("; run the same command again to go on from here" if goes_on else ""))

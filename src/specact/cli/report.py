@@ -7,7 +7,6 @@ from pathlib import Path
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
-from specact.errors import MissingExtraError
 
 
 def report(
@@ -27,11 +26,8 @@ def report(
         films: show rollouts as films: they are simulated again, drawn, and kept in the run folders.
         json: print what was written as JSON.
     """
-    try:
-        from specact.report.report import write_report
-    except ModuleNotFoundError as error:
-        package = error.name or "matplotlib"
-        raise MissingExtraError(package, "report" if package in ("matplotlib", "PIL") else "sim") from error
+    from specact.report.report import write_report
+
     with progress_bars() as update:
         written = write_report(runs, out, files or out.with_name(f"{out.stem}_files"), update, films=films)
     for skipped in written.skipped:

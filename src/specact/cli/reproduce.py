@@ -9,7 +9,6 @@ import tyro
 
 from specact.cli.output import command_line, progress_bars, remarks, results
 from specact.cli.report import report
-from specact.errors import MissingExtraError
 
 
 def reproduce(
@@ -37,12 +36,10 @@ def reproduce(
         films: show rollouts as films on the page.
         workers: processes; one per core if not given.
     """
-    try:
-        from specact.evaluation.pool import Pool
-        from specact.evaluation.run import evaluate, finished
-        from specact.evaluation.study import PAIRS, plan
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "pyarrow", "sim") from error
+    from specact.evaluation.pool import Pool
+    from specact.evaluation.run import evaluate, finished
+    from specact.evaluation.study import PAIRS, plan
+
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
     chapters = plan(wanted, seed=seed, quick=quick, data=data)
     left = [chapter for chapter in chapters if not finished(chapter.what, out / chapter.folder)]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from specact.cli.output import remarks
-from specact.errors import ConfigError, MissingExtraError
+from specact.errors import ConfigError
 
 
 def serve(
@@ -37,12 +37,9 @@ def serve(
         provider: execution provider of ONNX Runtime, such as CUDAExecutionProvider.
         threads: threads of one inference.
     """
-    try:
-        from specact.server.serve import serve as run
-        from specact.server.service import Service
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "fastapi", "server") from error
     from specact.policies.bundle import load_bundle
+    from specact.server.serve import serve as run
+    from specact.server.service import Service
     from specact.server.settings import ServerSettings
 
     settings = ServerSettings(

@@ -10,7 +10,7 @@ import tyro
 from rich.table import Table
 
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
-from specact.errors import ConfigError, MissingExtraError
+from specact.errors import ConfigError
 from specact.files import write_json
 
 if TYPE_CHECKING:
@@ -55,14 +55,12 @@ class Sweep:
     """Processes; one per core if not given."""
 
     def run(self) -> None:
-        try:
-            from specact.evaluation.tised.curves import ON_BOARD
-            from specact.evaluation.tised.levers import settings_of
-            from specact.evaluation.tised.records import read_manifest
-            from specact.evaluation.tised.sweep import Sweep as Request
-            from specact.evaluation.tised.sweep import run_sweep
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(error.name or "gymnasium", "sim") from error
+        from specact.evaluation.tised.curves import ON_BOARD
+        from specact.evaluation.tised.levers import settings_of
+        from specact.evaluation.tised.records import read_manifest
+        from specact.evaluation.tised.sweep import Sweep as Request
+        from specact.evaluation.tised.sweep import run_sweep
+
         subject = _subject(self.bundle, self.steps, self.execute, self.out)
         asked = [lever.partition("=") for lever in self.levers]
         what = Request(
@@ -193,11 +191,8 @@ def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject
     from specact.policies.bundle import find_bundle, load_bundle
     from specact.policies.flow_bundle import FlowBundle, load_flow
     from specact.policies.manifest import kind_of
+    from specact.training.variants import BundleVariants
 
-    try:
-        from specact.training.variants import BundleVariants
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "torch", "train") from error
     path = find_bundle(bundle)
     loaded = load_flow(path) if kind_of(path) == "flow" else load_bundle(path)
     played = execute or (max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.spec.execute)
@@ -215,11 +210,9 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _analysed(runs: tuple[Path, ...]) -> tuple[Analysis, list[str]]:
     """The analysis of sweeps, and the links in them."""
-    try:
-        from specact.evaluation.tised.analysis import analyse
-        from specact.evaluation.tised.records import read_sweeps
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "gymnasium", "sim") from error
+    from specact.evaluation.tised.analysis import analyse
+    from specact.evaluation.tised.records import read_sweeps
+
     if not runs:
         raise ConfigError("name at least one folder of a sweep; make one with: specact tised sweep")
     table, baselines, _ = read_sweeps(runs)

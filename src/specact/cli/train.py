@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks
-from specact.errors import ConfigError, MissingExtraError
+from specact.errors import ConfigError
 
 
 def train(
@@ -34,13 +34,12 @@ def train(
         data: folder that the recipe's data paths are relative to.
         json: print the result as JSON.
     """
-    try:
-        from specact.training.flow_recipe import load_flow_recipe
-        from specact.training.flow_train import train_flow
-        from specact.training.recipe import load_recipe, read_toml
-        from specact.training.train import train as train_pairs
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "torch", "train") from error
+    from specact.training.flow_recipe import load_flow_recipe
+    from specact.training.flow_train import train_flow
+    from specact.training.recipe import load_recipe
+    from specact.training.toml import read_toml
+    from specact.training.train import train as train_pairs
+
     if (recipe is None) == (distil is None):
         raise ConfigError("say what to train: either a recipe (see recipes/), or --distil BUNDLE, and not both")
     if recipe is None:

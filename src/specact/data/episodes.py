@@ -88,29 +88,48 @@ class Episodes:
         )
 
     def split(self, held_out: float, seed: int) -> tuple[Episodes, Episodes]:
-        """For training, and a share ``held_out`` of the episodes kept back; the same seed gives the same split."""
+        """For training, and a share ``held_out`` of the episodes kept back; the same seed gives the same split.
+
+        Both parts have at least one episode, whatever the share.
+
+        Raises:
+            DataError: if there are fewer than two episodes.
+        """
+        if len(self) < 2:
+            raise DataError(
+                "there is only one episode; at least two are needed, because validation keeps one back from training"
+            )
         order = stream(seed, Role.DATA).permutation(len(self))
-        kept_back = max(1, round(held_out * len(self)))
+        kept_back = min(max(1, round(held_out * len(self))), len(self) - 1)
         return self.select(np.sort(order[kept_back:])), self.select(np.sort(order[:kept_back]))
 
 
 def concatenate(parts: list[Episodes]) -> Episodes:
-    """Episodes of several sources, one after the other; all must have the same fields."""
+    """Episodes of several sources, one after the other.
+
+    Raises:
+        DataError: if they do not have the same fields with the same widths.
+    """
     first = parts[0]
     offsets = np.cumsum([0] + [part.steps for part in parts[:-1]])
 
-    def join(name: str) -> NDArray[Any] | None:
+    def join(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
         if all(value is None for value in values):
             return None
         if any(value is None for value in values):
             raise DataError(f"some of these demonstrations have a {name} and some do not; they cannot be joined")
+        shapes = sorted({value.shape[1:] for value in values})
+        if len(shapes) > 1:
+            raise DataError(
+                f"these demonstrations have a {name} of {shapes[0]} and of {shapes[1]}; they cannot be joined"
+            )
         return np.concatenate(values)
 
     return replace(
         first,
-        state=np.concatenate([part.state for part in parts]),
-        action=np.concatenate([part.action for part in parts]),
+        state=join("state"),
+        action=join("action"),
         goal=join("goal"),
         image=join("image"),
         ends=np.concatenate([part.ends + offset for part, offset in zip(parts, offsets, strict=True)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.data.episodes import Episodes, concatenate
+from specact.data.fit import in_terms_of
 from specact.data.readers import read
 from specact.envs.task import Task
 from specact.errors import ConfigError, DataError
@@ -57,8 +59,10 @@ def generate(
     """
     if task.expert is None:
         raise ConfigError(f"task {task.name!r} has no scripted expert; train on recorded demonstrations instead")
-    if episodes < 1 or not noise >= 0:
-        raise ConfigError(f"episodes must be at least 1 and noise at least 0, not {episodes} and {noise}")
+    if episodes < 1 or not 0 <= noise < math.inf:
+        raise ConfigError(f"episodes must be at least 1 and noise at least 0 and finite, got {episodes} and {noise}")
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}")
     env = task.make(render_mode=None)
     kept: list[tuple[list[Any], list[Any], list[Any]]] = []
     tried = 0
@@ -98,10 +102,14 @@ def demonstrations(
         task: whose terms.
         files: recordings, one after the other; empty to let the expert make ``episodes`` of them.
         episodes, noise, seed, progress: see :func:`generate`.
+
+    Raises:
+        DataError: if they cannot be read, are not finite or do not fit the task.
     """
     if files:
-        return concatenate([task.features(read(file)) for file in files])
-    return task.features(generate(task, episodes, seed, noise, progress).episodes)
+        return concatenate([in_terms_of(task, read(file), str(file)) for file in files])
+    made = generate(task, episodes, seed, noise, progress).episodes
+    return in_terms_of(task, made, f"what the expert of {task.name!r} demonstrated")
 
 
 def save(path: str | os.PathLike[str], episodes: Episodes) -> None:

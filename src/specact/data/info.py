@@ -69,7 +69,7 @@ def describe(episodes: Episodes, source: Path | str) -> Description:
         action_max=_quantile(episodes.action, 1),
         action_quantiles={str(q): _quantile(episodes.action, q) for q in QUANTILES},
         warnings=[
-            *_not_finite(episodes),
+            *not_finite(episodes),
             *_outside(episodes.action),
             *_constant("action", episodes.action),
             *_constant("observation", episodes.state),
@@ -84,7 +84,8 @@ def _quantile(values: NDArray[np.float32], q: float) -> list[float | None]:
     return [float(np.quantile(column, q)) if column.size else None for column in finite]
 
 
-def _not_finite(episodes: Episodes) -> list[str]:
+def not_finite(episodes: Episodes) -> list[str]:
+    """A sentence on each array that holds NaN or an infinite number, with the first place; empty if none does."""
     found = []
     for name in ("state", "action", "goal"):
         values: NDArray[np.float32] | None = getattr(episodes, name)

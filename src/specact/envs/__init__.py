@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from specact.errors import MissingExtraError, unknown_name
+from specact.envs.drawing import cannot_draw
+from specact.errors import MissingExtraError, RenderError, unknown_name
 
 if TYPE_CHECKING:
     from specact.envs.task import Task
@@ -28,6 +30,7 @@ def load_task(name: str) -> Task:
     Raises:
         ConfigError: if there is none.
         MissingExtraError: if its simulator is not installed.
+        RenderError: if MUJOCO_GL names a renderer that MuJoCo cannot load.
     """
     if name not in TASKS:
         raise unknown_name("environment", name, TASKS)
@@ -38,5 +41,10 @@ def load_task(name: str) -> Task:
         if package in ("", "specact"):  # a fault of ours, not of the installation
             raise
         raise MissingExtraError(package, "sim") from error
+    except (ImportError, AttributeError, RuntimeError) as error:
+        # What importing MuJoCo raises where MUJOCO_GL names a renderer that is not there.
+        if not os.environ.get("MUJOCO_GL"):
+            raise
+        raise RenderError(f"{cannot_draw(error)}, or unset it where nothing is drawn") from error
     task: Task = module.TASK
     return task

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specact.data.episodes import Episodes
+from specact.envs.drawing import drawing
 from specact.envs.task import Task
 from specact.errors import DataError
 
@@ -100,8 +101,16 @@ class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return {"state": observe(raw)}, float(there), False, self._steps >= MAX_STEPS, self._info()
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene, uint8 ``[480, 480, 3]``; None without a render mode."""
-        return self._sim.render() if self.render_mode else None
+        """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
+
+        Raises:
+            RenderError: if this machine cannot draw.
+        """
+        if self.render_mode is None:
+            return None
+        with drawing():
+            frame: NDArray[np.uint8] = self._sim.render()
+        return frame
 
     def close(self) -> None:
         self._sim.close()

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from specact.envs.drawing import drawing
 from specact.envs.orbit import Orbit
 from specact.envs.servo import follow
 from specact.envs.task import Seen, Task
@@ -180,11 +181,16 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return self._observation()
 
     def render(self) -> NDArray[np.uint8] | None:
-        """A frame, uint8 ``[480, 480, 3]``; None without render mode. The renderer is made on first use."""
+        """A frame, uint8 ``[480, 480, 3]``; None without render mode. The renderer is made on first use.
+
+        Raises:
+            RenderError: if this machine cannot draw.
+        """
         if self.render_mode is None:
             return None
         if self._renderer is None:
-            self._renderer = mujoco.Renderer(self.model, 480, 480)
+            with drawing():
+                self._renderer = mujoco.Renderer(self.model, 480, 480)
         self.model.site("goal").pos[:2] = self.goal
         mujoco.mj_kinematics(self.model, self.data)  # not mj_forward: that would change the next step's last bits
         mujoco.mj_camlight(self.model, self.data)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from specact.envs import load_task
-from specact.errors import BundleError, ConfigError, SpecactError
+from specact.errors import BundleError, ConfigError, RenderError, SpecactError
 from specact.evaluation.cost import read_timing
 from specact.evaluation.methods import load_method
 from specact.evaluation.rollout import Robot, Shard
@@ -130,7 +130,7 @@ def _make(order: _Order) -> list[Film]:
         if isinstance(found, list):
             return found
         reasons.append(f"{renderer or 'default'}: {found}")
-    raise ConfigError(f"this machine cannot draw the environment ({'; '.join(reasons)}); MuJoCo needs EGL or OSMesa")
+    raise ConfigError(f"this machine cannot draw the environment ({'; '.join(reasons)}))")
 
 
 def _renderers() -> tuple[str, ...]:
@@ -145,6 +145,8 @@ def _shoot_all(order: _Order, renderer: str) -> list[Film] | str:
         os.environ["MUJOCO_GL"] = renderer
     try:
         return [_shoot(order, method) for method in order.methods]
+    except RenderError as error:
+        return str(error)
     except SpecactError:
         raise
     except Exception as error:  # noqa: BLE001 - each renderer fails in a way of its own

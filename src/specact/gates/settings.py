@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from specact.errors import BundleError, ConfigError, unknown_name
 from specact.gates.baseline import Always, Never, Random
@@ -33,6 +33,9 @@ class GateChoices:
         uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; disagreement.
         max_skips: longest run of skipped inferences of the deviation gate and the learned ones; no limit. What a bundle
             recommends was chosen for the deviation and holds for it alone.
+
+    Raises:
+        ConfigError: for a value that is not allowed.
     """
 
     reading: Reading | None = None
@@ -41,11 +44,24 @@ class GateChoices:
     uncertainty: Kind | None = None
     max_skips: int | Literal["unlimited"] | None = None
 
+    def __post_init__(self) -> None:
+        for name, allowed in (("reading", Reading), ("source", Source), ("uncertainty", Kind)):
+            chosen = getattr(self, name)
+            if chosen is not None and chosen not in get_args(allowed):
+                raise unknown_name(f"value of the gate choice {name!r}", str(chosen), get_args(allowed))
+        # A recipe's table comes here as it was read, so that the types are not certain.
+        alpha: Any = self.alpha
+        limit: Any = self.max_skips
+        if alpha is not None and not (isinstance(alpha, int | float) and 0.0 < alpha <= 1.0):
+            raise ConfigError(f"alpha must be a number above 0 and at most 1, got {alpha!r}")
+        if limit not in (None, "unlimited") and not (type(limit) is int and limit >= 0):
+            raise ConfigError(f'max_skips must be an integer of at least 0, or "unlimited", got {limit!r}')
+
     def over(self, recommended: Mapping[str, Any]) -> GateChoices:
         """These choices, filled up with what a bundle recommends.
 
         Raises:
-            ConfigError: for a recommendation of an unknown name.
+            ConfigError: for a recommendation of an unknown name, or a value that is not allowed.
         """
         names = {field.name for field in fields(self)}
         for name in recommended:

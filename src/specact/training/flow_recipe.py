@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from specact.errors import ConfigError
-from specact.training.recipe import build, read_toml
+from specact.training.recipe import HELD_OUT
+from specact.training.toml import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, build, check_ranges, read_toml
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,20 @@ class FlowRecipe:
     held_out: float = 0.05
 
     def __post_init__(self) -> None:
+        sizes = ("window", "chunk", "layers", "heads", "width", "steps", "batch", "draws")
+        check_ranges(self, dict.fromkeys(sizes, COUNT))
+        not_negative = ("generate_episodes", "generate_noise", "state_noise", "weight_decay", "warmup")
+        check_ranges(self, dict.fromkeys(not_negative, NOT_NEGATIVE))
+        check_ranges(
+            self,
+            {
+                "dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "seed": SEED,
+                "held_out": HELD_OUT,
+            },
+        )  # fmt: skip
         if bool(self.data) == bool(self.generate_episodes):
             raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
-        if min(self.window, self.chunk, self.layers, self.batch, self.draws) < 1:
-            raise ConfigError("window, chunk, layers, batch and draws must be at least 1")
-        if self.heads < 1 or self.width % (2 * self.heads):
+        if self.width % (2 * self.heads):
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
 
 
@@ -74,10 +84,4 @@ def load_flow_recipe(path: Path) -> FlowRecipe:
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    raw = read_toml(path)
-    missing = [key for key in ("kind", "bundle", "env") if key not in raw]
-    if missing:
-        raise ConfigError(
-            f"{path} lacks {', '.join(missing)}; a flow policy's recipe says at least kind, bundle and env"
-        )
-    return build(FlowRecipe, raw | {"data": tuple(raw.get("data", ()))}, "recipe")
+    return build(FlowRecipe, read_toml(path))

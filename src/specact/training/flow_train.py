@@ -16,7 +16,7 @@ from specact.training.flow import Flow
 from specact.training.flow_export import write_flow_bundle
 from specact.training.flow_recipe import FlowRecipe
 from specact.training.flow_stage import NAME, flow_stage, units_of
-from specact.training.folder import claim, last_lines
+from specact.training.folder import check_free, claim, last_lines
 from specact.training.loop import run
 from specact.training.stages import Progress
 from specact.training.train import Trained
@@ -24,13 +24,8 @@ from specact.training.train import Trained
 
 def train_flow(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, *, threads: int = 1) -> Trained:
     """Makes the flow policy of a recipe; arguments and errors as for :func:`~specact.training.train.train`."""
-    with locked(out):
-        return _train(recipe, data, out, progress, threads)
-
-
-def _train(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, threads: int) -> Trained:
     torch.set_num_threads(threads)
-    claim(out, asdict(recipe))
+    check_free(out, asdict(recipe))
     task = load_task(recipe.env)
     made = stages.demonstrated(recipe, task, data, progress)
     dataset = stages.prepare(made, recipe)
@@ -42,6 +37,12 @@ def _train(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, thread
         actions=made.action.shape[1],
         rate_hz=task.rate_hz,
     )
+    with locked(out):
+        claim(out, asdict(recipe))
+        return _train(recipe, dataset, spec, out, progress)
+
+
+def _train(recipe: FlowRecipe, dataset: stages.Dataset, spec: ChunkSpec, out: Path, progress: Progress) -> Trained:
     stage = flow_stage(dataset, recipe, spec)
     stage.module.load_state_dict(run(stage, out, lambda done: progress(NAME, done, recipe.steps)))
     assert isinstance(stage.module, Flow)

@@ -11,27 +11,47 @@ from specact.files import write_json
 from specact.training.loop import read_log
 
 
+def check_free(out: Path, recipe: dict[str, Any]) -> None:
+    """Checks that a run of this recipe may use the folder, and changes nothing; policies and bundles may be added.
+
+    Args:
+        out: the folder, which need not exist.
+        recipe: as plain values.
+
+    Raises:
+        ConfigError: if it is not a folder, cannot be read, or holds a run of another recipe.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; --out needs a folder, or a path where there is nothing yet")
+    file = out / "recipe.json"
+    wanted = _plain(recipe)
+    try:
+        found = json.loads(file.read_text()) if file.exists() else wanted
+        other = _fixed(found) != _fixed(wanted) or any(
+            wanted.get("policies", {}).get(name, policy) != policy for name, policy in found.get("policies", {}).items()
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}; check its permissions") from None
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{file} is damaged ({error}); choose another --out, or remove that folder") from None
+    if other:
+        raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
+
+
 def claim(out: Path, recipe: dict[str, Any]) -> None:
-    """Makes the run's folder, or checks that it belongs to the same recipe; policies and bundles may be added.
+    """Makes the run's folder, which belongs to the recipe from then on.
+
+    Call it when everything has been checked: a run that is refused leaves no folder.
 
     Args:
         out: the folder.
         recipe: as plain values.
 
     Raises:
-        ConfigError: if it holds a run of another recipe, or cannot be written.
+        ConfigError: as :func:`check_free`, or if it cannot be written.
     """
-    wanted, file = json.loads(json.dumps(recipe)), out / "recipe.json"
-    if file.exists():
-        try:
-            found = json.loads(file.read_text())
-        except ValueError as error:
-            raise ConfigError(f"{file} is damaged ({error}); choose another --out, or remove that folder") from None
-        if _fixed(found) != _fixed(wanted) or any(
-            wanted["policies"].get(name, policy) != policy for name, policy in found.get("policies", {}).items()
-        ):
-            raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
-    write_json(file, wanted)
+    check_free(out, recipe)
+    write_json(out / "recipe.json", _plain(recipe))
 
 
 def last_lines(out: Path) -> dict[str, Any]:
@@ -43,3 +63,8 @@ def last_lines(out: Path) -> dict[str, Any]:
 def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
     """What must not change between two runs of a folder."""
     return {key: value for key, value in recipe.items() if key not in ("policies", "bundles")}
+
+
+def _plain(recipe: dict[str, Any]) -> Any:
+    """The recipe as it comes back from JSON."""
+    return json.loads(json.dumps(recipe))

@@ -14,7 +14,8 @@ from torch import Tensor
 from specact.errors import ConfigError
 from specact.policies.bundle import PARTS, Bundle
 from specact.training.quantise_fold import folded
-from specact.training.recipe import PolicyRecipe, build
+from specact.training.recipe import PolicyRecipe
+from specact.training.toml import build
 from specact.training.vqbet import Shapes, Statistics, VQBeT
 
 Role = Literal["draft", "target"]

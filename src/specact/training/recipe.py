@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-import types
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from specact.errors import ConfigError, unknown_name
 from specact.gates.settings import GateChoices
+from specact.training.toml import (
+    BELOW_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEED,
+    SHARE,
+    Range,
+    build,
+    check_ranges,
+    read_toml,
+)
 
-T = typing.TypeVar("T")
+HELD_OUT = Range(0, 1, open_high=True)
+_MOST_TUPLES = 2**20  # of codes; a table of so many chunks has some hundred megabytes
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,19 @@ class TokenizerRecipe:
     decay: float = 0.95
     commitment: float = 0.25
     dead_share: float = 0.004
+
+    def __post_init__(self) -> None:
+        sizes = ("codebooks", "codes", "latent", "hidden", "steps", "batch")
+        check_ranges(self, dict.fromkeys(sizes, COUNT))
+        check_ranges(
+            self,
+            {"learning_rate": POSITIVE, "decay": BELOW_ONE, "commitment": NOT_NEGATIVE, "dead_share": BELOW_ONE},
+        )
+        if self.codes**self.codebooks > _MOST_TUPLES:
+            raise ConfigError(
+                f"{self.codes} codes in each of {self.codebooks} codebooks are {self.codes**self.codebooks} tuples; "
+                f"the device keeps a table of all of them, and at most {_MOST_TUPLES} are allowed"
+            )
 
 
 @dataclass(frozen=True)
@@ -82,6 +105,20 @@ class PolicyRecipe:
     state_noise: float = 0.0
     bfloat16: bool = True
     snapshot: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, dict.fromkeys(("layers", "heads", "width", "steps", "batch"), COUNT))
+        check_ranges(
+            self, dict.fromkeys(("head_width", "warmup", "weight_decay", "focal", "state_noise"), NOT_NEGATIVE)
+        )
+        check_ranges(self, dict.fromkeys(("primary_weight", "secondary_weight", "offset_weight"), NOT_NEGATIVE))
+        check_ranges(self, {"dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "snapshot": SHARE})
+        if self.width % self.heads:
+            raise ConfigError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if self.snapshot and round(self.snapshot * self.steps) < 1:
+            raise ConfigError(
+                f"snapshot {self.snapshot:g} of {self.steps} steps is before the first one; choose a larger share"
+            )
 
 
 @dataclass(frozen=True)
@@ -129,8 +166,13 @@ class Recipe:
     bundles: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0.0:
-            raise ConfigError(f"temperature must be positive, got {self.temperature}")
+        check_ranges(
+            self,
+            {
+                "generate_episodes": NOT_NEGATIVE, "generate_noise": NOT_NEGATIVE, "window": COUNT, "chunk": COUNT,
+                "temperature": POSITIVE, "seed": SEED, "held_out": HELD_OUT,
+            },
+        )  # fmt: skip
         GateChoices().over(self.gates)
         if not 1 <= self.execute <= self.chunk:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
@@ -139,8 +181,6 @@ class Recipe:
         if "tokenizer" in self.policies:
             raise ConfigError("no policy may be called 'tokenizer': that stage has the name")
         for name, policy in self.policies.items():
-            if policy.width % policy.heads:
-                raise ConfigError(f"policy {name!r}: width {policy.width} must be a multiple of heads {policy.heads}")
             if policy.sequential and self.tokenizer.codebooks != 2:
                 raise ConfigError(
                     f"policy {name!r}: sequential needs 2 codebooks, the tokenizer has {self.tokenizer.codebooks}"
@@ -167,58 +207,34 @@ def load_recipe(path: Path) -> Recipe:
     A policy may say ``like = "other"`` and list only what differs.
 
     Raises:
-        ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
+        ConfigError: if the file is missing, is not TOML, makes no bundle, or holds an unknown key or a value that its
+            key does not allow.
     """
     raw = read_toml(path)
-    policies = raw.pop("policies", {})
+    recipe = build(Recipe, raw | {"policies": _written_out(raw.get("policies", {}))})
+    if not recipe.bundles:
+        raise ConfigError(f'{path} makes no bundle; add [bundles] with at least one line NAME = ["TARGET", "DRAFT"]')
+    return recipe
+
+
+def _written_out(policies: Any) -> Any:
+    """The policies with what ``like`` refers to; what is not a table is left for the check of types."""
+    if not isinstance(policies, dict) or not all(isinstance(policy, dict) for policy in policies.values()):
+        return policies
+    whole: dict[str, Any] = {}
     for name, policy in policies.items():
-        base = policy.pop("like", None)
-        if base is not None:
-            if base not in policies:
-                raise unknown_name(f"policy in like of {name!r}", base, policies)
-            policies[name] = {**policies[base], "snapshot": 0.0, **policy}
-    return build(
-        Recipe,
-        raw
-        | {
-            "tokenizer": build(TokenizerRecipe, raw.get("tokenizer", {}), "tokenizer"),
-            "policies": {n: build(PolicyRecipe, p, f"policies.{n}") for n, p in policies.items()},
-            "bundles": {n: tuple(pair) for n, pair in raw.get("bundles", {}).items()},
-            "data": tuple(raw.get("data", ())),
-        },
-        "recipe",
-    )
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """What a recipe's file says.
-
-    Raises:
-        ConfigError: if the file is missing or is not TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-
-
-def build(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """An instance of a dataclass from plain values, refusing unknown keys and values of the wrong type."""
-    hints = typing.get_type_hints(kind)
-    for key, value in values.items():
-        if key not in hints:
-            raise unknown_name(f"key in [{where}]", key, hints)
-        hint = hints[key]
-        if typing.get_origin(hint) is Literal:
-            if value not in typing.get_args(hint):
-                raise unknown_name(f"value of {where}.{key}", str(value), typing.get_args(hint))
-        elif isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
-            allowed = (int, float) if hint is float else (hint,)
-            if not isinstance(value, allowed) or (isinstance(value, bool) and hint is not bool):
-                raise ConfigError(f"{where}.{key} must be {hint.__name__}, got {value!r}")
-    return kind(**values)
+        base: Any = policy.get("like")
+        if base is None:
+            whole[name] = policy
+            continue
+        if not isinstance(base, str) or base not in policies:
+            raise unknown_name(f"policy in like of {name!r}", str(base), policies)
+        # One that is written below may be referred to as well, unless it refers to another one itself.
+        source: dict[str, Any] = whole[base] if base in whole else policies[base]
+        if "like" in source:
+            raise ConfigError(f"policies.{name}.like: the policy {base!r} says like itself; move it above {name!r}")
+        whole[name] = {**source, "snapshot": 0.0, **{key: policy[key] for key in policy if key != "like"}}
+    return whole
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:

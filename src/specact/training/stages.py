@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from specact.data.episodes import Episodes
 from specact.data.generate import demonstrations
 from specact.envs.task import Task
+from specact.errors import DataError
 from specact.rng import Role, stream
 from specact.training import tokenizer as rvq
 from specact.training.flow_recipe import FlowRecipe
@@ -46,8 +47,14 @@ class Dataset:
 
 
 def demonstrated(recipe: Recipe | FlowRecipe, task: Task, data: Path, progress: Progress) -> Episodes:
-    """The demonstrations of a recipe: read from files below ``data``, or made by the task's scripted expert."""
-    return demonstrations(
+    """The demonstrations of a recipe: read from files below ``data``, or made by the task's scripted expert.
+
+    Camera frames are left out unless the recipe says ``image = true``.
+
+    Raises:
+        DataError: if they cannot be read, do not fit the task, or lack the frames that the recipe asks for.
+    """
+    made = demonstrations(
         task,
         tuple(data / name for name in recipe.data),
         recipe.generate_episodes,
@@ -55,22 +62,38 @@ def demonstrated(recipe: Recipe | FlowRecipe, task: Task, data: Path, progress: 
         recipe.seed,
         lambda done: progress("demonstrations", done, recipe.generate_episodes),
     )
+    if not (isinstance(recipe, Recipe) and recipe.image):
+        return replace(made, image=None)
+    if made.image is None:
+        raise DataError("the recipe says image = true, but these demonstrations have no camera frames")
+    return made
 
 
 def prepare(episodes: Episodes, recipe: Recipe | FlowRecipe) -> Dataset:
-    """Splits by episode (the same split for every stage), normalises actions by their range."""
+    """Splits by episode (the same split for every stage), normalises actions by their range.
+
+    Raises:
+        DataError: if there are too few episodes, or values too large to compute with.
+    """
     train, held_out = episodes.split(recipe.held_out, recipe.seed)
     low, high = train.action.min(0), train.action.max(0)
-    centre, scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused below
+        centre, scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
 
     def moments(values: np.ndarray | None) -> tuple[Tensor, Tensor]:
         if values is None:
             return torch.zeros(0), torch.ones(0)
-        return torch.from_numpy(values.mean(0)), torch.from_numpy(np.maximum(values.std(0), 1e-3))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return torch.from_numpy(values.mean(0)), torch.from_numpy(np.maximum(values.std(0), 1e-3))
 
     statistics = Statistics(*moments(train.state), *moments(train.goal))
+    tensors = [torch.from_numpy(centre), torch.from_numpy(scale)]
+    if not all(bool(part.isfinite().all()) for part in (*tensors, *vars(statistics).values())):
+        raise DataError(
+            "these demonstrations hold values so large that their range or standard deviation overflows; rescale them"
+        )
     windows = [Windows(part, recipe.window, recipe.chunk, centre, scale) for part in (train, held_out)]
-    return Dataset(windows[0], windows[1], statistics, torch.from_numpy(centre), torch.from_numpy(scale))
+    return Dataset(windows[0], windows[1], statistics, *tensors)
 
 
 def tokenizer_stage(dataset: Dataset, recipe: Recipe) -> Stage:

@@ -16,7 +16,7 @@ from specact.locks import locked
 from specact.policies.policy import PolicySpec
 from specact.training import checkpoint, stages
 from specact.training.export import write_bundle
-from specact.training.folder import claim, last_lines
+from specact.training.folder import check_free, claim, last_lines
 from specact.training.loop import run
 from specact.training.recipe import Recipe, as_dict
 from specact.training.stages import Progress
@@ -50,19 +50,19 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
     Raises:
         ConfigError: if ``out`` holds a run of another recipe, another process trains there, or a file cannot be
             written.
-        DataError: if the demonstrations cannot be used.
+        DataError: if the demonstrations cannot be used. ``out`` is untouched then.
     """
-    with locked(out):
-        return _train(recipe, data, out, progress, threads)
-
-
-def _train(recipe: Recipe, data: Path, out: Path, progress: Progress, threads: int) -> Trained:
     torch.set_num_threads(threads)
-    claim(out, as_dict(recipe))
+    check_free(out, as_dict(recipe))  # before demonstrations are made, which can take minutes
     task = load_task(recipe.env)
     made = stages.demonstrated(recipe, task, data, progress)
     dataset = stages.prepare(made, recipe)
+    with locked(out):
+        claim(out, as_dict(recipe))
+        return _train(recipe, task, dataset, out, progress)
 
+
+def _train(recipe: Recipe, task: Task, dataset: stages.Dataset, out: Path, progress: Progress) -> Trained:
     def advance(stage: str, total: int) -> Callable[[int], None]:
         return lambda done: progress(stage, done, total)
 

@@ -1,0 +1,66 @@
+"""Demonstrations are checked against the task that they are to train, before anything is trained on them."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium as gym
+
+from specact.data.episodes import Episodes
+from specact.data.info import not_finite
+from specact.envs.task import Task
+from specact.errors import DataError
+
+_RATE_TOLERANCE = 1e-3  # relative; a rate that is stored as float32 is not the decimal that was meant
+
+
+def in_terms_of(task: Task, episodes: Episodes, source: str) -> Episodes:
+    """Demonstrations in the environment's terms, see :attr:`~specact.envs.task.Task.features`.
+
+    Args:
+        task: the environment.
+        episodes: as a reader returns them.
+        source: where they are from, for messages.
+
+    Raises:
+        DataError: for values that are not finite, a recorded rate that is not the task's, and widths that are not those
+            of the environment's observations and actions.
+    """
+    _check_finite(episodes, source)
+    rate = episodes.rate_hz
+    if rate is not None and not math.isclose(rate, task.rate_hz, rel_tol=_RATE_TOLERANCE):
+        raise DataError(
+            f"{source} was recorded at {rate:g} Hz, but the task {task.name!r} runs at {task.rate_hz:g} Hz; resample "
+            "the demonstrations, or choose the task they were recorded in"
+        )
+    try:
+        fitted = task.features(episodes)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
+    _check_finite(fitted, f"{source}, in the terms of the task {task.name!r}")
+    _check_widths(task, fitted, source)
+    return fitted
+
+
+def _check_finite(episodes: Episodes, source: str) -> None:
+    found = not_finite(episodes)
+    if found:
+        raise DataError(f"{source}: {found[0]}. Repair or remove these steps; specact data info lists what it finds")
+
+
+def _check_widths(task: Task, episodes: Episodes, source: str) -> None:
+    env = task.make(render_mode=None)
+    try:
+        observation, action = env.observation_space, env.action_space
+    finally:
+        env.close()
+    assert isinstance(observation, gym.spaces.Dict) and action.shape is not None
+    wanted = {"action": action.shape[0], **{name: space.shape[0] for name, space in observation.items() if space.shape}}
+    arrays = {"state": episodes.state, "goal": episodes.goal, "action": episodes.action}
+    found = {name: array.shape[1] for name, array in arrays.items() if array is not None}
+    if found != wanted:
+        raise DataError(f"{source} has {_words(found)}; the task {task.name!r} needs {_words(wanted)}")
+
+
+def _words(widths: dict[str, int]) -> str:
+    return ", ".join(f"{name} width {width}" for name, width in sorted(widths.items()))

@@ -1,0 +1,41 @@
+"""Pictures of MuJoCo's environments: what is needed for them, and one error where it is not there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from specact.errors import RenderError
+
+_NEEDED = (
+    "set MUJOCO_GL=egl (Debian packages libegl1, libegl-mesa0 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) to "
+    "draw without a display"
+)
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Around what draws.
+
+    Raises:
+        RenderError: if this machine cannot draw as MUJOCO_GL says.
+    """
+    if sys.platform == "linux" and not any(map(os.environ.get, ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))):
+        # MuJoCo would try GLFW, which may end the process.
+        raise RenderError(f"there is no display to draw on; {_NEEDED}")
+    try:
+        yield
+    except Exception as error:
+        raise RenderError(cannot_draw(error)) from error
+
+
+def cannot_draw(error: Exception) -> str:
+    """A sentence for what MuJoCo or OpenGL raised; every renderer has errors of its own."""
+    try:
+        why = str(error)
+    except Exception:  # noqa: BLE001 - some of PyOpenGL's errors cannot be printed
+        why = "no message"
+    chosen = os.environ.get("MUJOCO_GL", "")
+    return f"MuJoCo cannot draw with MUJOCO_GL={chosen!r} ({type(error).__name__}: {why}); {_NEEDED}"

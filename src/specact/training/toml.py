@@ -1,0 +1,162 @@
+"""Dataclasses from TOML: unknown keys, missing keys, wrong types and numbers out of range are refused by name."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import tomllib
+import typing
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from specact.errors import ConfigError, unknown_name
+
+T = typing.TypeVar("T")
+
+# TOML's types in words; bool before int, because a Python bool is an int too.
+_WORDS: dict[type, str] = {
+    bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "a table"
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``.
+
+    Attributes:
+        low, high: the ends.
+        open_low, open_high: whether that end is left out.
+    """
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
+        return low if self.high == math.inf else f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
+
+
+COUNT = Range(1)
+NOT_NEGATIVE = Range(0)
+POSITIVE = Range(0, open_low=True)
+SHARE = Range(0, 1)
+BELOW_ONE = Range(0, 1, open_high=True)
+SEED = Range(0, 2**63, open_high=True)
+
+
+def check_ranges(recipe: object, allowed: dict[str, Range]) -> None:
+    """Refuses a number that is out of range.
+
+    Args:
+        recipe: a dataclass.
+        allowed: the range of each attribute, by its name.
+
+    Raises:
+        ConfigError: if one lies outside its range or is not finite.
+    """
+    for name, numbers in allowed.items():
+        value = getattr(recipe, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name} must be a finite number, got {value}")
+        if value not in numbers:
+            raise ConfigError(f"{name} must be {numbers}, got {value}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a recipe's file.
+
+    Raises:
+        ConfigError: if the file is missing, cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe {path}: {error.strerror}; give the path of a TOML file") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def build(kind: type[T], values: dict[str, Any], table: str = "") -> T:
+    """An instance of a dataclass from the values of a TOML table; nested dataclasses are built from nested tables.
+
+    Args:
+        kind: the dataclass. Its annotations say which types are allowed.
+        values: by key.
+        table: the table's name, for messages; empty for the top level of the file.
+
+    Raises:
+        ConfigError: for an unknown or missing key, or a value that the key does not allow.
+    """
+    hints = typing.get_type_hints(kind)
+    where = f"[{table}]" if table else "the recipe"
+    prefix = f"{table}." if table else ""
+    typed = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise unknown_name(f"key in {where}", key, hints)
+        typed[key] = _typed(hints[key], value, prefix + key)
+    assert is_dataclass(kind)
+    needed = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise ConfigError(f"{where} has no {' and no '.join(missing)}; it needs {', '.join(needed)}")
+    try:
+        return kind(**typed)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}" if table else str(error)) from None
+
+
+def _typed(hint: Any, value: Any, key: str) -> Any:
+    """The value as the annotation has it: lists become tuples, tables become dataclasses.
+
+    Raises:
+        ConfigError: if it is of another type.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        if value not in arguments:
+            raise unknown_name(f"value of {key}", str(value), arguments)
+        return value
+    if is_dataclass(hint):
+        return build(typing.cast(type, hint), _instance(value, dict, key), key)
+    if origin is dict:
+        table = _instance(value, dict, key)
+        return {name: _typed(arguments[1], entry, f"{key}.{name}") for name, entry in table.items()}
+    if origin is tuple:
+        return _strings(value, key, None if arguments[-1] is Ellipsis else len(arguments))
+    return _instance(value, hint, key)
+
+
+def _instance(value: Any, kind: type, key: str) -> Any:
+    allowed = (int, float) if kind is float else (kind,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{key} must be {_WORDS[kind]}, got {_found(value)}")
+    return value
+
+
+def _strings(value: Any, key: str, size: int | None) -> tuple[str, ...]:
+    wanted = "a list of strings" if size is None else f"a list of {size} strings"
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{key} must be {wanted}, got {_found(value)}")
+    other = [entry for entry in value if not isinstance(entry, str)]
+    if other or size not in (None, len(value)):
+        raise ConfigError(f"{key} must be {wanted}, got {reprlib.repr(list(value))}")
+    return tuple(value)
+
+
+def _found(value: Any) -> str:
+    """A value's type in words, and the value."""
+    word = next((words for kind, words in _WORDS.items() if isinstance(value, kind)), type(value).__name__)
+    return f"{'a boolean' if isinstance(value, bool) else word}: {reprlib.repr(value)}"

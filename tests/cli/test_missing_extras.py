@@ -1,0 +1,80 @@
+"""What each verb says in an installation without its extra: the package, and what to install."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from specact.extras import EXTRAS, missing_extra
+
+# A process in which no optional package can be found.
+BASE_INSTALL = """
+import sys
+from specact.extras import EXTRAS
+
+class Absent:
+    optional = {module for packages in EXTRAS.values() for module in packages}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.optional:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from specact.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["demo"], "sim"),
+        (["data", "generate", "ball", "--out", "OUT"], "sim"),
+        (["train", "RECIPE", "--out", "OUT"], "train"),
+        (["train", "--distil", "ball", "--out", "OUT"], "train"),
+        (["calibrate", "--bundle", "ball", "--out", "OUT"], "sim"),
+        (["eval", "--bundle", "ball", "--out", "OUT"], "sim"),
+        (["report", "OUT", "--out", "OUT.html"], "report"),
+        (["reproduce", "adahi", "--out", "OUT"], "sim"),
+        (["tised", "levers"], "sim"),
+        (["tised", "sweep", "--bundle", "ball", "--levers", "steps", "--out", "OUT"], "sim"),
+        (["tised", "analyse", "OUT"], "sim"),
+        (["tised", "explain", "OUT", "--lever", "steps", "--strength", "2"], "sim"),
+        (["serve", "--bundle", "ball"], "server"),
+        (["bench", "latency"], "sim"),
+        (["data", "info", "DATA.zarr"], "train"),
+        (["data", "info", "DATA.hdf5"], "train"),
+    ],
+    ids=str,
+)
+def test_a_missing_extra_is_one_sentence(
+    tmp_path: Path, environment: dict[str, str], words: list[str], extra: str
+) -> None:
+    (tmp_path / "data.zarr").mkdir()
+    (tmp_path / "data.hdf5").write_bytes(b"")
+    (tmp_path / "r.toml").write_text('env = "ball"\n')
+    places = {"OUT": "out", "DATA": "data", "RECIPE": "r.toml"}
+    for name, place in places.items():
+        words = [word.replace(name, str(tmp_path / place)) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", BASE_INSTALL, *words], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"which is not installed; run: pip install 'specact[{extra}]'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_optional_package_is_known() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for extra, packages in EXTRAS.items():
+        wanted = {requirement.split(">")[0].split("=")[0] for requirement in project["optional-dependencies"][extra]}
+        assert wanted <= set(packages.values())
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"dev"}
+
+
+def test_a_module_of_ours_that_is_missing_is_a_fault_and_not_an_extra() -> None:
+    assert missing_extra(ModuleNotFoundError(name="specact.nothing")) is None
+    assert missing_extra(ModuleNotFoundError("no name")) is None
