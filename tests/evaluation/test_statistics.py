@@ -2,12 +2,15 @@
 
 import itertools
 import math
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import special, stats
 
-from specact.evaluation.statistics import contrast, mean_interval, wilson
+from specact.evaluation.statistics import contrast, holm, mean_interval, wilson
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (57, 100), (999, 1000), (0, 1)])
@@ -95,3 +98,55 @@ def test_pairing_counts() -> None:
     assert contrast(base, base).p == 1.0
     again = contrast(base + 0.25, base)
     assert again == contrast(base + 0.25, base)
+
+
+def test_holm_by_hand() -> None:
+    """Sorted .005 .01 .03 .04, times 4 3 2 1: .02 .03 .06 .04, of which the last may not be below the one before."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+def test_holm_is_its_closed_test() -> None:
+    """A hypothesis is rejected if Bonferroni rejects every intersection that it is part of; all of them, tried."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        p = (rng.random(4) ** 3).tolist()
+        expected = [
+            max(
+                min(1.0, size * min(p[i] for i in group))
+                for size in range(1, 5)
+                for group in itertools.combinations(range(4), size)
+                if own in group
+            )
+            for own in range(4)
+        ]
+        assert holm(p) == pytest.approx(expected)
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=12), st.randoms())
+def test_holm_keeps_the_order_never_lowers_and_does_not_depend_on_places(p: list[float], random: Random) -> None:
+    found = holm(p)
+    for one, other in zip(p, found, strict=True):
+        assert one <= other <= min(1.0, len(p) * one)
+    for (one, first), (other, second) in itertools.combinations(zip(p, found, strict=True), 2):
+        assert first <= second if one <= other else first >= second
+    places = list(range(len(p)))
+    random.shuffle(places)
+    assert holm([p[i] for i in places]) == [found[i] for i in places]
+
+
+def test_holm_keeps_the_familys_level() -> None:
+    """1,000 families of ten without an effect: false alarms in .05 of them, at most .08 but for 1 in 20,000 series of
+    seeds; without the correction there would be one in .40."""
+    rng = np.random.default_rng(5)
+    families = rng.random((1000, 10))
+    assert np.mean([min(holm(list(p))) <= 0.05 for p in families]) < 0.08
+    assert np.mean(families.min(axis=1) <= 0.05) > 0.3
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])
+def test_holm_refuses_what_is_no_probability(p: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        holm([0.5, p])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,3 +66,26 @@ def contrast(first: NDArray[np.float64], second: NDArray[np.float64], seed: int 
     signs = rng.choice([-1.0, 1.0], size=(10_000, len(away)))
     extreme = np.abs((signs * away).mean(axis=1)) >= abs(away.mean()) - 1e-12
     return Contrast(difference, float((extreme.sum() + 1) / (len(extreme) + 1)), "sign-flip permutation")
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down correction of the p-values of one family, in the given order (Holm 1979).
+
+    The k-th smallest of m values (k from 0) becomes the largest of ``min(1, (m - i) p_i)`` over ``i <= k``. Calling
+    those at or below a level significant gives at most that probability of any false alarm in the family, whatever the
+    dependence. A table's family is every contrast that it shows for one end point.
+
+    Args:
+        p: in [0, 1]; may be empty.
+
+    Raises:
+        ValueError: if one is outside [0, 1] or NaN.
+    """
+    values = np.asarray(p, dtype=np.float64)
+    if not ((values >= 0.0) & (values <= 1.0)).all():
+        raise ValueError(f"p-values must lie between 0 and 1, and these do not: {list(p)}")
+    order = np.argsort(values, kind="stable")
+    factors = len(values) - np.arange(len(values))
+    corrected = np.empty(len(values))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(factors * values[order]))
+    return [float(value) for value in corrected]

@@ -1,7 +1,5 @@
 """The analysis of a sweep, on episodes whose truth is known."""
 
-import itertools
-
 import numpy as np
 import pytest
 from tests.evaluation.tised.made_up import (
@@ -22,7 +20,7 @@ from specact.errors import ConfigError, DataError
 from specact.evaluation.metrics import Table
 from specact.evaluation.tised.analysis import Analysis, analyse, as_rows
 from specact.evaluation.tised.cells import bootstrap_interval, cells_of
-from specact.evaluation.tised.contrasts import contrasts_of, holm
+from specact.evaluation.tised.contrasts import contrasts_of
 from specact.evaluation.tised.curves import COLUMNS, sort_curves
 from specact.evaluation.tised.findings import Finding
 
@@ -108,24 +106,6 @@ def test_the_restricted_mean_lies_in_its_interval_nineteen_times_in_twenty() -> 
         found = bootstrap_interval(np.minimum(rng.exponential(1.0, 200), 2.0), seed=k)
         inside += found.low <= truth <= found.high
     assert 0.90 <= inside / 300 <= 0.98
-
-
-def test_holm_is_its_closed_test() -> None:
-    """A hypothesis is rejected if Bonferroni rejects every intersection that it is part of; all of them, tried."""
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        p = (rng.random(4) ** 3).tolist()
-        expected = [
-            max(
-                min(1.0, size * min(p[i] for i in group))
-                for size in range(1, 5)
-                for group in itertools.combinations(range(4), size)
-                if own in group
-            )
-            for own in range(4)
-        ]
-        assert holm(p) == pytest.approx(expected)
-    assert holm([]) == []
 
 
 def test_the_first_finding_where_it_was_planted(analysis: Analysis) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.evaluation.statistics import Contrast, contrast
+from specact.evaluation.statistics import Contrast, contrast, holm
 from specact.evaluation.tised.cells import Cell
 from specact.evaluation.tised.curves import Curve, Place
 from specact.tised.decomposition import Averages, Decomposition, decompose
@@ -91,15 +91,6 @@ def contrasts_of(curve: Curve, cells: Sequence[Cell]) -> list[LeverContrast]:
         )
         for i in settings
     ]
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: with it the chance of any false alarm among all stays at the level (Holm 1979)."""
-    order = np.argsort(p, kind="stable")
-    factors = len(p) - np.arange(len(p))
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p, dtype=np.float64)[order]))
-    return [float(value) for value in corrected]
 
 
 def in_words(found: Contrast, corrected_p: float, unit: str = "") -> str:
