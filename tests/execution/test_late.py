@@ -77,7 +77,7 @@ def test_what_the_gate_wanted_is_told_apart_from_what_was_sent(ball: Bundle) -> 
     """Of a verdict that takes longer than a chunk every second step is not sent, and wanted all the same."""
     told: list[tuple[bool, bool]] = []
     how = pairing("hybrid", ball, late_for_s=inf, target_s=0.3)
-    result, counts = run_pair(
+    _, counts = run_pair(
         MovingWorld(TASK), ball, how, start=start_of(SEED, 0), seed=SEED, episode=0,
         decided=lambda decision, wanted: told.append((decision.transmit, wanted)),
     )  # fmt: skip
