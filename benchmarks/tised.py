@@ -1,6 +1,7 @@
 """The sweeps behind docs/tised.md: which method on which link, and what levers do to tasks.
 
-Run: python benchmarks/tised.py [NAME ...]        # names below; each takes minutes to half an hour, and resumes
+Run: python benchmarks/tised.py [NAME ...] [--episodes N] [--workers N]
+Names are below. Each takes minutes to an hour, and resumes; --episodes (200 if not given) may be raised later.
 
 Sweeps go to runs/tised/NAME. What they say is kept in benchmarks/results/tised/NAME.json, and their figures in
 runs/tised/NAME/analysis; benchmarks/results/tised.md is written from the former. Recorded links are read from
@@ -9,17 +10,17 @@ $SPECACT_DATA and left out without it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from pages import fill
 
-from specact.report.tised.frontier import FRONTIER
+from specact.evaluation.tised.frontier import FRONTIER, method_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "tised"
@@ -39,19 +40,22 @@ MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 # Of a sweep's figures, those that docs/tised.md shows, and what they are called there.
 PICTURES = {
     "levers-chase": {
-        "tised-naive-ball-chase-0-agx-50w": "tised-paradox",
-        "tised-staleness-steps-ball-chase": "tised-staleness",
+        "tised-naive-ball-chase-0-hold-agx-50w": "tised-paradox",
+        "tised-staleness-steps-ball-chase-hold": "tised-staleness",
     },
 }
 TITLES = {
     1: "A faster chunk and a slower task",
-    2: "A cheaper policy that succeeds more often where the world moves",
+    2: "A setting that is worse where least is stale, and succeeds more often where more is",
     3: "A sweet spot that moves with the hardware or the link",
 }
 
 SWEEPS: dict[str, list[str]] = {
-    "frontier-ball": ["--bundle", "ball", "--levers", *METHODS, "--paces", "0", "0.02", *FAR],
-    "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", *FAR],
+    # On ball the task's holding action is the last one, on PushT it is the neutral one.
+    "frontier-ball": [
+        "--bundle", "ball", "--levers", *METHODS, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR,
+    ],
+    "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", "--idle", "hold", "last", *FAR],
     "levers-chase": [
         "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "quantisation=0,4,8",
         "--paces", "0", "0.1", "--hardware", *MACHINES,
@@ -70,8 +74,13 @@ SWEEPS: dict[str, list[str]] = {
 
 
 def main() -> None:
-    for name in sys.argv[1:] or SWEEPS:
-        run(name)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", choices=[*SWEEPS, []], default=[])
+    parser.add_argument("--episodes", default="200")
+    parser.add_argument("--workers", default=None)
+    given = parser.parse_args()
+    for name in given.names or SWEEPS:
+        run(name, given.episodes, given.workers)
     parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
     fill(ROOT / "docs" / "tised.md", "frontier", frontier())
@@ -79,7 +88,7 @@ def main() -> None:
         fill(ROOT / "docs" / "tised.md", name, levers(name))
 
 
-def run(name: str) -> None:
+def run(name: str, episodes: str, workers: str | None) -> None:
     """One sweep and its analysis, as a user would type them."""
     folder, arguments = ROOT / "runs" / "tised" / name, list(SWEEPS[name])
     if name.startswith("frontier"):
@@ -87,8 +96,9 @@ def run(name: str) -> None:
         steady = STEADY if name == "frontier-ball" else [STEADY[i] for i in (0, 2, 3, 4, 6)]
         arguments += ["--links", *steady, *(RECORDED if (DATA / "network").is_dir() else ())]
     where = DATA if (DATA / "network").is_dir() else ROOT
-    command = ["tised", "sweep", *arguments, "--episodes", "200", "--seed", "1"]
-    subprocess.run(["specact", *command, "--out", str(folder)], check=True, cwd=where)
+    command = ["tised", "sweep", *arguments, "--episodes", episodes, "--seed", "1"]
+    how = ["--out", str(folder), *(() if workers is None else ("--workers", workers))]
+    subprocess.run(["specact", *command, *how], check=True, cwd=where)
     subprocess.run(["specact", "tised", "analyse", str(folder)], check=True, cwd=where, stdout=subprocess.DEVNULL)
     RESULTS.mkdir(parents=True, exist_ok=True)
     found = json.loads((folder / "analysis" / "analysis.json").read_text())
@@ -96,35 +106,38 @@ def run(name: str) -> None:
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifest["latency_ms"], **found}
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     for picture in (folder / "analysis").glob("tised-frontier-success*.png"):
-        pace = picture.stem.partition("-at-pace-")[2].partition("-")[0]
-        shutil.copy(picture, ROOT / "docs" / f"{name}-{pace}.png")
+        pace, _, rest = picture.stem.partition("-at-pace-")[2].partition("-idle-")
+        shutil.copy(picture, ROOT / "docs" / f"{name}-{pace}-{rest.partition('-')[0]}.png")
     for picture, kept_as in PICTURES.get(name, {}).items():
         shutil.copy(folder / "analysis" / f"{picture}.png", ROOT / "docs" / f"{kept_as}.png")
 
 
 def frontier() -> str:
-    """Success of every method over the round trip, for every pair and pace that was swept."""
+    """Success of every method over the round trip, for every pair, pace and way to idle that was swept."""
     found = {path.stem.partition("-")[2]: _methods(path) for path in sorted(RESULTS.glob("frontier-*.json"))}
+    if not found:
+        return "Not run yet."
     links = {cell["link"] for cells in found.values() for _, cell in cells}
     columns = sorted(links, key=lambda link: (not link.startswith("loopback"), _rtt(link), link))
-    lines = ["| pair, pace | method | " + " | ".join(map(_title, columns)) + " |", "|---|---|" + "---|" * len(columns)]
+    lines = [
+        "| pair, pace, idle | method | " + " | ".join(map(_title, columns)) + " |",
+        "|---|---|" + "---|" * len(columns),
+    ]
     for pair, cells in found.items():
-        for pace in sorted({cell["pace"] for _, cell in cells}):
+        for pace, idle in sorted({(cell["pace"], cell["idle"]) for _, cell in cells}):
             for method in FRONTIER:
-                here = {cell["link"]: cell for name, cell in cells if (name, cell["pace"]) == (method, pace)}
+                own = (method, pace, idle)
+                here = {cell["link"]: cell for name, cell in cells if (name, cell["pace"], cell["idle"]) == own}
                 values = [f"{here[link]['success.mean']:.3f}" if link in here else "-" for link in columns]
-                lines.append(f"| {pair}, {pace:g} | {method} | {' | '.join(values)} |")
+                lines.append(f"| {pair}, {pace:g}, {idle} | {method} | {' | '.join(values)} |")
     return "\n".join(lines)
 
 
 def _methods(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The cells of a sweep that are one of the frontier's methods, with its name."""
-    return [
-        (method, cell)
-        for cell in json.loads(path.read_text())["cells"]
-        for method, (lever, strength) in FRONTIER.items()
-        if lever == cell["lever"] and strength in (None, cell["strength"])
-    ]
+    cells = json.loads(path.read_text())["cells"]
+    found = [(method_of(cell["lever"], cell["strength"]), cell) for cell in cells]
+    return [(method, cell) for method, cell in found if method is not None]
 
 
 def levers(name: str) -> str:
@@ -168,7 +181,7 @@ def markdown(name: str, found: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for cell in found["cells"]:
-        place = f"{cell['lever']}, {cell['task']} at {cell['pace']:g}, {cell['hardware']}"
+        place = f"{cell['lever']}, {cell['task']} at {cell['pace']:g}, {cell['idle']}, {cell['hardware']}"
         place += "" if cell["link"] == "none" else f", {cell['link']}"
         cells = [
             place, f"{cell['strength']:g}", str(cell["n"]), _interval(cell, "success", 3), _number(cell["chunks"], 1),
@@ -177,6 +190,7 @@ def markdown(name: str, found: dict[str, Any]) -> str:
             _number(cell["path"], 2), _number(cell["transmission_rate"], 2),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
+    lines += [*_calibrations(found["calibrations"]), *_comparisons(found["methods"])]
     for number, title in TITLES.items():
         here = [finding for finding in found["findings"] if finding["number"] == number]
         if here:
@@ -184,6 +198,39 @@ def markdown(name: str, found: dict[str, Any]) -> str:
             lines += ["", f"{number}. {title}: seen {seen} times of {len(here)}.", ""]
             lines += [f"   - {_place(finding)}: {finding['words']}" for finding in here]
     return "\n".join([*lines, ""])
+
+
+def _calibrations(rows: list[dict[str, Any]]) -> list[str]:
+    """The gates as they were calibrated, each where it ran, and the rate on held-out episodes."""
+    if not rows:
+        return []
+    lines = [
+        "", "Gates, each calibrated where it runs:", "",
+        "| gate of | wanted | threshold | held out | sent | episodes | inferences |", "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in rows:
+        place = f"{row['lever']}, {row['pace']:g}, {row['idle']}, {row['hardware']}, {row['link']}"
+        rates = f"{row['held_out_rate']:.3f} | {row['held_out_sent']:.3f} | {row['episodes']} | {row['inferences']}"
+        lines.append(f"| {place} | {row['rate']:g} | {row['gate']['threshold']:.4f} | {rates} |")
+    return lines
+
+
+def _comparisons(rows: list[dict[str, Any]]) -> list[str]:
+    """Every pair of methods over every link; p after Holm's correction over all of them, in bold where below .05."""
+    if not rows:
+        return []
+    lines = [
+        "", f"Methods pair by pair: difference of success [95 %], exact McNemar, Holm over all {len(rows)} pairs:", "",
+        "| pace, idle, link | first | second | n | first minus second | p |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in rows:
+        away = ", ".join(f"{row[f'success.difference.{key}']:+.3f}" for key in ("low", "high"))
+        p = f"**{row['p']:.2g}**" if row["p"] < 0.05 else f"{row['p']:.2g}"
+        lines.append(
+            f"| {row['pace']:g}, {row['idle']}, {row['link']} | {row['first']} | {row['second']} | {row['episodes']} "
+            f"| {row['success.difference.mean']:+.3f} [{away}] | {p} |"
+        )
+    return lines
 
 
 def _place(finding: dict[str, Any]) -> str:

@@ -73,8 +73,9 @@ class SpeculativePolicy:
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
-        ConfigError: for something else than a bundle and a gate, an unknown offset, a negative seed or robot, a stop action of another size, a late_for_s
-            that is not positive or stands beside a forecast, or a max_chunk_age_s that is not positive.
+        ConfigError: for something else than a bundle and a gate, an unknown offset, a negative seed or robot, a stop
+            action of another size, a late_for_s that is not positive or stands beside a forecast, or a max_chunk_age_s
+            that is not positive.
     """
 
     def __init__(

@@ -17,9 +17,9 @@ def swept(specact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two levers, one that asks a server, at two paces on two machines."""
     out = tmp_path_factory.mktemp("tised") / "sweep"
     made = specact_run(
-        "tised", "sweep", "--bundle", "ball", "--out", out, "--levers", "naive=0,2", "late=1,0",
+        "tised", "sweep", "--bundle", "ball", "--out", out, "--levers", "naive=0,2", "late=1,0.5,0",
         "--paces", "0", "0.02", "--hardware", "this-machine", "vla-rtx-4070", "--links", "loopback+delay=40",
-        "--episodes", "3", "--workers", "1",
+        "--episodes", "3", "--workers", "1", "--idle", "hold", "neutral", "--calibration-episodes", "2",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert f"specact tised analyse {out}" in made.stderr
@@ -29,15 +29,23 @@ def swept(specact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sweep_is_analysed_and_one_number_explained(specact_run: Run, swept: Path) -> None:
     analysed = specact_run("tised", "analyse", swept)
     assert analysed.returncode == 0, analysed.stderr
-    for part in ("naive on ball at pace 0", "late on ball at pace 0.02", "seen"):
+    parts = (
+        "naive on ball at pace 0, idle hold",
+        "late on ball at pace 0.02, idle neutral",
+        "for a rate of 0.5;",
+        "seen",
+    )
+    for part in parts:
         assert part in " ".join(analysed.stdout.split()), part
     found = json.loads((swept / "analysis" / "analysis.json").read_text())
-    assert len(found["cells"]) == 2 * 2 * 2 * 2
+    assert len(found["cells"]) == 2 * 2 * 2 * 5
     assert {row["n"] for row in found["cells"]} == {3}
+    assert [(row["rate"], row["episodes"]) for row in found["calibrations"]] == [(0.5, 2)] * (2 * 2 * 2)
+    assert found["methods"] == [], "none of the two levers is a method of the frontier"
     assert {path.suffix for path in (swept / "analysis").iterdir()} == {".json", ".png", ".svg", ".csv"}
 
     explained = specact_run(
-        "tised", "explain", swept, "--lever", "naive", "--strength", 2, "--hardware", "vla-rtx-4070"
+        "tised", "explain", swept, "--lever", "naive", "--strength", 2, "--hardware", "vla-rtx-4070", "--idle", "hold"
     )
     assert explained.returncode == 0, explained.stderr
     assert explained.stdout.count("naive on ball at pace") == 2

@@ -11,9 +11,10 @@ pytest.importorskip("gym_pusht")
 
 from specact.envs import load_task
 from specact.envs.ball import BallEnv
-from specact.envs.moving import Idle, MovingWorld
+from specact.envs.moving import MovingWorld
 from specact.envs.pusht import PushT
 from specact.envs.swarm import SwarmEnv
+from specact.envs.task import Idle, Task
 from specact.errors import ConfigError
 
 BALL, PUSHT = load_task("ball"), load_task("pusht")
@@ -125,14 +126,16 @@ def test_holding_stays_and_continuing_arrives() -> None:
         begun = env.raw[0]
         world.advance(1.0, None)
         went[idle] = env.raw[0] - begun
-    assert went["continue"] == pytest.approx(100.0 + 128.0 - begun, abs=1.0)
+    assert went["last"] == pytest.approx(100.0 + 128.0 - begun, abs=1.0)
     # It brakes from 374 px/s with a time constant of 0.1 s.
     assert 0.0 < went["hold"] < 20.0
+    assert went["neutral"] == went["hold"]
 
 
-def test_where_holding_repeats_the_last_action_both_ways_to_idle_are_the_same() -> None:
+def test_where_holding_repeats_the_last_action_it_is_the_last_command() -> None:
     seen = []
-    for idle in get_args(Idle):
+    ways: tuple[Idle, ...] = ("hold", "last")
+    for idle in ways:
         world = MovingWorld(BALL, idle=idle)
         world.reset(0)
         for action in actions(10, 2, 5):
@@ -144,7 +147,7 @@ def test_where_holding_repeats_the_last_action_both_ways_to_idle_are_the_same() 
 
 def test_an_environment_of_whole_periods_goes_on_under_the_last_action_or_the_holding_one() -> None:
     end = []
-    for idle, then in (("hold", 0.0), ("continue", 0.3)):
+    for idle, then in (("hold", 0.0), ("last", 0.3), ("neutral", 0.0)):
         world, plain = MovingWorld(SWARM, idle=idle), SwarmEnv()  # type: ignore[arg-type]
         world.reset(3)
         plain.reset(seed=3)
@@ -155,7 +158,43 @@ def test_an_environment_of_whole_periods_goes_on_under_the_last_action_or_the_ho
             plain.step(np.full(10, level, np.float32))
         assert np.array_equal(world.env.unwrapped.position, plain.position)  # type: ignore[attr-defined]
         end.append(plain.position)
-    assert not np.array_equal(end[0], end[1])
+    assert not np.array_equal(end[0], end[1]) and np.array_equal(end[0], end[2])
+
+
+def test_idling_in_neutral_levels_the_plate_at_once() -> None:
+    worlds = {idle: MovingWorld(BALL, idle=idle) for idle in get_args(Idle)}
+    for world in worlds.values():
+        world.reset(0)
+        world.advance(0.2, np.array([0.8, -0.4], np.float32))
+        world.advance(0.3, None)
+    tilt = {idle: world.motion()[-1] for idle, world in worlds.items()}
+    assert np.abs(tilt["neutral"]).max() < 0.05 * np.abs(tilt["last"]).max()
+    # The next action is played as before.
+    worlds["neutral"].advance(0.5, np.array([0.8, -0.4], np.float32))
+    assert worlds["neutral"].motion()[-1] == pytest.approx(tilt["last"], rel=0.05)
+
+
+def went_on(task: Task, idle: Idle, action: list[float]) -> float:
+    """How far what is seen went within .2 s after .3 s of waiting, over how far in the .3 s of acting before."""
+    world = MovingWorld(task, idle=idle)
+    world.reset(0)
+    seen = [world.observe()["state"]]
+    for seconds, commanded in ((0.3, action), (0.3, None), (0.2, None)):
+        world.advance(seconds, None if commanded is None else np.array(commanded, np.float32))
+        seen.append(world.observe()["state"])
+    assert not world.done
+    # A position and its velocity at least: of the ball, or of the pusher.
+    return float(np.abs(seen[3] - seen[2])[:4].max() / np.abs(seen[1] - seen[0])[:4].max())
+
+
+def test_a_world_is_static_only_where_it_stands_still_while_the_robot_waits() -> None:
+    """PushT does under its holding action; on ball no way to idle stops a ball that rolls."""
+    assert [MovingWorld(PUSHT, idle=idle).static for idle in get_args(Idle)] == [True, False, True]
+    assert not MovingWorld(PUSHT, pace=20.0).static
+    for idle in get_args(Idle):
+        assert not MovingWorld(BALL, idle=idle).static and not MovingWorld(SWARM, idle=idle).static
+        assert went_on(BALL, idle, [-0.4, 0.0]) > 0.1
+    assert max(went_on(PUSHT, idle, [0.5, 0.5]) for idle in PUSHT.still) < 0.05
 
 
 def test_at_the_end_time_stops() -> None:
@@ -217,7 +256,9 @@ def test_motion_is_what_the_robot_moves() -> None:
 def test_refusals_are_sentences() -> None:
     with pytest.raises(ConfigError, match=r"unknown way to idle 'holt'; did you mean 'hold'"):
         MovingWorld(BALL, idle="holt")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"'swarm' does not say how its robot holds still; choose idle 'continue'"):
+    with pytest.raises(
+        ConfigError, match=r"'swarm' does not say how its robot holds still; choose idle 'last' or 'neutral'"
+    ):
         MovingWorld(replace(SWARM, hold=None))
     with pytest.raises(ConfigError, match=r"nothing in task 'swarm' moves by itself.*got 0\.5"):
         MovingWorld(SWARM, pace=0.5)

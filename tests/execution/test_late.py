@@ -71,3 +71,16 @@ def test_a_verdict_on_too_old_an_observation_is_not_used(ball: Bundle) -> None:
     link = SteadyLink(rtt_ms=70.0, jitter_ms=0.0, up_mbit_s=1e6, down_mbit_s=1e6)
     assert run(ball, link=link, late_for_s=0.11)[1]["in_time"] > 0  # it is looked at between actions: 0.1 s
     assert run(ball, link=link, late_for_s=0.09)[1]["in_time"] == 0
+
+
+def test_what_the_gate_wanted_is_told_apart_from_what_was_sent(ball: Bundle) -> None:
+    """Of a verdict that takes longer than a chunk every second step is not sent, and wanted all the same."""
+    told: list[tuple[bool, bool]] = []
+    how = pairing("hybrid", ball, late_for_s=inf, target_s=0.3)
+    _, counts = run_pair(
+        MovingWorld(TASK), ball, how, start=start_of(SEED, 0), seed=SEED, episode=0,
+        decided=lambda decision, wanted: told.append((decision.transmit, wanted)),
+    )  # fmt: skip
+    sent, wanted = zip(*told, strict=True)
+    assert all(wanted) and len(wanted) == counts["wanted"]
+    assert sum(sent) == counts["transmitted"] < counts["wanted"]

@@ -34,5 +34,8 @@ UR5E_DELAY_S = {16: 0.77, 4: 0.41}
 UR5E_SUCCESSES = {16: (10, 7, 9), 4: (16, 13, 16)}
 UR5E_BY_HARDWARE = {"RTX 4070": {4: 48, 16: 50}, "AGX 30 W": {4: 45, 16: 26}}
 
+# Latency of the AGX at 15 W over that of the RTX 4070: the least and the largest ratio over the step counts.
+AGX_15W_OVER_RTX_4070 = (4.3, 8.9)
+
 # VLASH: N / N_0 that its reported chunk and task speedups imply, by delay in actions.
 VLASH_CHUNKS_RATIO = {1: 0.975, 2: 1.014, 3: 1.081}

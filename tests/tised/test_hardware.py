@@ -4,7 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tised.published import PI05, PI05_INFERENCE_S, PI05_STEPS, PI05_TASK_S
+from tests.tised.published import (
+    AGX_15W_OVER_RTX_4070,
+    PI05,
+    PI05_INFERENCE_S,
+    PI05_STEPS,
+    PI05_TASK_S,
+    UR5E_DELAY_S,
+)
 
 from specact.errors import ConfigError
 from specact.tised.hardware import HardwareProfile, load_hardware, named_hardware
@@ -28,9 +35,15 @@ def test_the_derived_ratio_follows_from_the_published_tables() -> None:
         ratios.append((agx_s / known.chunks - (known.chunk_s - inference)) / inference)
     assert ratios == pytest.approx([13.3, 9.5, 9.7], abs=0.06)
     assert load_hardware("agx-50w").kappa == pytest.approx(float(np.median(ratios)), abs=0.05)
-    assert load_hardware("agx-30w").kappa == pytest.approx(9.7 * 50 / 30, rel=0.02)
-    assert load_hardware("agx-15w").kappa == pytest.approx(9.7 * 50 / 15, rel=0.02)
     assert load_hardware("vla-rtx-4070").kappa * 0.004 == pytest.approx(PI05_INFERENCE_S[10], rel=0.01)
+
+
+def test_the_power_modes_with_published_latencies_have_factors_within_them() -> None:
+    line = np.polyfit(list(PI05_INFERENCE_S), list(PI05_INFERENCE_S.values()), 1)
+    ratios = [delay_s / np.polyval(line, steps) for steps, delay_s in UR5E_DELAY_S.items()]
+    assert sorted(ratios) == pytest.approx([2.4, 3.4], abs=0.06)
+    assert load_hardware("agx-30w").kappa == pytest.approx(np.sqrt(np.prod(ratios)), abs=0.06)
+    assert load_hardware("agx-15w").kappa == pytest.approx(np.sqrt(np.prod(AGX_15W_OVER_RTX_4070)), abs=0.05)
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def run(
         stop_action: what makes this robot stand still; it is sent at the end, unless the robot has stop(). Needed
             wherever a miss can stop the robot.
         max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred anew, as
-            after a stall. If not given: what a chunk of actions takes, and the longer of the deadline and one control period.
+            after a stall. If not given: what a chunk of actions takes, and the longer of the deadline and one control
+            period.
         overlap: let requests leave ahead of the draft where the gate's forecast says so.
         late: never wait for the server: act on the draft at once, and let a verdict correct what is left of the chunk
             of actions when it arrives.

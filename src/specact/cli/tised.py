@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.table import Table
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from specact.evaluation.tised.cells import Cell
     from specact.evaluation.tised.contrasts import LeverContrast
     from specact.evaluation.tised.curves import Place
+    from specact.evaluation.tised.frontier import MethodContrast
     from specact.evaluation.tised.settings import Subject
 
 
@@ -47,8 +49,10 @@ class Sweep:
     """Paired, for every setting at every place."""
     seed: int = 1
     """Of everything random."""
-    idle: Literal["hold", "continue"] = "hold"
-    """What the robot does without an action: hold still, or go on with the last one."""
+    idle: tuple[Literal["hold", "last", "neutral"], ...] = ("hold",)
+    """What the robot does while it waits, each in turn: the task's holding action, the last command, or zeros."""
+    calibration_episodes: int = 40
+    """Per round, to calibrate each gate that holds a rate at each place where it runs, and to check it."""
     target_ms: float | None = None
     """Time of a server's inference, whatever the robot's hardware."""
     workers: int | None = None
@@ -75,7 +79,8 @@ class Sweep:
             links=self.links or (ON_BOARD,),
             episodes=self.episodes,
             seed=self.seed,
-            idle=self.idle,
+            idles=self.idle,
+            calibration=self.calibration_episodes,
             target_ms=self.target_ms,
         )  # fmt: skip
         with progress_bars() as update:
@@ -102,8 +107,10 @@ class Analyse:
     def run(self) -> None:
         analysis, links = _analysed(self.runs)
         from specact.evaluation.tised.analysis import as_rows
+        from specact.evaluation.tised.records import read_calibrations
 
-        everything = {name: as_rows(values) for name, values in vars(analysis).items()}
+        gates = read_calibrations(self.runs)
+        everything = {name: as_rows(values) for name, values in vars(analysis).items()} | {"calibrations": gates}
         out = self.out or self.runs[0] / "analysis"
         write_json(out / "analysis.json", everything)
         if self.json:
@@ -112,6 +119,10 @@ class Analyse:
             results.print("times in s; T inf, stall and age in ms; N and T over successes", highlight=False)
             for place in dict.fromkeys(cell.place for cell in analysis.cells):
                 results.print(_table(place, [cell for cell in analysis.cells if cell.place == place]))
+            for row in gates:
+                results.print(_calibrated(row), highlight=False)
+            for line in _compared(analysis.methods):
+                results.print(line, highlight=False)
             for finding in analysis.findings:
                 mark = "seen" if finding.seen else "not seen"
                 results.print(f"{finding.number}. {finding.about}: {mark}. {finding.words}", highlight=False)
@@ -132,6 +143,8 @@ class Explain:
     """Of the setting."""
     pace: float | None = None
     """Only at this pace."""
+    idle: str | None = None
+    """Only with this way to idle."""
     hardware: str | None = None
     """Only on this hardware."""
 
@@ -149,6 +162,7 @@ class Explain:
         return (
             (place.lever, row.strength) == (self.lever, self.strength)
             and self.pace in (None, place.pace)
+            and self.idle in (None, place.idle)
             and self.hardware in (None, place.hardware)
         )
 
@@ -230,6 +244,30 @@ def _draw(analysis: Analysis, out: Path, links: list[str]) -> None:
         remarks.print("no pictures: pip install 'specact\\[report]'")
         return
     save_figures(analysis, out, {name: mean_round_trip_ms(load_link(name)) for name in links if name != ON_BOARD})
+
+
+def _calibrated(row: dict[str, Any]) -> str:
+    """A gate that was calibrated where it runs, and whether it holds its rate there."""
+    where = f"at pace {row['pace']:g}, idle {row['idle']}, {row['hardware']} over {row['link']}"
+    return (
+        f"gate of {row['lever']} {row['strength']:g} {where}: threshold {row['gate']['threshold']:.3f} for a rate of "
+        f"{row['rate']:g}; {row['held_out_rate']:.3f} of {row['inferences']} inferences on held-out episodes"
+    )
+
+
+def _compared(methods: Sequence[MethodContrast]) -> list[str]:
+    """The pairs of methods that differ beyond doubt."""
+    from specact.evaluation.tised.contrasts import LEVEL, in_words
+
+    if not methods:
+        return []
+    lines = [
+        f"{row.first} minus {row.second} at pace {row.pace:g}, idle {row.idle}, {row.hardware} over {row.link}: "
+        f"{in_words(row.success, row.p)}"
+        for row in methods
+        if row.p < LEVEL
+    ]
+    return [f"{len(lines)} of {len(methods)} pairs of methods differ (exact McNemar, Holm over all of them):", *lines]
 
 
 def _table(place: Place, cells: list[Cell]) -> Table:

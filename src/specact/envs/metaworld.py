@@ -185,4 +185,5 @@ TASK = Task(
     features=features,
     expert=PegExpert,
     hold=lambda last: np.append(np.zeros_like(last[:3]), last[3:]),  # stays, and keeps its grip
+    still=("hold",),
 )

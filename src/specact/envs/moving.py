@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from math import floor
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.envs.task import Task
+from specact.envs.task import Idle, Task
 from specact.envs.ticking import Seen, Ticking, WholePeriods
 from specact.errors import ConfigError, unknown_name
-
-Idle = Literal["hold", "continue"]
 
 
 class MovingWorld:
@@ -32,15 +30,18 @@ class MovingWorld:
 
     Args:
         task: the task.
-        idle: what the robot does when it has no action: ``hold`` gives the task's holding action once, ``continue``
-            leaves the last command in force (a position or a displacement's target: then the robot arrives there; an
-            environment of whole periods gets the action again). Where the task holds by repeating the last action,
-            as ball does, they are the same.
+        idle: what the robot does when it has no action. ``hold`` gives the task's holding action once; ``last`` leaves
+            the last command in force (a position or a displacement's target: then the robot arrives there; an
+            environment of whole periods gets the action again); ``neutral`` commands zeros once, the middle of every
+            action's range: a level plate on ball, no displacement on PushT. Where the task holds by repeating the last
+            action, as ball does, the first two are the same.
         pace: how fast the world changes by itself, >= 0, see :class:`~specact.envs.task.Task`.
         render_mode: of the environment.
 
     Attributes:
-        task, pace: as given.
+        task, idle, pace: as given.
+        static: whether the world stands still while the robot waits: at pace 0, and idle as the task says
+            (:attr:`Task.still <specact.envs.task.Task.still>`).
         env: the environment.
         period_s, limit_s: a control period, and the time at which an episode is over [s].
         now: world time since the reset [s]. At the end of the episode it stops, at the period that ended it.
@@ -56,10 +57,13 @@ class MovingWorld:
         if idle not in get_args(Idle):
             raise unknown_name("way to idle", idle, get_args(Idle))
         if idle == "hold" and task.hold is None:
-            raise ConfigError(f"task {task.name!r} does not say how its robot holds still; choose idle 'continue'")
+            raise ConfigError(
+                f"task {task.name!r} does not say how its robot holds still; choose idle 'last' or 'neutral'"
+            )
         if pace and task.pace is None:
             raise ConfigError(f"nothing in task {task.name!r} moves by itself, so its pace must be 0, got {pace}")
-        self.task, self.pace, self._idle = task, pace, idle
+        self.task, self.pace, self.idle = task, pace, idle
+        self.static = not pace and idle in task.still
         paced = {} if task.pace is None else {"pace": pace}
         self.env = task.make(render_mode=render_mode, **paced)
         plain = self.env.unwrapped
@@ -126,9 +130,15 @@ class MovingWorld:
         if action is not None:
             self._ticking.command(action)
             self._last = action
-        elif self._acting and self._idle == "hold" and self.task.hold is not None:
-            self._ticking.command(self.task.hold(self._last))
+        elif self._acting and (resting := self._resting()) is not None:
+            self._ticking.command(resting)
         self._acting = action is not None
+
+    def _resting(self) -> NDArray[np.float32] | None:
+        """The command with which idling begins, or None where the last one stays in force."""
+        if self.idle == "neutral":
+            return np.zeros_like(self._last)
+        return self.task.hold(self._last) if self.idle == "hold" and self.task.hold is not None else None
 
     def _settle(self) -> None:
         _, terminated, truncated, info = self._ticking.settle()

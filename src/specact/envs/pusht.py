@@ -281,6 +281,7 @@ TASK = Task(
     features=features,
     pace="speed of the belt that carries the block [px/s]",
     hold=np.zeros_like,
+    still=("hold", "neutral"),
     effector=agent,
     roll_forward=roll_forward,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from specact.data.episodes import Episodes
 
 Seen = Mapping[str, NDArray[np.float32]]
+# What a robot does while it has no action to play, see :class:`specact.envs.moving.MovingWorld`.
+Idle = Literal["hold", "last", "neutral"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Task:
         pace: what a pace is measured in, in words; None for a world in which nothing moves but what the robot moves.
         hold: the action after which the robot stays as it is, given the last one ``[A]`` (zeros before the first);
             None where nobody has said. Zeros for velocities and displacements, the last action for positions.
+        still: the ways to idle under which, at pace 0, the world soon stands still. Under the others something goes on
+            moving while the robot waits: a ball rolls on even over a level plate.
         effector: where that which the robot moves is, ``effector(env)`` float64 ``[D]``; its jerk and path are the
             robot's. None where nobody has said.
         roll_forward: what the robot would see if it had run the actions ``[m, A]`` after an observation and nothing
@@ -51,5 +55,6 @@ class Task:
     expert: Callable[[int], Any] | None = None
     pace: str | None = None
     hold: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+    still: tuple[Idle, ...] = ()
     effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
     roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None

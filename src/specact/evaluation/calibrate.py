@@ -67,12 +67,11 @@ def calibrate(
     Raises:
         ConfigError: for a rate that the gate's limit on skips does not allow.
     """
-    gate.check_rate(run.rate)
     finished = 0
 
-    def roll(settings: GateSettings, first: int) -> dict[str, np.ndarray]:
+    def roll(settings: GateSettings, number: int) -> dict[str, np.ndarray]:
         nonlocal finished
-        numbers = range(first, first + run.episodes)
+        numbers = calibration_episodes(number, run.rounds, run.episodes)
         shards = [
             Shard(
                 str(bundle.path),
@@ -95,28 +94,18 @@ def calibrate(
             advance(finished)
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
-    settings = dataclasses.replace(gate, threshold=-np.inf)
-    table = roll(settings, _FIRST_EPISODE)
-    scores, rounds = table["score"][_free(table)], list[Round]()
-    for number in range(1, run.rounds + 1):
-        settings = _next(settings, scores, rounds, _wanted_of_free(table, run.rate))
-        table = roll(settings, _FIRST_EPISODE + number * run.episodes)
-        free = _free(table)
-        scores = np.concatenate([scores, table["score"][free]])
-        rounds.append(Round(settings, float(table["transmitted"][free].mean()), float(table["transmitted"].mean())))
-    settings = _next(settings, scores, rounds, _wanted_of_free(table, run.rate))
-    checked = roll(settings, _FIRST_HELD_OUT)
-    free = _free(checked)
+    found = find_threshold(gate, run.rate, run.rounds, roll)
+    checked, free = found.checked, _free(found.checked)
     return Calibration(
         fingerprint=bundle.fingerprint,
         rate=run.rate,
-        settings=settings,
+        settings=found.settings,
         held_out={
             "rate": float(checked["transmitted"].mean()),
             "episodes": run.episodes,
             "inferences": len(checked["transmitted"]),
         },
-        rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in rounds],
+        rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
         model=rejection_models({name: checked[name][free] for name in ("score", "rejection", "rejection_0")}),
         made_by={"env": env, **dataclasses.asdict(run)},
     )
@@ -129,6 +118,51 @@ class Round:
     settings: GateSettings
     free_rate: float
     rate: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """A calibrated gate, the rounds that led to it, and the steps of the held-out check."""
+
+    settings: GateSettings
+    rounds: list[Round]
+    checked: dict[str, np.ndarray]
+
+
+def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
+    """The episodes of round ``number`` of so many; ``rounds + 1`` is the held-out check. Nobody evaluates on them."""
+    first = _FIRST_HELD_OUT if number > rounds else _FIRST_EPISODE + number * episodes
+    return range(first, first + episodes)
+
+
+def find_threshold(
+    gate: GateSettings, rate: float, rounds: int, roll: Callable[[GateSettings, int], dict[str, np.ndarray]]
+) -> Found:
+    """Finds the threshold at which a gate holds a rate on the states it leads to.
+
+    Args:
+        gate: without its threshold.
+        rate: wanted transmission rate, in (0, 1).
+        rounds: thresholds to try, at least 1.
+        roll: runs the episodes of a round (0, which transmits everything, to ``rounds``, and ``rounds + 1`` for the
+            held-out check) with a gate; a row per inference with ``score``, ``reason`` (index into
+            :data:`~specact.evaluation.audit.REASONS`) and ``transmitted``.
+
+    Raises:
+        ConfigError: for a rate that the gate's limit on skips does not allow.
+    """
+    gate.check_rate(rate)
+    settings = dataclasses.replace(gate, threshold=-np.inf)
+    table = roll(settings, 0)
+    scores, tried = table["score"][_free(table)], list[Round]()
+    for number in range(1, rounds + 1):
+        settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+        table = roll(settings, number)
+        free = _free(table)
+        scores = np.concatenate([scores, table["score"][free]])
+        tried.append(Round(settings, float(table["transmitted"][free].mean()), float(table["transmitted"].mean())))
+    settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+    return Found(settings, tried, roll(settings, rounds + 1))
 
 
 def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[Round], wanted: float) -> GateSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specact.agent import Offset, SpeculativePolicy
@@ -17,6 +17,7 @@ from specact.gates.settings import GateSettings
 from specact.links.model import Link
 from specact.policies.bundle import Bundle
 from specact.rng import Role, stream
+from specact.types import Decision
 from specact.verifiers import SpeculativeVerifier, TargetSampler
 
 
@@ -47,7 +48,14 @@ class Pairing:
 
 
 def run_pair(
-    world: MovingWorld, bundle: Bundle, pairing: Pairing, *, start: int, seed: int, episode: int
+    world: MovingWorld,
+    bundle: Bundle,
+    pairing: Pairing,
+    *,
+    start: int,
+    seed: int,
+    episode: int,
+    decided: Callable[[Decision, bool], None] | None = None,
 ) -> tuple[Episode, Mapping[str, int]]:
     """Runs one episode to its success, its loss or its time limit.
 
@@ -60,6 +68,8 @@ def run_pair(
         pairing: how it is used.
         start: the environment's seed.
         seed, episode: address of all random streams.
+        decided: told of every decision, and whether the gate wanted the step sent; where verdicts may be late, such a
+            step is not sent while another one is under way.
 
     Returns:
         How it went, and the policy's ``counts``.
@@ -83,13 +93,16 @@ def run_pair(
     )
     policy.reset(episode)
     window = senses.window()
+    wants = "transmitted" if pairing.late_for_s is None else "wanted"
     while not world.done:
-        thinking, seen_s = policy.wants_inference, world.now
+        thinking, seen_s, wanted = policy.wants_inference, world.now, policy.counts[wants]
         if thinking:
             window = senses.window()
         action = policy.act_on(window)
         if thinking and policy.record is not None:
             tally.inferred(policy.record.times.total, policy.record.decision.transmit)
+            if decided is not None:
+                decided(policy.record.decision, policy.counts[wants] > wanted)
             if not world.done:
                 tally.began(world.now - seen_s)
         senses.play(action)

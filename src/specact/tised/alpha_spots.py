@@ -1,4 +1,4 @@
-"""The best inference-time ratio by the sign of a slope (TISED, equations 10 to 12, 16 and 17)."""
+"""The best inference-time ratio by the sign of a slope (TISED, equations 9 to 11 and 15 to 17)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def success_slope(
 
 
 def best_alpha(values: Curve, slope: Curve, strongest: float, best: Best, grid: int = 512) -> SweetSpot:
-    """The best alpha, where the slope changes its sign: of task time (10 to 12), or of success (16, 17).
+    """The best alpha, where the slope changes its sign: of task time (9 to 11), or of success (15 to 17).
 
     The slope is looked at on a grid from alpha = 1 down to ``strongest``, and every change of sign is bisected. Two
     that lie in one cell of the grid are not seen.

@@ -1,4 +1,4 @@
-"""The best overlap depth by finite differences (TISED, equations 13 to 15 and 18 to 20)."""
+"""The best overlap depth by finite differences (TISED, equations 12 to 14 and 18 to 20)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def task_time_steps(chunks: ArrayLike, each_s: ArrayLike) -> tuple[Floats, Float
 
 
 def success_steps(quality: ArrayLike, moved: ArrayLike, response: Response) -> tuple[Floats, Floats]:
-    """``dP(m)`` as what worse actions cost and what fresher ones give (18, by analogy to 13).
+    """``dP(m)`` as what worse actions cost and what fresher ones give (19, by analogy to 13).
 
     Args:
         quality: A, ``[M + 1]`` at m = 0..M.
@@ -48,7 +48,7 @@ def success_steps(quality: ArrayLike, moved: ArrayLike, response: Response) -> t
 
 
 def fastest_overlap(chunks: ArrayLike, inference_s: float, action_s: float, actions: int) -> SweetSpot:
-    """The overlap of least task time, where (13) turns from negative to not negative (14, 15, derived).
+    """The overlap of least task time, where (13) turns from negative to not negative (12 to 14, derived).
 
     Args:
         chunks: N, ``[M + 1]`` at m = 0..M, M <= n.
@@ -67,7 +67,7 @@ def fastest_overlap(chunks: ArrayLike, inference_s: float, action_s: float, acti
 def most_successful_overlap(
     quality: ArrayLike, pace: float, inference_s: float, action_s: float, response: Response
 ) -> SweetSpot:
-    """The overlap of most success, where (18) turns from positive to not positive (19, 20, by analogy).
+    """The overlap of most success, where (19) turns from positive to not positive (18 to 20, by analogy).
 
     Args:
         quality: A, ``[M + 1]`` at m = 0..M.

@@ -36,12 +36,14 @@ def episodes(
     overlap: int = 0,
     link: str = "none",
     response: float = 10.0,
+    idle: str = "hold",
+    static: bool | None = None,
     count: int = 200,
     seed: int = 0,
 ) -> Table:
     """One setting's episodes: ``P = expit(odds - response v age)``, N around ``chunks``.
 
-    Episode k is as hard for all settings.
+    Episode k is as hard for all settings. The world is static at pace 0, if nothing else is said.
     """
     hard = np.random.default_rng(seed).random((2, count))
     own = np.random.default_rng([seed, int(1000 * strength), int(kappa), int(1000 * pace), overlap])
@@ -53,8 +55,9 @@ def episodes(
     n = np.where(success, n, np.ceil(LIMIT_S / chunk_s(each_s, ACTION_S, EXECUTE, overlap=overlap)))
     columns: Mapping[str, object] = {
         "lever": lever, "strength": float(strength), "task": "ball" if pace == 0.0 else "chase", "pace": pace,
-        "hardware": hardware, "kappa": kappa, "link": link, "execution": "naive" if overlap else "synchronous",
-        "overlap": overlap, "execute": EXECUTE, "limit_s": LIMIT_S, "inference_s": each_s, "age_s": age,
+        "idle": idle, "static": pace == 0.0 if static is None else static, "hardware": hardware, "kappa": kappa,
+        "link": link, "execution": "naive" if overlap else "synchronous", "overlap": overlap, "execute": EXECUTE,
+        "limit_s": LIMIT_S, "inference_s": each_s, "age_s": age,
         "transmission_rate": np.nan,
     }  # fmt: skip
     return {

@@ -8,6 +8,7 @@ from tests.evaluation.tised.made_up import (
     EXECUTE,
     HARDWARE,
     LIMIT_S,
+    MORE_CHUNKS,
     episodes,
     inference_s,
     join,
@@ -18,11 +19,13 @@ from tests.evaluation.tised.made_up import (
 
 from specact.errors import ConfigError, DataError
 from specact.evaluation.metrics import Table
+from specact.evaluation.statistics import holm
 from specact.evaluation.tised.analysis import Analysis, analyse, as_rows
 from specact.evaluation.tised.cells import bootstrap_interval, cells_of
 from specact.evaluation.tised.contrasts import contrasts_of
 from specact.evaluation.tised.curves import COLUMNS, sort_curves
 from specact.evaluation.tised.findings import Finding
+from specact.evaluation.tised.frontier import compare_methods
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ def test_a_contrast_by_hand() -> None:
     fast = four([True, True, False, False], [5.0, 7.0, 10.0, 10.0], [10, 14, 20, 20], 1.0)
     curve = sort_curves(shuffled(join([base, fast])), BASELINES)[0]
     assert curve.strengths == (10.0, 1.0)
-    (row,) = contrasts_of(curve, cells_of(curve))
+    (row,) = contrasts_of([(curve, cells_of(curve))])
     assert row.success.difference.mean == -0.25
     assert row.restricted_s.difference.mean == pytest.approx((5 + 7 + 10 + 10 - 4 - 6 - 8 - 10) / 4)
     assert row.both == 2 and row.both_s is not None and row.both_s.difference.mean == 1.0
@@ -73,7 +76,7 @@ def test_a_contrast_by_hand() -> None:
     assert "the task is as fast" in row.explain()
     lost = four([False] * 4, [10.0] * 4, [20] * 4, 1.0)
     curve = sort_curves(join([base, lost]), BASELINES)[0]
-    (row,) = contrasts_of(curve, cells_of(curve))
+    (row,) = contrasts_of([(curve, cells_of(curve))])
     assert row.speedup is None and row.both_s is None and row.both_p == 1.0
     assert "one of the two never succeeds" in row.explain()
 
@@ -89,7 +92,7 @@ def test_averages_over_successes_flatter_what_fails_on_the_long_episodes() -> No
     assert other.task_s < one.task_s and other.restricted_s.mean > one.restricted_s.mean
     (row,) = found.contrasts
     assert row.both_s is not None and row.both_s.difference.mean == 0.0
-    assert not finding(found, 1, "steps on ball at pace 0, h").seen
+    assert not finding(found, 1, "steps on ball at pace 0, idle hold, h").seen
 
 
 def test_order_of_rows_does_not_matter() -> None:
@@ -112,28 +115,107 @@ def test_the_first_finding_where_it_was_planted(analysis: Analysis) -> None:
     """Twice as many chunks at one step, and a chunk that is hardly faster on fast hardware."""
     for name, kappa in HARDWARE.items():
         speedup = (EXECUTE * ACTION_S + kappa * inference_s(10)) / (EXECUTE * ACTION_S + kappa * inference_s(1))
-        found = finding(analysis, 1, f"steps on ball at pace 0, {name}")
+        found = finding(analysis, 1, f"steps on ball at pace 0, idle hold, {name}")
         assert found.seen == (speedup < 2.0), found.words
-    assert "needs 2.0" in finding(analysis, 1, "steps on ball at pace 0, this-machine").words
+    assert "needs 2.0" in finding(analysis, 1, "steps on ball at pace 0, idle hold, this-machine").words
     # Overlap costs one chunk in a hundred: it pays off, and the words say what it would have to cost.
-    none = finding(analysis, 1, "overlap on ball at pace 0, agx-50w")
+    none = finding(analysis, 1, "overlap on ball at pace 0, idle hold, agx-50w")
     assert not none.seen and "breaks even" in none.words
 
 
 def test_the_second_finding_where_it_was_planted(analysis: Analysis) -> None:
-    fast = finding(analysis, 2, "steps on chase at pace 0.2, this-machine")
-    slow = finding(analysis, 2, "steps on chase at pace 0.4, agx-15w")
-    assert not fast.seen and "nothing was run with fresher ones" in fast.words
-    assert slow.seen and "at 2 against 10 success changes by +0.4" in slow.words
-    assert "where least is stale (pace 0.2, this-machine)" in slow.words
-    assert finding(analysis, 2, "steps on chase over the pace, agx-30w").seen
+    """One step loses 2.5 of log odds: it fails where least is stale, and wins where the baseline is 1.1 s late."""
+    fast = finding(analysis, 2, "steps on chase at pace 0.2, idle hold, this-machine")
+    slow = finding(analysis, 2, "steps on chase at pace 0.4, idle hold, agx-15w")
+    assert not fast.seen and "here least is stale" in fast.words and "nothing was run with fresher ones" in fast.words
+    assert slow.seen and "at 1 against 10 success changes by +0.1" in slow.words
+    assert "where least is stale (chase at pace 0.2, idle hold, this-machine) by -0.4" in slow.words
+    assert finding(analysis, 2, "steps on chase, idle hold, over the pace, agx-30w").seen
+
+
+@pytest.mark.parametrize(("cheap_odds", "seen"), [(-1.0, True), (1.0, False), (1.9, False)])
+def test_the_second_finding_needs_a_setting_that_is_worse_where_least_is_stale(cheap_odds: float, seen: bool) -> None:
+    """Against log odds of 1 at the baseline: worse, as good, or better at both ends, and always better at the far one.
+
+    What is better where nothing is stale, too, is the better policy, and says nothing of staleness.
+    """
+    table = join(
+        [
+            episodes("steps", strength, pace=0.2, hardware=name, kappa=kappa, chunks=30, odds=odds, each_s=each_s)
+            for name, kappa, late_s in (("fast", 1.0, 0.01), ("slow", 100.0, 2.5))
+            for strength, odds, each_s in ((10, 1.0, late_s), (1, cheap_odds, 0.1 * late_s))
+        ]
+    )
+    found = analyse(table, BASELINES)
+    (row,) = [row for row in found.contrasts if row.place.hardware == "slow"]
+    assert row.success.difference.mean > 0.0 and row.success_p < 0.001
+    late = finding(found, 2, "steps on chase at pace 0.2, idle hold, slow")
+    assert late.seen == seen
+    assert seen or "it is better here and no worse there" in late.words
+
+
+def test_at_pace_0_a_task_is_static_only_where_its_world_stands_still() -> None:
+    """The same episodes, of one world that stands still while the robot waits and of another that does not."""
+    table = join(
+        [
+            episodes(
+                "steps", s, pace=0.0, hardware="h", kappa=1.0, chunks=30 * MORE_CHUNKS[s], odds=9,
+                each_s=inference_s(s), idle=idle, static=static,
+            )
+            for idle, static in (("hold", True), ("last", False))
+            for s in (10, 1)
+        ]
+    )  # fmt: skip
+    found = analyse(table, BASELINES)
+    assert {(row.number, row.about) for row in found.findings} == {
+        (1, "steps on ball at pace 0, idle hold, h"),
+        (2, "steps on ball at pace 0, idle last, h"),
+    }
+    assert [row.place.idle for row in found.contrasts] == ["hold", "last"]
+    assert {row.idle for row in found.held_out_time} <= {"hold"}
+
+
+def test_one_correction_holds_for_every_contrast_of_a_sweep(analysis: Analysis) -> None:
+    for corrected, raw in (("success_p", "success"), ("restricted_p", "restricted_s"), ("both_p", "both_s")):
+        found = [getattr(row, raw) for row in analysis.contrasts]
+        p = holm([one.p if one else 1.0 for one in found])
+        assert [getattr(row, corrected) for row in analysis.contrasts] == p
+    assert len(analysis.contrasts) == 3 * 4 * 3 + 4 * 5
+
+
+def test_methods_of_the_frontier_are_compared_pair_by_pair_over_each_link() -> None:
+    """Late is better than the asynchronous target over both links, and the draft as good as hybrid."""
+    methods = {"late": (0.6, 3.0), "remote_async": (2.0, 0.0), "chance": (1.0, 3.0)}
+    drafts = [("verification", 0.0, 1.0), ("verification", 1.0, 1.0)]
+    links = ("loopback+delay=1", "loopback+delay=50")
+    table = join(
+        [
+            episodes(lever, s, pace=0.1, hardware="h", kappa=1.0, chunks=9, odds=odds, each_s=0.0, link=link)
+            for lever, s, odds in [(name, *found) for name, found in methods.items()] + drafts
+            for link in links
+        ]
+    )
+    found = compare_methods(shuffled(table))
+    # Four methods make six pairs; a strength of "chance" that is not the frontier's is none of them.
+    assert len(found) == 6 * 2 and {row.link for row in found} == set(links)
+    assert [row.p for row in found] == holm([row.success.p for row in found])
+    assert {row.success.test for row in found} == {"exact McNemar"} and {row.episodes for row in found} == {200}
+    for link in links:
+        at = {(row.first, row.second): row for row in found if row.link == link}
+        assert at["async target", "late adahi"].p < 0.001
+        assert at["async target", "late adahi"].success.difference.mean < -0.3
+        assert at["draft", "hybrid"].p == 1.0
+    assert analyse(
+        table, {lever: s for lever, s, _ in [*drafts, ("late", 0.6, 0), ("chance", 1.0, 0)]} | {"remote_async": 2.0}
+    ).methods == tuple(found)
+    assert compare_methods(steps_sweep(paces=(0.2,), count=3)) == []
 
 
 def test_the_third_finding_where_it_was_planted(analysis: Analysis) -> None:
     """Overlap on four machines: N = 30 (1 + .01 m) and rho = .7, 7, 11, 22, with a chunk of 8 actions."""
-    words = finding(analysis, 3, "overlap on ball at pace 0 over hardware").words
+    words = finding(analysis, 3, "overlap on ball at pace 0, idle hold, over hardware").words
     assert words == "the sweet spot moves: 1 at this-machine, 7 at agx-50w, 8 at agx-30w, 8 at agx-15w."
-    assert finding(analysis, 3, "steps on chase at pace 0.4 over hardware").seen
+    assert finding(analysis, 3, "steps on chase at pace 0.4, idle hold, over hardware").seen
 
 
 def test_nothing_is_found_where_nothing_was_planted() -> None:
@@ -154,7 +236,7 @@ def test_sweet_spots_come_with_their_support(analysis: Analysis) -> None:
     for row in analysis.spots:
         assert sum(row.support) == pytest.approx(1.0)
         assert row.spot.where in row.plausible
-    static = [row for row in analysis.spots if row.place.lever == "steps" and row.place.is_static]
+    static = [row for row in analysis.spots if row.place.lever == "steps" and row.place.static]
     assert [row.spot.where for row in static if row.end_point == "task_s"] == [10.0, 5.0, 2.0, 2.0]
 
 

@@ -14,8 +14,18 @@ from specact.envs import load_task
 from specact.errors import ConfigError, DataError
 from specact.evaluation.pool import Pool
 from specact.evaluation.rollout import Shard, run_shard
+from specact.evaluation.tised.calibration import gate_of
+from specact.evaluation.tised.drivers import PairDriver
 from specact.evaluation.tised.levers import settings_of
-from specact.evaluation.tised.records import EPISODES, MANIFEST, read_sweeps
+from specact.evaluation.tised.records import (
+    CALIBRATIONS,
+    EPISODES,
+    MANIFEST,
+    read_calibrations,
+    read_manifest,
+    read_rows,
+    read_sweeps,
+)
 from specact.evaluation.tised.settings import Setting, Subject
 from specact.evaluation.tised.sweep import Sweep, run_sweep
 from specact.evaluation.tised.trial import Trial, run_trial
@@ -119,14 +129,74 @@ def test_a_server_has_a_time_and_a_link_of_its_own(tmp_path: Path) -> None:
     assert links == {"remote": "loopback+delay=40", "verification": "loopback+delay=40", "naive": "none"}
 
 
+def test_what_the_robot_does_while_it_waits_is_an_axis(tmp_path: Path) -> None:
+    what = small(
+        settings=settings("remote"), paces=(0.0,), hardware=("this-machine",), links=("loopback+delay=150",),
+        episodes=3, idles=("last", "neutral", "hold"),
+    )  # fmt: skip
+    run_sweep(what, tmp_path, quiet, workers=1)
+    table, _, (manifest,) = read_sweeps([tmp_path])
+    assert manifest["sweep"]["idles"] == ["last", "neutral", "hold"]
+    rows = {
+        idle: [
+            (row["episode"], row["jerk"], row["task_s"])
+            for row in read_rows(tmp_path / EPISODES)
+            if row["idle"] == idle
+        ]
+        for idle in ("last", "neutral", "hold")
+    }
+    # On ball the holding action is the last one; a level plate is another world.
+    assert rows["last"] == rows["hold"] and len(rows["last"]) == 3
+    assert all(one != other for one, other in zip(rows["last"], rows["neutral"], strict=True))
+    assert not table["static"].any(), "a ball rolls on"
+    with pytest.raises(ConfigError, match="way to idle"):
+        small(idles=())
+
+
+def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
+    """Over a link of 100 ms the plate goes on moving while the robot waits, so its scores are others than without."""
+    near, far = "loopback", "loopback+delay=100"
+    what = small(
+        settings=tuple(settings_of("verification", SUBJECT, (0.5,))), paces=(0.0,), hardware=("this-machine",),
+        links=(near, far), idles=("hold", "neutral"), calibration=15, episodes=1,
+    )  # fmt: skip
+    run_sweep(what, tmp_path, quiet, workers=1)
+    found = {(row["link"], row["idle"]): row for row in read_calibrations([tmp_path])}
+    assert len(found) == 4
+    threshold = {where: row["gate"]["threshold"] for where, row in found.items()}
+    assert len({threshold[near, "hold"], threshold[far, "hold"], threshold[far, "neutral"]}) == 3
+    for row in found.values():
+        assert row["rate"] == 0.5 and row["episodes"] == 15 and len(row["rounds"]) == 3
+        assert row["held_out_rate"] == row["held_out_sent"] == pytest.approx(0.5, abs=0.25)
+
+    # Further episodes need no further calibration, and run with the gate of their place.
+    before = (tmp_path / CALIBRATIONS).read_text()
+    run_sweep(replace(what, episodes=2), tmp_path, quiet, workers=1)
+    assert (tmp_path / CALIBRATIONS).read_text() == before
+    place = ("verification", 0.5, far, "neutral", 1)
+    (row,) = [
+        row
+        for row in read_rows(tmp_path / EPISODES)
+        if tuple(row[name] for name in ("lever", "strength", "link", "idle", "episode")) == place
+    ]
+    driver = what.settings[1].driver
+    assert isinstance(driver, PairDriver) and driver.rate == 0.5
+    latencies_s = tuple(1e-3 * ms for ms in read_manifest(tmp_path)["latency_ms"]["verification 0.5"])
+    by_hand = Trial(
+        "verification", 0.5, replace(driver, gate=gate_of(found[far, "neutral"])), None, "ball", 0.0, "neutral",
+        "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed,
+    )  # fmt: skip
+    assert run_trial(by_hand) == row
+
+
 def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
     """Two ways to run the same episodes: in lock step without time, and alone in a world that would not have waited."""
     setting = settings("verification")[0]
     rows = [
         run_trial(
             Trial(
-                setting.lever, setting.strength, setting.driver, None, "ball", 0.0, "none", 1.0, "loopback",
-                (0.0, 0.0), "hold", episode, seed=3,
+                setting.lever, setting.strength, setting.driver, None, "ball", 0.0, "hold", "none", 1.0, "loopback",
+                (0.0, 0.0), episode, seed=3,
             )
         )
         for episode in range(6)
@@ -157,8 +227,6 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match=r"whole number, got 1\.5"):
         settings_of("naive", SUBJECT, (1.5,))
-    with pytest.raises(ConfigError, match=r"specact calibrate .* --rate 0.55"):
-        settings_of("verification", SUBJECT, (0.55,))
     with pytest.raises(ConfigError, match="1 to 1 observations"):
         settings_of("window", SUBJECT, (2.0,))
 

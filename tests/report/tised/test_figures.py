@@ -7,12 +7,12 @@ import pytest
 from tests.evaluation.tised.made_up import BASELINES, episodes, join, overlap_sweep, steps_sweep
 
 from specact.evaluation.tised.analysis import Analysis, analyse
+from specact.evaluation.tised.frontier import FRONTIER as METHODS_DRAWN
 from specact.report.drawing import Drawing, style
 from specact.report.looks import look_of
 from specact.report.tised.figures import draw_figures, save_figures
-from specact.report.tised.frontier import FRONTIER as METHODS_DRAWN
 
-FRONTIER = "tised-frontier-success-chase-at-pace-0.2-this-machine"
+FRONTIER = "tised-frontier-success-chase-at-pace-0.2-idle-hold-this-machine"
 RTT_MS = {"loopback": 0.0, "loopback+delay=12": 12.0, "loopback+delay=200": 200.0, "rtt:some/where.csv": 60.0}
 # Log odds, how often it asks, lever and strength.
 METHODS = {
@@ -50,9 +50,9 @@ def test_the_figures_that_there_are(drawings: dict[str, Drawing]) -> None:
     kinds = {name: sum(drawn.startswith(f"tised-{name}-") for drawn in drawings) for name in ("jerk", "path")}
     assert kinds == {"jerk": 5, "path": 5}
     for lever, task in (("steps", "chase"), ("steps", "ball"), ("overlap", "ball"), ("verification", "chase")):
-        assert f"tised-hardware-{lever}-{task}" in drawings
-    assert {FRONTIER, "tised-frontier-restricted-chase-at-pace-0.2-this-machine"} <= set(drawings)
-    assert "tised-verification-chase-0.2-this-machine-over-rtt-some-where.csv" in drawings
+        assert f"tised-hardware-{lever}-{task}-hold" in drawings
+    assert {FRONTIER, "tised-frontier-restricted-chase-at-pace-0.2-idle-hold-this-machine"} <= set(drawings)
+    assert "tised-verification-chase-0.2-hold-this-machine-over-rtt-some-where.csv" in drawings
     assert not any("remote" in name for name in drawings)
     # Curves: steps at three paces and overlap at one on four machines, verification over four links.
     assert len(drawings) == 20 + 10 + 2 + 4 + 2
@@ -61,7 +61,7 @@ def test_the_figures_that_there_are(drawings: dict[str, Drawing]) -> None:
 def test_curves_are_normalised_by_the_baseline_and_ringed_at_the_sweet_spot(
     drawings: dict[str, Drawing], analysis: Analysis
 ) -> None:
-    drawing = drawings["tised-steps-ball-0-agx-50w"]
+    drawing = drawings["tised-steps-ball-0-hold-agx-50w"]
     cells = [cell for cell in analysis.cells if cell.place.lever == "steps" and cell.place.hardware == "agx-50w"][:4]
     assert [row["strength"] for row in drawing.rows] == [10.0, 5.0, 2.0, 1.0]
     for row, cell in zip(drawing.rows, cells, strict=True):
@@ -77,7 +77,7 @@ def test_curves_are_normalised_by_the_baseline_and_ringed_at_the_sweet_spot(
 
 
 def test_staleness_is_pace_times_age(drawings: dict[str, Drawing]) -> None:
-    rows = drawings["tised-staleness-steps-chase"].rows
+    rows = drawings["tised-staleness-steps-chase-hold"].rows
     assert len(rows) == 2 * 4 * 4
     assert all(row["staleness"] == pytest.approx(row["pace"] * row["age_s"]) for row in rows)
 
@@ -114,10 +114,10 @@ def test_files(tmp_path: Path) -> None:
     paths = save_figures(analyse(two, BASELINES), tmp_path, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
     assert sorted(path.name for path in paths if path.suffix == ".png") == [
-        "tised-jerk-steps-ball-0.png", "tised-path-steps-ball-0.png", "tised-steps-ball-0-h.png",
+        "tised-jerk-steps-ball-0-hold.png", "tised-path-steps-ball-0-hold.png", "tised-steps-ball-0-hold-h.png",
     ]  # fmt: skip
-    assert (tmp_path / "tised-steps-ball-0-h.svg").read_text().startswith("<?xml")
-    assert (tmp_path / "tised-steps-ball-0-h.csv").read_text().startswith("strength,n,successes,chunks,")
+    assert (tmp_path / "tised-steps-ball-0-hold-h.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "tised-steps-ball-0-hold-h.csv").read_text().startswith("strength,n,successes,chunks,")
 
 
 def test_settings_that_never_succeed_and_robots_without_motion_can_be_drawn() -> None:
@@ -126,8 +126,8 @@ def test_settings_that_never_succeed_and_robots_without_motion_can_be_drawn() ->
     table |= {"success": table["success"] & (table["strength"] > 2.0), "jerk": np.full(len(table["jerk"]), np.nan)}
     with style():
         drawn = {drawing.name for drawing in draw_figures(analyse(table, BASELINES), {})}
-    assert "tised-steps-ball-0-agx-15w" in drawn
+    assert "tised-steps-ball-0-hold-agx-15w" in drawn
     table |= {"success": np.zeros(len(table["success"]), dtype=bool)}
     with style():
         drawn = {drawing.name for drawing in draw_figures(analyse(table, BASELINES), {})}
-    assert "tised-steps-ball-0-agx-15w" not in drawn and "tised-hardware-steps-ball" in drawn
+    assert "tised-steps-ball-0-hold-agx-15w" not in drawn and "tised-hardware-steps-ball-hold" in drawn

@@ -11,6 +11,7 @@ from specact.evaluation.tised.cells import Cell, cells_of
 from specact.evaluation.tised.contrasts import LeverContrast, contrasts_of
 from specact.evaluation.tised.curves import sort_curves
 from specact.evaluation.tised.findings import Finding, find_all
+from specact.evaluation.tised.frontier import MethodContrast, compare_methods
 from specact.evaluation.tised.heldout import HeldOut, hold_out
 from specact.evaluation.tised.heldout_time import HeldOutTime, hold_out_time
 from specact.evaluation.tised.spots import PlacedSpot, spots_of
@@ -23,6 +24,7 @@ class Analysis:
     Attributes:
         cells: every setting of every lever at every place.
         contrasts: each against its lever's baseline.
+        methods: the frontier's methods, pair by pair at every place.
         spots: where each lever is best, by end point.
         findings: the three of the paper.
         held_out, held_out_time: predictions of success and of task time.
@@ -30,6 +32,7 @@ class Analysis:
 
     cells: tuple[Cell, ...]
     contrasts: tuple[LeverContrast, ...]
+    methods: tuple[MethodContrast, ...]
     spots: tuple[PlacedSpot, ...]
     findings: tuple[Finding, ...]
     held_out: tuple[HeldOut, ...]
@@ -39,8 +42,8 @@ class Analysis:
 def analyse(table: Table, baselines: Mapping[str, float]) -> Analysis:
     """Analyses a sweep.
 
-    Within one place (lever, task, pace, hardware, link) a strength stands for one way of execution; two ways of
-    execution are two levers.
+    Within one place (lever, task, pace, way to idle, hardware, link) a strength stands for one way of execution; two
+    ways of execution are two levers.
 
     Args:
         table: one row per episode, see :data:`~specact.evaluation.tised.curves.COLUMNS`.
@@ -50,15 +53,14 @@ def analyse(table: Table, baselines: Mapping[str, float]) -> Analysis:
         DataError: for a table that cannot be one of a sweep.
         ConfigError: for a lever without a baseline, or a baseline that was not run.
     """
-    cells, contrasts, spots = list[Cell](), list[LeverContrast](), list[PlacedSpot]()
-    for curve in sort_curves(table, baselines):
-        own = cells_of(curve)
-        cells += own
-        contrasts += contrasts_of(curve, own)
-        spots += spots_of(curve, own)
+    curves = [(curve, cells_of(curve)) for curve in sort_curves(table, baselines)]
+    cells = [cell for _, own in curves for cell in own]
+    contrasts = contrasts_of(curves)
+    spots = [spot for curve, own in curves for spot in spots_of(curve, own)]
     return Analysis(
         tuple(cells),
         tuple(contrasts),
+        tuple(compare_methods(table)),
         tuple(spots),
         tuple(find_all(cells, contrasts, spots)),
         tuple(hold_out(cells, baselines)),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.evaluation.statistics import Contrast, contrast, holm
 from specact.evaluation.tised.cells import Cell
 from specact.evaluation.tised.curves import Curve, Place
 from specact.tised.decomposition import Averages, Decomposition, decompose
 
-# Probability of calling a difference significant on a curve where there is none.
+# Probability of calling any difference of a sweep significant where there is none.
 LEVEL = 0.05
 
 
@@ -28,8 +27,8 @@ class LeverContrast:
         restricted_s: difference of restricted mean time [s].
         both_s: difference of task time over the episodes in which both succeeded [s], or None if there are none.
         both: how many these are.
-        success_p, restricted_p, both_p: p-values after Holm's correction over the settings of the curve; 1 where there
-            is nothing to test.
+        success_p, restricted_p, both_p: p-values after Holm's correction over all contrasts of the sweep for that end
+            point; 1 where there is nothing to test.
         speedup: of the averages over each one's own successes (31), split into its factors (5); None where one of the
             two had none.
     """
@@ -58,50 +57,52 @@ class LeverContrast:
         return f"{words}, success by {in_words(self.success, self.success_p)}"
 
 
-def contrasts_of(curve: Curve, cells: Sequence[Cell]) -> list[LeverContrast]:
-    """Every setting of a curve against its baseline, in order of strength.
+def contrasts_of(curves: Sequence[tuple[Curve, Sequence[Cell]]]) -> list[LeverContrast]:
+    """Every setting of every curve against its baseline, curve by curve in order of strength.
 
     Args:
-        curve: the episodes.
-        cells: its cells, in the same order.
+        curves: the episodes, and their cells in the same order.
     """
-    settings = range(1, len(curve.strengths))
-    won = curve.success.astype(np.float64)
-    both = curve.success & curve.success[0]
-    success = [contrast(won[i], won[0]) for i in settings]
-    restricted = [contrast(curve.restricted_s[i], curve.restricted_s[0]) for i in settings]
-    common = [_over(curve, i, both[i]) for i in settings]
+    rows = [_contrast(curve, cells, i) for curve, cells in curves for i in range(1, len(curve.strengths))]
     success_p, restricted_p, both_p = (
-        holm([found.p if found else 1.0 for found in row]) for row in (success, restricted, common)
+        (
+            holm([found.p if found else 1.0 for found in column])
+            for column in zip(*((row.success, row.restricted_s, row.both_s) for row in rows), strict=True)
+        )
+        if rows
+        else ([], [], [])
     )
     return [
-        LeverContrast(
-            place=curve.place,
-            strength=curve.strengths[i],
-            baseline=curve.strengths[0],
-            episodes=both.shape[1],
-            success=success[i - 1],
-            restricted_s=restricted[i - 1],
-            both_s=common[i - 1],
-            both=int(both[i].sum()),
-            success_p=success_p[i - 1],
-            restricted_p=restricted_p[i - 1],
-            both_p=both_p[i - 1],
-            speedup=_speedup(cells[0].averages, cells[i].averages),
-        )
-        for i in settings
+        replace(row, success_p=success_p[i], restricted_p=restricted_p[i], both_p=both_p[i])
+        for i, row in enumerate(rows)
     ]
+
+
+def _contrast(curve: Curve, cells: Sequence[Cell], i: int) -> LeverContrast:
+    """One setting, its p-values not yet corrected."""
+    won = curve.success.astype(np.float64)
+    both = curve.success[i] & curve.success[0]
+    common = contrast(curve.task_s[i][both], curve.task_s[0][both]) if both.any() else None
+    return LeverContrast(
+        place=curve.place,
+        strength=curve.strengths[i],
+        baseline=curve.strengths[0],
+        episodes=len(both),
+        success=contrast(won[i], won[0]),
+        restricted_s=contrast(curve.restricted_s[i], curve.restricted_s[0]),
+        both_s=common,
+        both=int(both.sum()),
+        success_p=1.0,
+        restricted_p=1.0,
+        both_p=1.0,
+        speedup=_speedup(cells[0].averages, cells[i].averages),
+    )
 
 
 def in_words(found: Contrast, corrected_p: float, unit: str = "") -> str:
     """A difference with its interval and its corrected p-value."""
     away = found.difference
     return f"{away.mean:+.3f}{unit} ({away.low:+.3f} to {away.high:+.3f}, p = {corrected_p:.2g})"
-
-
-def _over(curve: Curve, setting: int, both: NDArray[np.bool_]) -> Contrast | None:
-    """Task time over the episodes in which both succeed."""
-    return contrast(curve.task_s[setting][both], curve.task_s[0][both]) if both.any() else None
 
 
 def _speedup(baseline: Averages | None, lever: Averages | None) -> Decomposition | None:

@@ -12,9 +12,9 @@ from specact.errors import ConfigError, DataError, unknown_name
 from specact.evaluation.metrics import Table
 
 COLUMNS = (
-    "lever", "strength", "task", "pace", "hardware", "kappa", "link", "execution", "overlap", "execute", "episode",
-    "success", "score", "task_s", "limit_s", "chunks", "inference_s", "stall_s", "age_s", "jerk", "path",
-    "transmission_rate",
+    "lever", "strength", "task", "pace", "idle", "static", "hardware", "kappa", "link", "execution", "overlap",
+    "execute", "episode", "success", "score", "task_s", "limit_s", "chunks", "inference_s", "stall_s", "age_s", "jerk",
+    "path", "transmission_rate",
 )  # fmt: skip
 
 
@@ -29,7 +29,10 @@ class Place:
     Attributes:
         lever: its name.
         task: its name.
-        pace: rate v of change of the world, in the task's own unit; 0 is a static task.
+        pace: rate v of change of the world, in the task's own unit.
+        idle: what the robot does while it waits, see :class:`~specact.envs.moving.MovingWorld`.
+        static: whether the world stands still while the robot waits: task time is what counts then, and success where
+            it does not. Pace 0 is not enough: a ball rolls on while the robot waits.
         kappa: factor on latency.
         hardware: the profile's name.
         link: to what is at the far end, :data:`ON_BOARD` for none.
@@ -38,14 +41,16 @@ class Place:
     lever: str
     task: str
     pace: float
+    idle: str
+    static: bool
     kappa: float
     hardware: str
     link: str
 
     @property
-    def is_static(self) -> bool:
-        """Whether the world waits: task time is what counts then, and success where it does not."""
-        return self.pace == 0.0
+    def world(self) -> str:
+        """The task, how fast it changes, and what the robot does while it waits."""
+        return f"{self.task} at pace {self.pace:g}, idle {self.idle}"
 
     @property
     def machine(self) -> str:
@@ -53,7 +58,7 @@ class Place:
         return self.hardware if self.link == ON_BOARD else f"{self.hardware} over {self.link}"
 
     def __str__(self) -> str:
-        return f"{self.lever} on {self.task} at pace {self.pace:g}, {self.machine}"
+        return f"{self.lever} on {self.world}, {self.machine}"
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,14 @@ class PairDriver:
 
     Attributes:
         bundle: path of the pair.
-        gate: calibrated.
+        gate: calibrated, unless a rate is given.
+        rate: what a sweep calibrates the gate for, at every place where it runs; None for a gate that is ready.
         late: whether the draft's chunk runs at once and the verdict corrects the rest when it arrives.
     """
 
     bundle: str
     gate: GateSettings
+    rate: float | None = None
     late: bool = False
 
     def load(self) -> Bundle:

@@ -20,10 +20,12 @@ class Finding:
     """One of the three, at one place or along one axis.
 
     Attributes:
-        number: 1, a faster chunk makes a static task slower; 2, a cheaper, worse policy wins a dynamic task, and where
-            it does moves with the pace; 3, a sweet spot moves with the hardware, or with the link to it.
+        number: 1, a faster chunk makes a static task slower; 2, a cheaper policy that is worse where least is stale
+            wins where more is, and where it does moves with the pace; 3, a sweet spot moves with the hardware, or with
+            the link to it. A task is static where its world stands still while the robot waits
+            (:attr:`Place.static <specact.evaluation.tised.curves.Place.static>`).
         about: lever, task and so on.
-        seen: whether it was, by a test at the level of 5 % corrected over the settings of a curve.
+        seen: whether it was, by paired tests at the level of 5 %, corrected over all contrasts of the sweep.
         words: what was found, and what not and why.
     """
 
@@ -44,17 +46,18 @@ def find_all(cells: Sequence[Cell], contrasts: Sequence[LeverContrast], spots: S
     at = {spot.place: spot for spot in deciding}
     found = []
     for place, rows in grouped(contrasts, lambda row: row.place):
-        found.append(_slower(rows, at[place]) if place.is_static else _fresher(rows, at[place], cells))
-    dynamic = [spot for spot in deciding if not spot.place.is_static]
-    for (lever, task, machine), row in grouped(dynamic, lambda s: (s.place.lever, s.place.task, s.place.machine)):
+        found.append(_slower(rows, at[place]) if place.static else _fresher(rows, at[place], cells, contrasts))
+    dynamic = [spot for spot in deciding if not spot.place.static]
+    for (family, machine), row in grouped(dynamic, lambda spot: (_family(spot.place), spot.place.machine)):
         if len(row) > 1:
             seen, words = _moves([(spot, f"pace {spot.place.pace:g}") for spot in row])
-            found.append(Finding(2, f"{lever} on {task} over the pace, {machine}", seen, words))
-    for (lever, task, pace), row in grouped(deciding, lambda s: (s.place.lever, s.place.task, s.place.pace)):
+            lever, task, idle = family
+            found.append(Finding(2, f"{lever} on {task}, idle {idle}, over the pace, {machine}", seen, words))
+    for (lever, world), row in grouped(deciding, lambda spot: (spot.place.lever, spot.place.world)):
         if len(row) > 1:
             row.sort(key=lambda spot: spot.inference_s)
             seen, words = _moves([(spot, spot.place.machine) for spot in row])
-            found.append(Finding(3, f"{lever} on {task} at pace {pace:g} over hardware", seen, words))
+            found.append(Finding(3, f"{lever} on {world}, over hardware", seen, words))
     return found
 
 
@@ -78,17 +81,56 @@ def _slower(rows: Sequence[LeverContrast], spot: PlacedSpot) -> Finding:
     return Finding(1, about, False, f"not seen; nearest to it: {nearest.explain()}. {shape}")
 
 
-def _fresher(rows: Sequence[LeverContrast], spot: PlacedSpot, cells: Sequence[Cell]) -> Finding:
-    """Finding 2: a cheaper policy succeeds more often."""
+def _fresher(
+    rows: Sequence[LeverContrast], spot: PlacedSpot, cells: Sequence[Cell], contrasts: Sequence[LeverContrast]
+) -> Finding:
+    """Finding 2: a setting that is worse than the baseline where least is stale succeeds more often here.
+
+    Both ends are tested. One that is better here and no worse there is simply the better policy.
+    """
     about, shape = str(spot.place), _shape(spot, "success", "")
-    best = max(rows, key=lambda row: row.success.difference.mean)
+    freshest = min(_baselines(rows[0], cells), key=_staleness).place
+    there = {row.strength: row for row in contrasts if row.place == freshest}
+    turned = [row for row in rows if _is_better(row) and row.strength in there and _is_worse(there[row.strength])]
+    best = max(turned or rows, key=lambda row: row.success.difference.mean)
     words = (
-        f"at {best.strength:g} against {best.baseline:g} success changes by "
-        f"{in_words(best.success, best.success_p)}; {_freshest(best, cells)}"
+        f"at {best.strength:g} against {best.baseline:g} success changes by {in_words(best.success, best.success_p)}; "
     )
-    if best.success_p < LEVEL and best.success.difference.mean > 0.0:
+    if freshest == spot.place:
+        return Finding(2, about, False, f"not seen; here least is stale: {words}{_room(best, cells)} {shape}")
+    words += f"where least is stale ({freshest.world}, {freshest.machine}) "
+    if best.strength in there:
+        far = there[best.strength]
+        words += f"by {in_words(far.success, far.success_p)}."
+    else:
+        words += "it was not run."
+    if turned:
         return Finding(2, about, True, f"seen: {words} {shape}")
+    if _is_better(best):
+        return Finding(2, about, False, f"not seen, for it is better here and no worse there: {words} {shape}")
     return Finding(2, about, False, f"not seen; nearest to it: {words} {_room(best, cells)} {shape}")
+
+
+def _is_better(row: LeverContrast) -> bool:
+    return row.success_p < LEVEL and row.success.difference.mean > 0.0
+
+
+def _is_worse(row: LeverContrast) -> bool:
+    return row.success_p < LEVEL and row.success.difference.mean < 0.0
+
+
+def _family(place: Place) -> tuple[str, str, str]:
+    return place.lever, place.task, place.idle
+
+
+def _baselines(row: LeverContrast, cells: Sequence[Cell]) -> list[Cell]:
+    """The baseline's cells at all paces and on all machines."""
+    return [cell for cell in cells if _family(cell.place) == _family(row.place) and cell.strength == row.baseline]
+
+
+def _staleness(cell: Cell) -> tuple[float, float]:
+    """``v tau``, and the age alone where it is the same: what moves by itself moves at pace 0, too."""
+    return cell.place.pace * cell.age_s, cell.age_s
 
 
 def _moves(path: Sequence[tuple[PlacedSpot, str]]) -> tuple[bool, str]:
@@ -105,29 +147,9 @@ def _moves(path: Sequence[tuple[PlacedSpot, str]]) -> tuple[bool, str]:
     return False, f"the sweet spots differ within the noise: {words}; every two have plausible settings in common."
 
 
-def _freshest(row: LeverContrast, cells: Sequence[Cell]) -> str:
-    """What the setting is worth where observations are least stale: its quality against the baseline's."""
-    pairs = [
-        (setting, base)
-        for setting in cells
-        if _same_task(setting, row.place) and setting.strength == row.strength
-        for base in cells
-        if base.place == setting.place and base.strength == row.baseline
-    ]
-    setting, base = min(pairs, key=lambda pair: (pair[1].place.pace * pair[1].age_s, pair[1].age_s))
-    return (
-        f"where least is stale (pace {base.place.pace:g}, {base.place.machine}) it succeeds in "
-        f"{setting.success.mean:.3f} against {base.success.mean:.3f}."
-    )
-
-
 def _room(row: LeverContrast, cells: Sequence[Cell]) -> str:
     """How much fresher observations could give back at most: what the baseline loses to delay."""
-    here = [
-        cell
-        for cell in cells
-        if _same_task(cell, row.place) and cell.place.pace == row.place.pace and cell.strength == row.baseline
-    ]
+    here = [cell for cell in _baselines(row, cells) if cell.place.pace == row.place.pace]
     fastest = min(here, key=lambda cell: cell.age_s)
     own = next(cell for cell in here if cell.place == row.place)
     if fastest is own:
@@ -136,10 +158,6 @@ def _room(row: LeverContrast, cells: Sequence[Cell]) -> str:
         f"The baseline succeeds in {own.success.mean:.3f} with observations {1e3 * own.age_s:.3g} ms old and in "
         f"{fastest.success.mean:.3f} with {1e3 * fastest.age_s:.3g} ms: freshness has no more than that to give back."
     )
-
-
-def _same_task(cell: Cell, place: Place) -> bool:
-    return (cell.place.lever, cell.place.task) == (place.lever, place.task)
 
 
 def _shape(spot: PlacedSpot, what: str, unit: str) -> str:

@@ -21,7 +21,7 @@ class HeldOut:
     """A prediction of one machine or pace from all others.
 
     Attributes:
-        lever, task: of which.
+        lever, task, idle: of which.
         held: what was held out: a machine, which is hardware and link, at one pace, or a pace.
         delay: what staleness was made of: the stall, as in equation (7), or the observation's age. Without overlap they
             are the same.
@@ -34,6 +34,7 @@ class HeldOut:
 
     lever: str
     task: str
+    idle: str
     held: str
     delay: Delay
     error: PredictionError
@@ -58,19 +59,19 @@ def hold_out(cells: Sequence[Cell], baselines: Mapping[str, float]) -> list[Held
         baselines: the strength of each lever at which it does nothing.
     """
     found = []
-    for (lever, task), family in grouped(cells, lambda cell: (cell.place.lever, cell.place.task)):
+    for (lever, task, idle), family in grouped(cells, lambda c: (c.place.lever, c.place.task, c.place.idle)):
         if len({cell.strength for cell in family}) < 2:
             continue
         for held, known, tested in _splits(family):
             for delay in _DELAYS:
                 result = _predict(known, tested, baselines[lever], delay)
                 if result is not None:
-                    found.append(HeldOut(lever, task, held, delay, *result))
+                    found.append(HeldOut(lever, task, idle, held, delay, *result))
     return found
 
 
 def _splits(family: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], list[Cell]]]:
-    """What is held out, the cells that are known, and those to predict: where the world waits nothing gets stale."""
+    """What is held out, the cells that are known, and those to predict; at pace 0 nothing gets stale by itself."""
     for pace, world in grouped(family, lambda cell: cell.place.pace):
         if pace > 0.0:
             for machine, tested in grouped(world, lambda cell: cell.place.machine):

@@ -19,7 +19,7 @@ class HeldOutTime:
     """A prediction of task time on a machine that was held out: N from the others, the chunk from its timing (3, 4).
 
     Attributes:
-        lever, task: of which, in the world that waits.
+        lever, task, idle: of which, in a world that stands still while the robot waits.
         machine: hardware and link, what was held out.
         error: mean of ``|predicted / observed - 1|`` over its cells; worst: its maximum.
         predicted, observed: the settings of least task time over successes.
@@ -27,6 +27,7 @@ class HeldOutTime:
 
     lever: str
     task: str
+    idle: str
     machine: str
     error: float
     worst: float
@@ -45,8 +46,8 @@ def hold_out_time(cells: Sequence[Cell]) -> list[HeldOutTime]:
     """
     found = []
     timed = [cell for cell in cells if cell.execution in _BY_EQUATION and cell.successes]
-    static = [cell for cell in timed if cell.place.is_static]
-    for (lever, task), family in grouped(static, lambda cell: (cell.place.lever, cell.place.task)):
+    static = [cell for cell in timed if cell.place.static]
+    for (lever, task, idle), family in grouped(static, lambda c: (c.place.lever, c.place.task, c.place.idle)):
         for machine, tested in grouped(family, lambda cell: cell.place.machine):
             pairs = [
                 (cell, [other for other in family if other.strength == cell.strength and other is not cell])
@@ -56,7 +57,9 @@ def hold_out_time(cells: Sequence[Cell]) -> list[HeldOutTime]:
             if len(times) > 1:
                 errors = [abs(predicted / observed - 1.0) for predicted, observed in times.values()]
                 best = [min(times, key=lambda strength: times[strength][which]) for which in (0, 1)]
-                found.append(HeldOutTime(lever, task, machine, float(np.mean(errors)), float(np.max(errors)), *best))
+                found.append(
+                    HeldOutTime(lever, task, idle, machine, float(np.mean(errors)), float(np.max(errors)), *best)
+                )
     return found
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from specact.calibration import find_calibration
 from specact.errors import ConfigError, unknown_name
 from specact.evaluation.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver
 from specact.evaluation.tised.settings import Setting, Subject
 from specact.execution.execution import Execution, Kind
-from specact.gates.settings import GateSettings
+from specact.gates.settings import BUNDLES_OWN, GateSettings
 from specact.policies.bundle import Bundle
 from specact.policies.flow_bundle import FlowBundle
 
@@ -126,19 +125,15 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple
     assert isinstance(bundle, Bundle), "Lever.check has seen to it"
     if not 0.0 <= strength <= 1.0:
         raise ConfigError(f"a transmission rate lies in [0, 1], got {strength:g}")
+    path = str(bundle.path)
     if strength in (0.0, 1.0):
-        settings = GateSettings("always" if strength else "never")
-    elif gate == "random":
-        settings = GateSettings("random", threshold=strength)
-    else:
-        found = find_calibration(bundle, gate, strength)
-        if found is None:
-            raise ConfigError(
-                f"{bundle.name!r} has no calibration of the gate {gate!r} for a rate of {strength:g}; make one with: "
-                f"specact calibrate --bundle {bundle.path} --gate {gate} --rate {strength:g}"
-            )
-        settings = found.settings
-    return PairDriver(str(bundle.path), settings, late=late), None
+        return PairDriver(path, GateSettings("always" if strength else "never"), late=late), None
+    if gate == "random":
+        return PairDriver(path, GateSettings("random", threshold=strength), late=late), None
+    settings = BUNDLES_OWN.settings(gate, bundle)
+    settings.check_rate(strength)
+    # A threshold that holds the rate where nothing takes time need not hold it over a link.
+    return PairDriver(path, settings, rate=strength, late=late), None
 
 
 def _at(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:

@@ -1,4 +1,4 @@
-"""What sweeps leave behind: a manifest, and a line per episode."""
+"""What sweeps leave behind: a manifest, a line per calibrated gate, and a line per episode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specact.evaluation.metrics import Table
 from specact.evaluation.tised.trial import Row
 from specact.files import write_whole
 
-MANIFEST, EPISODES = "manifest.json", "episodes.jsonl"
+MANIFEST, CALIBRATIONS, EPISODES = "manifest.json", "calibrations.jsonl", "episodes.jsonl"
 
 
 def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[dict[str, Any]]]:
@@ -39,6 +39,11 @@ def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[
     if not rows:
         raise DataError(f"no episode is finished in {', '.join(map(str, folders))}; run the sweep again")
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}, baselines, manifests
+
+
+def read_calibrations(folders: Sequence[Path]) -> list[Row]:
+    """The gates that sweeps have calibrated, see :func:`~specact.evaluation.tised.calibration.calibrate_gate`."""
+    return [row for folder in folders for row in read_rows(folder / CALIBRATIONS)]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

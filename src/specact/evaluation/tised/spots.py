@@ -52,7 +52,7 @@ class PlacedSpot:
 
 def decisive(place: Place) -> EndPoint:
     """What decides at a place: time where the world waits, success where it does not."""
-    return "restricted_s" if place.is_static else "success"
+    return "restricted_s" if place.static else "success"
 
 
 def spots_of(curve: Curve, cells: Sequence[Cell]) -> list[PlacedSpot]:

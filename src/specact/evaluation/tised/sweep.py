@@ -5,25 +5,30 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnxruntime
 
 from specact import __version__
 from specact.envs import load_task
-from specact.envs.moving import Idle, MovingWorld
+from specact.envs.moving import MovingWorld
+from specact.envs.task import Idle
 from specact.errors import ConfigError, ObservationError
 from specact.evaluation.pool import Pool
+from specact.evaluation.tised.calibration import GateSearch, calibrate_gate, gate_of
 from specact.evaluation.tised.costs import measure_settings
 from specact.evaluation.tised.curves import ON_BOARD
 from specact.evaluation.tised.drivers import PairDriver
-from specact.evaluation.tised.records import EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
+from specact.evaluation.tised.records import CALIBRATIONS, EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
 from specact.evaluation.tised.settings import Setting
-from specact.evaluation.tised.trial import Row, Trial, run_trial
+from specact.evaluation.tised.trial import PLACE, Row, Trial, run_trial
 from specact.execution.senses import Senses
 from specact.files import write_json
+from specact.gates.settings import GateSettings
 from specact.links.link import load_link
 from specact.locks import locked
 from specact.policies.chunk import ChunkSpec
@@ -31,6 +36,9 @@ from specact.policies.policy import PolicySpec
 from specact.tised.hardware import load_hardware
 
 Progress = Callable[[str, int, int], None]
+Item = TypeVar("Item")
+Key = tuple[object, ...]
+_EPISODE = (*PLACE, "episode")
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class Sweep:
         links: for what is at the far end; see :func:`~specact.links.link.load_link`.
         episodes: paired, of every setting at every place.
         seed: of everything random.
-        idle: see :class:`~specact.envs.moving.MovingWorld`.
+        idles: what the robot does while it waits, each in turn, see :class:`~specact.envs.moving.MovingWorld`.
+        calibration: episodes per round of a gate's calibration, and again for its held-out check.
         target_ms: accounted time of a server's inference, whatever the robot's hardware; None for the measured time on
             the robot's hardware.
     """
@@ -58,14 +67,18 @@ class Sweep:
     links: tuple[str, ...]
     episodes: int
     seed: int = 0
-    idle: Idle = "hold"
+    idles: tuple[Idle, ...] = ("hold",)
+    calibration: int = 40
     target_ms: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.settings and self.paces and self.hardware and self.links):
-            raise ConfigError("a sweep needs at least one lever, pace, hardware and link")
-        if self.episodes < 1 or self.seed < 0:
-            raise ConfigError(f"a sweep has at least 1 episode and a seed >= 0, got {self.episodes} and {self.seed}")
+        if not (self.settings and self.paces and self.idles and self.hardware and self.links):
+            raise ConfigError("a sweep needs at least one lever, pace, way to idle, hardware and link")
+        if self.episodes < 1 or self.calibration < 1 or self.seed < 0:
+            raise ConfigError(
+                "a sweep has at least 1 episode, also to calibrate with, and a seed >= 0, got "
+                f"{self.episodes}, {self.calibration} and {self.seed}"
+            )
         task = load_task(self.task)
         if any(self.paces) and task.pace is None:
             raise ConfigError(f"nothing in task {self.task!r} moves by itself, so its pace must be 0; got {self.paces}")
@@ -79,9 +92,10 @@ class Sweep:
 
 
 def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None = None, command: str = "") -> None:
-    """Runs a sweep and writes ``manifest.json`` and ``episodes.jsonl``, a line per episode as it is finished.
+    """Runs a sweep and writes ``manifest.json``, ``calibrations.jsonl``, and ``episodes.jsonl``, a line per episode.
 
-    Run again after a stop, it goes on with what is missing; what a kill costs are the episodes under way.
+    Gates that hold a rate are calibrated first, at every place where they run. Run again after a stop, it goes on with
+    what is missing; what a kill costs is what was under way.
 
     Args:
         what: the sweep.
@@ -100,36 +114,71 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
 
 
 def _run(what: Sweep, out: Path, progress: Progress, workers: int | None, command: str) -> None:
-    manifest, file = _claim(what, out, command), out / EPISODES
+    manifest = _claim(what, out, command)
     trials = list(_trials(what, manifest["latency_ms"]))
+    searches = {_key(trial.row, PLACE): GateSearch(trial, what.calibration) for trial in trials if _holds_rate(trial)}
+    with Pool(workers) as pool:
+        found = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
+        gates = {_key(row, PLACE): gate_of(row) for row in found}
+        ready = {_key(trial.row, _EPISODE): _with_gate(trial, gates) for trial in trials}
+        _finish(ready, run_trial, _EPISODE, out / EPISODES, pool, partial(progress, f"{what.task}, episodes"))
+
+
+def _finish(
+    items: Mapping[Key, Item],
+    work: Callable[[Item], Row],
+    names: tuple[str, ...],
+    file: Path,
+    pool: Pool,
+    progress: Callable[[int, int], None],
+) -> list[Row]:
+    """Works on the items whose row is not in the file yet, a line each; returns all rows of the file.
+
+    Args:
+        items: by the columns ``names`` of their rows.
+    """
     cut_torn_line(file)
-    kept = {_key(row) for row in read_rows(file)}
-    missing = [trial for trial in trials if _key(trial.row) not in kept]
-    done, name = len(trials) - len(missing), f"{what.task}, episodes"
-    progress(name, done, len(trials))
-    with file.open("a") as lines, Pool(workers) as pool:
-        for _, row in pool.each(run_trial, missing):
+    rows = read_rows(file)
+    kept = {_key(row, names) for row in rows}
+    missing = [item for key, item in items.items() if key not in kept]
+    done = len(items) - len(missing)
+    if items:
+        progress(done, len(items))
+    with file.open("a") as lines:
+        for _, row in pool.each(work, missing):
             lines.write(to_line(row))
             lines.flush()
+            rows.append(row)
             done += 1
-            progress(name, done, len(trials))
+            progress(done, len(items))
+    return rows
+
+
+def _holds_rate(trial: Trial) -> bool:
+    return isinstance(trial.driver, PairDriver) and trial.driver.rate is not None
+
+
+def _with_gate(trial: Trial, gates: Mapping[Key, GateSettings]) -> Trial:
+    """The trial with the gate that was calibrated for its place, if it needs one."""
+    if not isinstance(trial.driver, PairDriver) or trial.driver.rate is None:
+        return trial
+    return replace(trial, driver=replace(trial.driver, gate=gates[_key(trial.row, PLACE)]))
 
 
 def _trials(what: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Trial]:
     """Episode by episode, so that a stopped sweep has a little of everything."""
     for episode in range(what.episodes):
         for pace in what.paces:
-            for name in what.hardware:
+            for idle, name, setting in product(what.idles, what.hardware, what.settings):
                 profile = load_hardware(name)
-                for setting in what.settings:
-                    for link in what.links if _offloads(setting) else (ON_BOARD,):
-                        yield Trial(
-                            lever=setting.lever, strength=setting.strength, driver=setting.driver,
-                            execution=setting.execution, task=what.task, pace=pace, hardware=profile.name,
-                            kappa=profile.kappa, link=link,
-                            latencies_s=_latencies_s(what, setting, latency_ms[setting.label], profile.kappa),
-                            idle=what.idle, episode=episode, seed=what.seed,
-                        )  # fmt: skip
+                for link in what.links if _offloads(setting) else (ON_BOARD,):
+                    yield Trial(
+                        lever=setting.lever, strength=setting.strength, driver=setting.driver,
+                        execution=setting.execution, task=what.task, pace=pace, idle=idle, hardware=profile.name,
+                        kappa=profile.kappa, link=link,
+                        latencies_s=_latencies_s(what, setting, latency_ms[setting.label], profile.kappa),
+                        episode=episode, seed=what.seed,
+                    )  # fmt: skip
 
 
 def _latencies_s(what: Sweep, setting: Setting, measured_ms: list[float], kappa: float) -> tuple[float, ...]:
@@ -147,7 +196,9 @@ def _offloads(setting: Setting) -> bool:
 def _check(what: Sweep) -> None:
     """Refuses, before anything is written, what would fail in the first episode."""
     task = load_task(what.task)
-    world = MovingWorld(task, idle=what.idle)
+    for idle in what.idles:
+        MovingWorld(task, idle=idle).close()
+    world = MovingWorld(task, idle=what.idles[0])
     world.reset(0)
     for setting in what.settings:
         if isinstance(setting.driver, PairDriver):
@@ -205,5 +256,5 @@ def _request(what: Sweep) -> dict[str, Any]:
     return request
 
 
-def _key(row: Row) -> tuple[object, ...]:
-    return tuple(row[name] for name in ("lever", "strength", "pace", "hardware", "link", "episode"))
+def _key(row: Row, names: tuple[str, ...]) -> Key:
+    return tuple(row[name] for name in names)

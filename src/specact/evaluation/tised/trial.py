@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from math import inf
 from typing import Any
 
 from specact.envs import load_task
-from specact.envs.moving import Idle, MovingWorld
+from specact.envs.moving import MovingWorld
+from specact.envs.task import Idle
 from specact.evaluation.rollout import start_of
 from specact.evaluation.tised.curves import ON_BOARD
 from specact.evaluation.tised.drivers import Driver, PairDriver
@@ -19,9 +21,13 @@ from specact.execution.pair import Pairing, run_pair
 from specact.execution.tally import Episode
 from specact.links.link import load_link
 from specact.rng import Role, stream
+from specact.types import Decision
 from specact.verifiers import SpeculativeVerifier
 
 Row = dict[str, Any]
+Decided = Callable[[Decision, bool], None]
+# What tells a setting at one place of a sweep from all others.
+PLACE = ("lever", "strength", "pace", "idle", "hardware", "link")
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,10 @@ class Trial:
         driver: drives the robot.
         execution: how a chunk policy's chunks are played; None for a pair.
         task, pace: where.
+        idle: what the robot does while it waits, see :class:`~specact.envs.moving.MovingWorld`.
         hardware, kappa: the profile, and its factor on latency.
         link: see :func:`~specact.links.link.load_link`; :data:`ON_BOARD` for a policy on the robot.
         latencies_s: of an inference on this hardware: one for a chunk policy, draft's and target's for a pair [s].
-        idle: see :class:`~specact.envs.moving.MovingWorld`.
         episode, seed: which episode; the same two give every setting the same start.
     """
 
@@ -46,11 +52,11 @@ class Trial:
     execution: Execution | None
     task: str
     pace: float
+    idle: Idle
     hardware: str
     kappa: float
     link: str
     latencies_s: tuple[float, ...]
-    idle: Idle
     episode: int
     seed: int
 
@@ -63,6 +69,7 @@ class Trial:
             "strength": self.strength,
             "task": self.task,
             "pace": self.pace,
+            "idle": self.idle,
             "hardware": self.hardware,
             "kappa": self.kappa,
             "link": self.link,
@@ -73,12 +80,17 @@ class Trial:
         }
 
 
-def run_trial(trial: Trial) -> Row:
-    """Runs the episode; its row says the setting, and how it went (:class:`~specact.execution.tally.Episode`)."""
+def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
+    """Runs the episode; its row says the setting, and how it went (:class:`~specact.execution.tally.Episode`).
+
+    Args:
+        trial: the episode.
+        decided: told of a gate's decisions, see :func:`~specact.execution.pair.run_pair`.
+    """
     world = _world(trial.task, trial.pace, trial.idle)
     address = {"start": start_of(trial.seed, trial.episode), "seed": trial.seed, "episode": trial.episode}
     if isinstance(trial.driver, PairDriver):
-        ran = _run_pair(trial, trial.driver, world, address)
+        ran = _run_pair(trial, trial.driver, world, address, decided)
     else:
         assert trial.execution is not None, "a chunk policy is told how its chunks are played"
         policy = trial.driver.build()
@@ -88,15 +100,17 @@ def run_trial(trial: Trial) -> Row:
             route = Route.of_chunks(load_link(trial.link), policy.spec, rng)
             took = route.latency(trial.latencies_s[0])
         ran = run_episode(world, policy, trial.execution, took, **address)
-    return trial.row | asdict(ran)
+    return trial.row | {"static": world.static} | asdict(ran)
 
 
-def _run_pair(trial: Trial, driver: PairDriver, world: MovingWorld, address: dict[str, int]) -> Episode:
+def _run_pair(
+    trial: Trial, driver: PairDriver, world: MovingWorld, address: dict[str, int], decided: Decided | None
+) -> Episode:
     draft_s, target_s = trial.latencies_s
     link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
     late_for_s = inf if driver.late else None
     pairing = Pairing(driver.gate, SpeculativeVerifier, link, draft_s, target_s, late_for_s=late_for_s)
-    return run_pair(world, driver.load(), pairing, **address)[0]
+    return run_pair(world, driver.load(), pairing, decided=decided, **address)[0]
 
 
 @cache

@@ -27,12 +27,10 @@ def draw_curves(analysis: Analysis) -> Iterator[Drawing]:
     for place, cells in grouped(analysis.cells, lambda cell: cell.place):
         if len(cells) > 1 and cells[0].successes:
             yield _times(place, cells, {s.end_point: s for s in analysis.spots if s.place == place})
-    for (lever, task, pace), cells in grouped(
-        analysis.cells, lambda cell: (cell.place.lever, cell.place.task, cell.place.pace)
-    ):
+    for _, cells in grouped(analysis.cells, lambda cell: (cell.place.lever, cell.place.world)):
         for name, label in _MOTIONS:
             if len({cell.strength for cell in cells}) > 1:
-                yield _motion(lever, task, pace, cells, name, label)
+                yield _motion(cells[0].place, cells, name, label)
 
 
 def _times(place: Place, cells: Sequence[Cell], spots: dict[str, PlacedSpot]) -> Drawing:
@@ -64,11 +62,11 @@ def _times(place: Place, cells: Sequence[Cell], spots: dict[str, PlacedSpot]) ->
         "episodes with time-outs counted, with its 95 % interval. Rings: the sweet spots, "
         f"{spots['task_s'].spot.where:g} for T task and {_sure(spots['restricted_s'])} for restricted mean time."
     )
-    name = stem("tised", place.lever, place.task, place.pace, place.machine)
+    name = stem("tised", place.lever, place.task, place.pace, place.idle, place.machine)
     return Drawing(name, f"{place}: chunks and times", caption, figure, rows)
 
 
-def _motion(lever: str, task: str, pace: float, cells: Sequence[Cell], name: str, label: str) -> Drawing:
+def _motion(place: Place, cells: Sequence[Cell], name: str, label: str) -> Drawing:
     figure, axes = blank()
     strengths = list(dict.fromkeys(cell.strength for cell in cells))
     for number, (machine, row) in enumerate(grouped(cells, lambda cell: cell.place.machine)):
@@ -79,13 +77,13 @@ def _motion(lever: str, task: str, pace: float, cells: Sequence[Cell], name: str
             color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=machine,
         )  # fmt: skip
     axes.set_ylabel(f"{label} [task's units]")
-    label_settings(axes, strengths, lever)
+    label_settings(axes, strengths, place.lever)
     legend_below(figure, columns=2)
-    kept = ("lever", "task", "pace", "hardware", "link", "strength", "n", name)
+    kept = ("lever", "task", "pace", "idle", "hardware", "link", "strength", "n", name)
     rows = [{key: row[key] for key in kept} for row in as_rows(cells)]
     caption = f"{_episodes(cells)}, means over all of them."
-    title = f"{label.capitalize()}: {lever} on {task} at pace {pace:g}"
-    return Drawing(stem("tised", name, lever, task, pace), title, caption, figure, rows)
+    title = f"{label.capitalize()}: {place.lever} on {place.world}"
+    return Drawing(stem("tised", name, place.lever, place.task, place.pace, place.idle), title, caption, figure, rows)
 
 
 def _episodes(cells: Sequence[Cell]) -> str:

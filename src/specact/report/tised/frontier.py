@@ -7,44 +7,29 @@ from typing import Any
 
 from specact.evaluation.statistics import Interval
 from specact.evaluation.tised.cells import Cell, grouped
+from specact.evaluation.tised.frontier import FRONTIER, method_of
 from specact.report.drawing import Drawing, blank, legend_below
 from specact.report.looks import look_of
 from specact.report.tised.settings import stem
 
-# Methods by the lever that makes them, and its strength; None for any, where the lever has one only.
-FRONTIER: Mapping[str, tuple[str, float | None]] = {
-    "draft": ("verification", 0.0),
-    "target": ("remote", None),
-    "async target": ("remote_async", None),
-    "hybrid": ("verification", 1.0),
-    "random": ("chance", 0.6),
-    "adahi": ("verification", 0.6),
-    "late adahi": ("late", 0.6),
-}
 _END_POINTS = (("success", "success"), ("restricted_s", "restricted mean time [s]"))
 # Links that were recorded have no round trip of their own, only a mean one: no curve leads through them.
 _RECORDED = ("rtt:", "mahimahi:")
 
 
 def draw_frontier(cells: Sequence[Cell], rtt_ms: Mapping[str, float]) -> Iterator[Drawing]:
-    """Success and restricted mean time over the round trip, a curve per method, for every task, pace and hardware.
+    """Success and restricted mean time over the round trip, a curve per method, for every world and hardware.
 
     Args:
-        cells: of a sweep; those that are one of :data:`FRONTIER` are drawn.
+        cells: of a sweep; those that are a method of the frontier are drawn.
         rtt_ms: mean round trip of each link, by name [ms]; cells over others are left out.
     """
-    found = [(name, cell) for cell in cells if cell.place.link in rtt_ms for name in FRONTIER if _is(name, cell)]
-    for (task, pace, hardware), family in grouped(
-        found, lambda pair: (pair[1].place.task, pair[1].place.pace, pair[1].place.hardware)
-    ):
+    methods = [(method_of(cell.place.lever, cell.strength), cell) for cell in cells if cell.place.link in rtt_ms]
+    found = [(name, cell) for name, cell in methods if name is not None]
+    for (world, hardware), family in grouped(found, lambda pair: (pair[1].place.world, pair[1].place.hardware)):
         for end_point, label in _END_POINTS:
             rows = [_row(name, cell, rtt_ms, end_point) for name, cell in family]
-            yield _draw(f"{task} at pace {pace:g}, {hardware}", label, end_point, rows)
-
-
-def _is(name: str, cell: Cell) -> bool:
-    lever, strength = FRONTIER[name]
-    return cell.place.lever == lever and strength in (None, cell.strength)
+            yield _draw(f"{world}, {hardware}", label, end_point, rows)
 
 
 def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]) -> Drawing:

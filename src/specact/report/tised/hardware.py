@@ -20,12 +20,12 @@ def draw_hardware(spots: Sequence[PlacedSpot]) -> Iterator[Drawing]:
         spots: of a sweep; those that decide at their place are drawn.
     """
     deciding = [spot for spot in spots if spot.end_point == decisive(spot.place)]
-    for (lever, task), family in grouped(deciding, lambda spot: (spot.place.lever, spot.place.task)):
+    for (lever, task, idle), family in grouped(deciding, lambda s: (s.place.lever, s.place.task, s.place.idle)):
         if len({spot.place.machine for spot in family}) > 1 and len(family[0].strengths) > 1:
-            yield _draw(lever, task, sorted(family, key=lambda spot: spot.inference_s))
+            yield _draw(lever, task, idle, sorted(family, key=lambda spot: spot.inference_s))
 
 
-def _draw(lever: str, task: str, family: Sequence[PlacedSpot]) -> Drawing:
+def _draw(lever: str, task: str, idle: str, family: Sequence[PlacedSpot]) -> Drawing:
     figure, axes = blank()
     strengths = list(dict.fromkeys(strength for spot in family for strength in spot.strengths))
     curves = sorted(grouped(family, lambda spot: spot.place.pace))
@@ -41,13 +41,13 @@ def _draw(lever: str, task: str, family: Sequence[PlacedSpot]) -> Drawing:
     axes.set_yticks(range(len(strengths)), [f"{strength:g}" for strength in strengths])
     legend_below(figure)
     caption = (
-        f"{', '.join(f'{label} ms: {machine}' for machine, label in machines.items())}. Pace 0 by restricted mean "
-        "time, others by success. Bars reach over all settings that were best in one of twenty bootstrap samples or "
-        "oftener."
+        f"{', '.join(f'{label} ms: {machine}' for machine, label in machines.items())}. By restricted mean time "
+        "where the world stands still while the robot waits, else by success. Bars reach over all settings that were "
+        "best in one of twenty bootstrap samples or oftener."
     )
     rows = [row for spot in family for row in _rows(spot)]
-    title = f"Sweet spot over hardware: {lever} on {task}"
-    return Drawing(stem("tised-hardware", lever, task), title, caption, figure, rows)
+    title = f"Sweet spot over hardware: {lever} on {task}, idle {idle}"
+    return Drawing(stem("tised-hardware", lever, task, idle), title, caption, figure, rows)
 
 
 def _draw_curve(axes: Axes, number: int, shift: float, curve: Sequence[PlacedSpot], strengths: Sequence[float]) -> None:

@@ -16,8 +16,8 @@ def draw_staleness(cells: Sequence[Cell]) -> Iterator[Drawing]:
     Args:
         cells: of a sweep, each curve's from the baseline to its strongest setting.
     """
-    dynamic = [cell for cell in cells if not cell.place.is_static]
-    for (lever, task), family in grouped(dynamic, lambda cell: (cell.place.lever, cell.place.task)):
+    moving = [cell for cell in cells if cell.place.pace > 0.0]
+    for (lever, task, idle), family in grouped(moving, lambda c: (c.place.lever, c.place.task, c.place.idle)):
         if len({cell.strength for cell in family}) == 1:
             continue
         figure, axes = blank()
@@ -38,8 +38,8 @@ def draw_staleness(cells: Sequence[Cell]) -> Iterator[Drawing]:
             f"One curve per setting of {lever}; a point is one pace ({paces}) on one machine ({machines}), "
             f"{family[0].n} episodes. Bands: Wilson's 95 % interval."
         )
-        name = stem("tised-staleness", lever, task)
-        yield Drawing(name, f"Success over staleness: {lever} on {task}", caption, figure, rows)
+        name = stem("tised-staleness", lever, task, idle)
+        yield Drawing(name, f"Success over staleness: {lever} on {task}, idle {idle}", caption, figure, rows)
 
 
 def _row(cell: Cell) -> dict[str, Any]:
