@@ -42,7 +42,7 @@ class ServerSettings:
     key: Path | None = None
     max_batch: int = 16
     max_queue: int = 256
-    max_under_way: int = 8
+    max_under_way: int = 4
     max_wait_ms: float = 0.0
     max_robots: int = 1024
     max_pending: int = 256

@@ -105,9 +105,6 @@ async def _answer_all(socket: WebSocket, service: Service, sender: Sender) -> No
             if len(under_way) >= service.settings.max_under_way:
                 # Reading on only when one is done lets a flood wait in its own socket.
                 await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                # One message per connection and turn of the loop, however many a connection has sent at once.
-                await asyncio.sleep(0)
     finally:
         for task in under_way:
             task.cancel()

@@ -134,9 +134,14 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._unread += data
-        if not self._resumes:
-            self._frames = 0
+        if self._resumes:
+            self._unread += data
+            return
+        self._frames = 0
+        if len(data) <= _SMALLEST_SLICE:
+            self._feed(data)
+        else:
+            self._unread += data
             self._read()
 
     def _read(self) -> None:
@@ -149,10 +154,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 return
             before, part = self._frames, bytes(self._unread[: self._slice])
             del self._unread[: self._slice]
-            super().data_received(part)
-            if not self.handshake_complete and self.conn.handshake_exc is not None:
-                self._refuse_opening()
+            self._feed(part)
             self._slice = _SMALLEST_SLICE if self._frames > before else min(2 * self._slice, _LARGEST_SLICE)
+
+    def _feed(self, part: bytes) -> None:
+        super().data_received(part)
+        if self.conn.handshake_exc is not None and not self.handshake_complete:
+            self._refuse_opening()
 
     def _resume(self) -> None:
         self._resumes, self._frames = False, 0
@@ -203,6 +211,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         return not self.close_sent
 
     async def receive(self) -> ASGIReceiveEvent:
+        if self.queue.qsize() > 1:
+            # One message per connection and turn of the loop, however many it has sent at once.
+            await asyncio.sleep(0)
         message = await super().receive()
         if self._resumes:
             self.transport.pause_reading()
