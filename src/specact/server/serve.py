@@ -65,6 +65,8 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        # By then every connection was ended; what is left is a fault of ours and must not keep the process.
+        timeout_graceful_shutdown=int(_GOODBYE_S) + 2,
         # Whatever a peer does wrong is in the access log.
         log_level="error",
         access_log=False,

@@ -172,10 +172,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Answers an opening request that websockets cannot read; uvicorn says nothing and waits for ever."""
         self.handshake_complete = self.close_sent = True
         answer = b"".join(self.conn.data_to_send())
-        if not answer:
-            self.conn.send_response(self.conn.reject(400, "Invalid opening request.\n"))
-            answer = b"".join(self.conn.data_to_send())
-        self.transport.write(answer)
+        self.transport.write(answer or self.conn.reject(400, "Invalid opening request.\n").serialize())
         self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
