@@ -144,11 +144,16 @@ def test_bench_latency_times_every_way_on_the_same_steps(specact_run: Run, tmp_p
 def test_bench_server_counts_what_robots_are_given(specact_run: Run) -> None:
     done = specact_run(
         "bench", "server", "--robots", "2", "--seconds", "0.5", "--rounds", "1", "--offered-hz", "50", "--soak-s",
-        "0.5", "--json",
+        "0.5", "--neighbours", "0", "2", "--steps", "10", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     soak, rows = found["soak"], found["rows"]
+    assert [(row["neighbours"], row["under_way"], row["steps"]) for row in found["beside"]] == [
+        (0, 32, 10),
+        (2, 32, 10),
+    ]
+    assert all(0 <= row["missed"] <= 10 for row in found["beside"])
     assert soak["seconds"] >= 0.5 and len(soak["samples"]) >= 1
     assert soak["first_mib"] > 20.0 and soak["last_mib"] > 20.0
     assert [(row["robots"], row["offered_hz"], row["max_batch"]) for row in rows] == [

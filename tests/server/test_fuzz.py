@@ -369,7 +369,7 @@ def test_without_its_bounds_a_flood_would_cost_memory(launch: Start, hello: Fiel
     """The wrong variant: uvicorn's protocols as they are."""
     bare = launch(
         before="import specact.server.serve as serve; "
-        "serve.BoundedHttp, serve.BoundedWebSocket = 'httptools', 'websockets-sansio'; "
+        "serve.partial = lambda *_: 'httptools'; serve.BoundedWebSocket = 'websockets-sansio'; "
     )
     assert grown(bare, hello, "pings whose pongs nobody reads") > GROWTH_KB
     assert grown(bare, hello, "one header") > GROWTH_KB

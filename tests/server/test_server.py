@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,7 +239,7 @@ def json_infer(window: Window, **changed: Any) -> Fields:
 
 
 def test_a_queue_that_is_full_says_so_at_once(launch: Start, hello: Fields, windows: list[Window]) -> None:
-    slow = launch("--max-queue", "4", "--max-batch", "64", "--max-wait-ms", "1000")
+    slow = launch("--max-queue", "4", "--max-under-way", "32", "--max-batch", "64", "--max-wait-ms", "1000")
     with slow.stream(hello) as robot:
         # Two of the four that fit have less time than they wait.
         for identity in range(10):
@@ -259,7 +260,7 @@ def test_a_queue_that_is_full_says_so_at_once(launch: Start, hello: Fields, wind
 def test_a_connection_has_so_many_requests_under_way_and_the_rest_wait(
     launch: Start, hello: Fields, windows: list[Window]
 ) -> None:
-    slow = launch("--max-batch", "64", "--max-wait-ms", "700")
+    slow = launch("--max-batch", "64", "--max-wait-ms", "300")
     with slow.stream(hello) as robot:
         for identity in range(50):
             robot.send(infer(windows[0], identity))
@@ -270,11 +271,29 @@ def test_a_connection_has_so_many_requests_under_way_and_the_rest_wait(
             most = max(most, int(slow.http("GET", "/v1/status").fields["queued"]))
             return most
 
-        slow.until(lambda: queued() == 32, "32 are queued")
+        slow.until(lambda: queued() == 4, "4 are queued")
         replies = [robot.receive() for _ in range(50)]
     assert {reply["id"] for reply in replies} == set(range(50))
     assert all(reply["type"] == "distribution" for reply in replies)
-    assert most == 32
+    assert most == 4
+
+
+def test_a_robot_is_in_the_first_batch_whatever_its_neighbours_have_sent(
+    launch: Start, hello: Fields, windows: list[Window]
+) -> None:
+    """The batch has room for four of each neighbour and one more, and is not begun before it is full."""
+    server = launch("--max-batch", "33", "--max-wait-ms", "60000")
+    with ExitStack() as stack:
+        neighbours = [stack.enter_context(server.stream(hello)) for _ in range(8)]
+        robot = stack.enter_context(server.stream(hello))
+        for identity in range(32):
+            for neighbour in neighbours:
+                neighbour.send(infer(windows[0], identity, deadline_ms=60_000.0))
+        server.until(lambda: server.http("GET", "/v1/status").fields["queued"] == 32, "four of each are queued")
+        reply = robot.ask(infer(windows[0], deadline_ms=60_000.0))
+        assert (reply["type"], reply["times"]["batch"]) == ("distribution", 33)
+        for neighbour in neighbours:
+            assert [neighbour.receive()["id"] for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_one_request_s_fault_is_no_other_s_in_its_batch(
@@ -440,6 +459,8 @@ def test_sigterm_answers_what_is_under_way_and_then_ends(launch: Start, hello: F
         "64",
         "--max-wait-ms",
         "1500",
+        "--max-under-way",
+        "20",
         before="import specact.server.http as http; http._BODY_WITHIN_S = 1; ",
     )
     posted: list[Response] = []

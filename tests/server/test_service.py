@@ -21,7 +21,7 @@ from specact.server import http as server_http
 from specact.server import stream as server_stream
 from specact.server.access import Access
 from specact.server.app import create_app
-from specact.server.service import Service
+from specact.server.service import Sender, Service
 from specact.server.settings import ServerSettings, is_loopback
 from specact.server.worker import TargetWorker
 from specact.types import CodeDistribution, Window
@@ -50,7 +50,7 @@ def test_it_is_the_comparison_in_constant_time_that_decides(monkeypatch: pytest.
     monkeypatch.setattr(hmac, "compare_digest", compare)
     access = Access(TOKEN)
     shown = [f"Bearer {TOKEN}x", f"Bearer {TOKEN}", ""]
-    assert [access.allows({"authorization": text}) for text in shown] == [True, False, True]
+    assert [access.caller({"authorization": text}) is not None for text in shown] == [True, False, True]
     # Nothing else looked at it before: not its length, not its scheme.
     assert compared == [(text.encode(), f"Bearer {TOKEN}".encode()) for text in shown]
 
@@ -69,7 +69,11 @@ def test_it_is_the_comparison_in_constant_time_that_decides(monkeypatch: pytest.
         ({"key": Path("key.pem")}, "both"),
         ({"certificate": Path("none"), "key": Path("none")}, "there is no file"),
         *(({"port": port}, "port") for port in (-1, 65536)),
-        *(({name: 0}, "at least 1") for name in ("max_batch", "max_queue", "max_robots")),
+        *(
+            ({name: 0}, f"{name} must be at least 1")
+            for name in ("max_batch", "max_queue", "max_under_way", "max_robots", "max_pending", "max_per_address")
+        ),
+        ({"log_steps": True}, "needs an access_log"),
         *(({"max_wait_ms": value}, "max_wait_ms") for value in (-1.0, float("nan"), float("inf"), 1e9)),
         *(({"drain_s": value}, "drain_s") for value in (-1.0, float("nan"), float("inf"))),
     ],
@@ -128,7 +132,7 @@ def target(ball: Bundle) -> Target:
 def service(ball: Bundle, target: Target) -> Iterator[Service]:
     """With room for two in a batch and four in the queue."""
     bundle = dataclasses.replace(ball, local_target=cast(Any, target))
-    made = Service(bundle, ServerSettings(max_batch=2, max_queue=4))
+    made = Service(bundle, ServerSettings(max_batch=2, max_queue=4, max_under_way=8))
     yield made
     target.gate.set()
     made.worker.stop()
@@ -138,7 +142,7 @@ def outcomes(worker: TargetWorker, jobs: Sequence[tuple[InferRequest, float]], t
     """What becomes of requests that arrived so long ago [s], once ``then`` was called: ``ok`` or the error's code."""
 
     async def submit() -> list[Any]:
-        futures = [worker.submit(request, time.monotonic() - ago) for request, ago in jobs]
+        futures = [worker.submit(worker.lane(), request, time.monotonic() - ago) for request, ago in jobs]
         then()
         return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 30.0)
 
@@ -168,7 +172,8 @@ def test_what_nobody_waits_for_is_not_computed(service: Service, target: Target,
     request = InferRequest(1, 60_000.0, windows[0])
 
     async def submit() -> None:
-        futures = [service.worker.submit(request, time.monotonic()) for _ in range(4)]
+        lane = service.worker.lane()
+        futures = [service.worker.submit(lane, request, time.monotonic()) for _ in range(4)]
         for future in futures[:3]:
             future.cancel()
         service.worker.start()
@@ -178,17 +183,50 @@ def test_what_nobody_waits_for_is_not_computed(service: Service, target: Target,
     assert target.batches == [1]
 
 
+def test_who_was_served_last_waits_for_the_others(service: Service, windows: list[Window]) -> None:
+    request, worker, answered = InferRequest(1, 60_000.0, windows[0]), service.worker, list[str]()
+
+    async def submit() -> None:
+        futures = []
+        lanes = {"greedy": worker.lane(), "modest": worker.lane()}
+        for name in ("greedy", "greedy", "greedy", "modest"):
+            futures.append(worker.submit(lanes[name], request, time.monotonic()))
+            futures[-1].add_done_callback(lambda _, name=name: answered.append(name))
+        worker.start()
+        await asyncio.wait_for(asyncio.gather(*futures), 30.0)
+
+    asyncio.run(submit())
+    assert answered == ["greedy", "modest", "greedy", "greedy"]
+
+
+def test_a_robot_with_less_in_a_full_queue_displaces_what_came_last_of_another(
+    service: Service, windows: list[Window]
+) -> None:
+    request = InferRequest(1, 60_000.0, windows[0])
+
+    async def submit() -> list[Any]:
+        worker = service.worker
+        greedy, modest = worker.lane(), worker.lane()
+        futures = [worker.submit(lane, request, time.monotonic()) for lane in (greedy,) * 4 + (modest,)]
+        worker.start()
+        return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 30.0)
+
+    results = asyncio.run(submit())
+    assert [getattr(result, "code", "ok") for result in results] == ["ok", "ok", "ok", "overloaded", "ok"]
+
+
 def test_a_full_queue_and_a_closed_worker_refuse(service: Service, windows: list[Window]) -> None:
     request = InferRequest(1, 60_000.0, windows[0])
 
     async def submit() -> None:
-        futures = [service.worker.submit(request, 0.0) for _ in range(4)]
+        worker = service.worker
+        futures = [worker.submit(worker.lane(), request, 0.0) for _ in range(4)]
         with pytest.raises(WireError, match="4 requests are waiting") as refused:
-            service.worker.submit(request, 0.0)
+            worker.submit(worker.lane(), request, 0.0)
         assert refused.value.code == "overloaded"
-        service.worker.stop()
+        worker.stop()
         with pytest.raises(WireError) as refused:
-            service.worker.submit(request, 0.0)
+            worker.submit(worker.lane(), request, 0.0)
         assert refused.value.code == "shutting_down"
         for future in futures:
             future.cancel()
@@ -197,7 +235,7 @@ def test_a_full_queue_and_a_closed_worker_refuse(service: Service, windows: list
 
 
 def test_a_worker_that_stops_answers_what_is_queued_and_waits_for_no_more(ball: Bundle, windows: list[Window]) -> None:
-    worker = TargetWorker(ball, max_batch=16, max_queue=16, max_wait_ms=20_000.0)
+    worker = TargetWorker(ball, ServerSettings(max_wait_ms=20_000.0))
     worker.start()
     started = time.monotonic()
     jobs = [(InferRequest(number, 60_000.0, windows[number]), 0.0) for number in range(3)]
@@ -213,7 +251,7 @@ def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
     service.worker.start()
 
     async def ask() -> Fields:
-        return await asyncio.wait_for(service.answer(fields, time.monotonic()), 30.0)
+        return await asyncio.wait_for(service.answer(fields, time.monotonic(), Sender(service.worker.lane())), 30.0)
 
     target.broken = error
     with caplog.at_level(logging.CRITICAL, "specact.server"):
@@ -233,7 +271,7 @@ def test_an_error_that_nobody_foresaw_is_an_error_reply(
     monkeypatch.setattr(service.worker, "submit", fail)
     fields = request_fields(InferRequest(1, 60_000.0, windows[0]))
     with caplog.at_level(logging.CRITICAL, "specact.server"):
-        reply = asyncio.run(service.answer(fields, time.monotonic()))
+        reply = asyncio.run(service.answer(fields, time.monotonic(), Sender(service.worker.lane())))
     assert (reply["id"], reply["code"]) == (1, "internal")
     assert "secret" not in str(reply)
 

@@ -16,7 +16,7 @@ from specact.errors import SpecactError
 from specact.policies.policy import PolicySpec
 from specact.remote import channel
 from specact.rng import Role, stream
-from specact.server import http, serve, transport
+from specact.server import acceptor, http, serve, transport
 from specact.server import stream as server_stream
 from specact.server.openapi import described
 from specact.server.settings import ServerSettings
@@ -125,17 +125,22 @@ def test_it_names_every_limit_with_its_value() -> None:
         "nesting of an array field in JSON": json._MOST_DIMENSIONS,
         "characters of `robot`": 64,
         "characters of a token, at least": 16,
-        "requests under way per connection; the server then stops reading it": server_stream._MOST_UNDER_WAY,
+        "requests under way per robot; the server then stops reading it; unless set otherwise": defaults.max_under_way,
         "fragments of a WebSocket message": transport._MOST_FRAGMENTS,
         "messages of a connection that wait to be read": transport._MOST_AHEAD,
         "bytes of an HTTP head": transport._LARGEST_HEAD,
         "pipelined HTTP requests": transport._MOST_PIPELINED,
+        "pings and pongs per second": transport._MOST_CONTROLS_PER_S,
+        "seconds until a TLS handshake is over": acceptor._HANDSHAKE_WITHIN_S,
+        "seconds until an HTTP request, or an opening request, is whole": transport._REQUEST_WITHIN_S,
         "seconds until the hello": server_stream._HELLO_WITHIN_S,
         "seconds until an HTTP body is there": http._BODY_WITHIN_S,
         "seconds an idle HTTP connection is kept": serve._KEEP_ALIVE_S,
         "seconds between pings": serve._PING_S,
         "seconds connections may take to close at the end": serve._GOODBYE_S,
-        "robots, unless set otherwise": defaults.max_robots,
+        "robots with a stream, unless set otherwise": defaults.max_robots,
+        "connections that have not shown a token or said hello, unless set otherwise": defaults.max_pending,
+        "connections per address, unless set otherwise": defaults.max_per_address,
         "requests in the queue, unless set otherwise": defaults.max_queue,
         "requests in a batch, unless set otherwise": defaults.max_batch,
         "seconds a shutdown waits for what is under way, unless set otherwise": defaults.drain_s,

@@ -64,7 +64,7 @@ class Latency:
 
 @dataclass
 class Server:
-    """Ask one server with 1, 16, 64 and 256 robots, batching on and off, interleaved in one run."""
+    """Ask one server with 1, 16, 64 and 256 robots, batching on and off, interleaved; then beside greedy neighbours."""
 
     bundle: str = "ball"
     """Path or name of the bundle."""
@@ -75,7 +75,11 @@ class Server:
     seconds: float = 4.0
     """Of each measurement."""
     rounds: int = 3
-    """How often everything is measured."""
+    """How often everything is measured; 0 for the neighbours alone."""
+    neighbours: tuple[int, ...] = (0, 8, 32)
+    """Then drive one robot at 20 Hz with a deadline of 50 ms beside as many that keep 32 requests under way each."""
+    steps: int = 160
+    """Of that robot, beside each number of neighbours; 0 for none."""
     soak_s: float = 0.0
     """Then keep 64 robots asking for this long, and watch the server's memory."""
     out: Path | None = None
@@ -86,6 +90,7 @@ class Server:
     def run(self) -> None:
         from specact.child import serving
         from specact.evaluation.load import run_load, run_soak
+        from specact.evaluation.neighbours import run_beside
         from specact.policies.bundle import load_bundle
 
         pair, rows = load_bundle(self.bundle), []
@@ -102,16 +107,32 @@ class Server:
                     load = run_load(servers[size].port, pair, robots, self.seconds, offered)
                     rows.append({"max_batch": size, "round": turn, **load.summary()})
             update("measurements", self.rounds * len(todo), self.rounds * len(todo))
+            beside = []
+            if self.steps > 0:
+                usual = stack.enter_context(serving(pair.path))
+                for done, neighbours in enumerate(self.neighbours):
+                    update("neighbours", done, len(self.neighbours))
+                    beside.append(run_beside(usual.port, pair, neighbours, self.steps).summary())
+                update("neighbours", len(self.neighbours), len(self.neighbours))
             soak = None
             if self.soak_s > 0.0:
                 soak = run_soak(servers[64], pair, self.soak_s, lambda done, total: update("soak", done, total))
-        found = {"bundle": pair.name, "seconds": self.seconds, "rows": rows, "soak": soak, "command": command_line()}
+        found = {"bundle": pair.name, "seconds": self.seconds, "rows": rows, "beside": beside, "soak": soak,
+                 "command": command_line()}  # fmt: skip
         if self.out is not None:
             write_json(self.out / "server.json", found)
         if self.json:
             print_json(found)
             return
-        results.print(_server_table(rows))
+        if rows:
+            results.print(_server_table(rows))
+        for row in beside:
+            results.print(
+                f"beside {row['neighbours']} neighbours with {row['under_way']} requests under way each, a robot at "
+                f"{row['rate_hz']:.0f} Hz missed {row['missed']} of {row['steps']} steps with a deadline of "
+                f"{row['deadline_ms']:.0f} ms (p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms)",
+                highlight=False,
+            )
         if soak is not None:
             results.print(
                 f"memory over {soak['seconds']:.0f} s with 64 robots: {soak['first_mib']:.1f} MiB at first, "

@@ -14,11 +14,18 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8600,
     token_file: Path | None = None,
+    tokens: Path | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
     max_batch: int = 16,
     max_queue: int = 256,
+    max_under_way: int = 4,
     max_wait_ms: float = 0.0,
+    max_robots: int = 1024,
+    max_pending: int = 256,
+    max_per_address: int = 512,
+    access_log: Path | None = None,
+    log_steps: bool = False,
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> None:
@@ -29,11 +36,18 @@ def serve(
         host: address to listen on; one that other machines can reach needs a token.
         port: port to listen on; 0 takes a free one.
         token_file: file with the bearer token that devices must show; the variable SPECACT_TOKEN if not given.
-        certificate: PEM file for TLS.
+        tokens: file with a token for each robot: a name, a space and its token on each line; read again on SIGHUP.
+        certificate: PEM file for TLS; read again on SIGHUP.
         key: PEM file of its key.
         max_batch: requests answered by one inference, at most.
         max_queue: requests that may wait; more are refused as overloaded.
+        max_under_way: requests of one robot that may be under way; more wait in its connection.
         max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
+        max_robots: robots with a stream; more are refused as overloaded.
+        max_pending: connections that have not shown a token or said hello yet; the oldest are closed for new ones.
+        max_per_address: connections from one address.
+        access_log: file for one line of JSON about each connection and each refusal; opened again on SIGHUP.
+        log_steps: also one line about each answered request.
         provider: execution provider of ONNX Runtime, such as CUDAExecutionProvider.
         threads: threads of one inference.
     """
@@ -43,8 +57,10 @@ def serve(
     from specact.server.settings import ServerSettings
 
     settings = ServerSettings(
-        host=host, port=port, token=read_token(token_file), certificate=certificate, key=key,
-        max_batch=max_batch, max_queue=max_queue, max_wait_ms=max_wait_ms,
+        host=host, port=port, token=read_token(token_file), tokens=tokens, certificate=certificate, key=key,
+        max_batch=max_batch, max_queue=max_queue, max_under_way=max_under_way, max_wait_ms=max_wait_ms,
+        max_robots=max_robots, max_pending=max_pending, max_per_address=max_per_address,
+        access_log=access_log, log_steps=log_steps,
     )  # fmt: skip
     service = Service(load_bundle(bundle, provider=provider, threads=threads), settings)
 

@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from specact.child import Child
 from specact.errors import RemoteError
 from specact.policies.bundle import Bundle
+from specact.policies.policy import PolicySpec
 from specact.types import Window
 from specact.wire import msgpack
 from specact.wire.handshake import Hello, hello_fields, read_welcome, shared_spec
@@ -113,7 +114,7 @@ def run_soak(server: Child, bundle: Bundle, seconds: float, progress: Callable[[
 
 
 async def _run(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz: float | None) -> Load:
-    sockets = [await _join(port, bundle, number) for number in range(robots)]
+    sockets = [await join(port, bundle, f"load {number}") for number in range(robots)]
     results: list[tuple[float, int]] = []
     errors = itertools.count()
     try:
@@ -134,12 +135,25 @@ async def _run(port: int, bundle: Bundle, robots: int, seconds: float, offered_h
     return Load(robots, offered_hz, seconds, 1e3 * latencies, len(batches) / float((1.0 / batches).sum()), next(errors))
 
 
-async def _join(port: int, bundle: Bundle, number: int) -> ClientConnection:
+async def join(port: int, bundle: Bundle, robot: str) -> ClientConnection:
+    """A stream to the server on this machine's ``port``, after its welcome.
+
+    Raises:
+        RemoteError: if the server refuses it.
+    """
     socket = await connect(f"ws://127.0.0.1:{port}/v1/stream", compression=None, ping_interval=None)
-    hello = Hello(f"load {number}", bundle.tokenizer.fingerprint, shared_spec(bundle.spec))
+    hello = Hello(robot, bundle.tokenizer.fingerprint, shared_spec(bundle.spec))
     await socket.send(msgpack.encode(hello_fields(hello)))
     read_welcome(msgpack.decode(_bytes(await socket.recv())))
     return socket
+
+
+def encoded_request(spec: PolicySpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
+    """A request about a random observation, as the bytes of its frame."""
+    state = rng.uniform(-1, 1, (spec.window, spec.state)).astype(np.float32)
+    goal = rng.uniform(-1, 1, spec.goal).astype(np.float32) if spec.goal else None
+    image = np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None
+    return msgpack.encode(request_fields(InferRequest(identity, deadline_ms, Window(state, goal, image))))
 
 
 async def _ask(
@@ -151,7 +165,7 @@ async def _ask(
     results: list[tuple[float, int]],
     errors: itertools.count[int],
 ) -> None:
-    rng, spec = np.random.default_rng(int(1e6 * due) % 2**32), bundle.spec
+    rng = np.random.default_rng(int(1e6 * due) % 2**32)
     for identity in itertools.count():
         now = time.monotonic()
         if period_s is None:
@@ -160,11 +174,7 @@ async def _ask(
             await asyncio.sleep(due - now)
         if due >= until:
             return
-        state = rng.uniform(-1, 1, (spec.window, spec.state)).astype(np.float32)
-        goal = rng.uniform(-1, 1, spec.goal).astype(np.float32) if spec.goal else None
-        image = np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None
-        request = InferRequest(identity, _DEADLINE_MS, Window(state, goal, image))
-        await socket.send(msgpack.encode(request_fields(request)))
+        await socket.send(encoded_request(bundle.spec, rng, identity, _DEADLINE_MS))
         fields = msgpack.decode(_bytes(await socket.recv()))
         if fields["type"] == "error":
             next(errors)

@@ -14,8 +14,7 @@ from starlette.websockets import WebSocket
 
 from specact import __version__
 from specact.errors import WireError
-from specact.server.access import Access, unauthorized
-from specact.server.http import message_routes
+from specact.server.http import STATUS, let_in, message_routes, peer
 from specact.server.openapi import refusals
 from specact.server.service import Service, refusal
 from specact.server.stream import serve_stream
@@ -38,14 +37,16 @@ def create_app(service: Service) -> FastAPI:
         service.worker.start()
         yield
         service.worker.stop()
+        service.log.close()
 
-    access = Access(service.settings.token)
+    described = service.access.described
+    page_text = _PAGE.read_text(encoding="utf-8")
     app = FastAPI(title="specact", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.include_router(message_routes(service, access))
+    app.include_router(message_routes(service))
 
     @app.websocket("/v1/stream")
     async def stream(socket: WebSocket) -> None:
-        await serve_stream(socket, service, access)
+        await serve_stream(socket, service)
 
     @app.get("/healthz", summary="Whether requests are answered now", responses={503: {"description": "not now"}})
     async def healthz() -> Response:
@@ -57,29 +58,32 @@ def create_app(service: Service) -> FastAPI:
         summary="Counters and histograms for Prometheus",
         response_class=Response,
         responses=_REFUSED,
-        dependencies=access.described,
+        dependencies=described,
     )
     async def metrics(request: Request) -> Response:
-        if not access.allows(request.headers):
-            return _unauthorized()
+        let_in(request, service)
         return Response(service.telemetry.prometheus(service.worker.queued), media_type="text/plain; version=0.0.4")
 
     @app.get(
         "/v1/status",
         summary="The live numbers of the status page",
         responses=_REFUSED,
-        dependencies=access.described,
+        dependencies=described,
     )
     async def status(request: Request) -> Response:
-        if not access.allows(request.headers):
-            return _unauthorized()
+        let_in(request, service)
         ready = service.worker.ready and not service.draining
         return JSONResponse(service.telemetry.status(service.worker.queued, ready))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> Response:
         # The page itself holds no secret; its numbers need the token.
-        return HTMLResponse(_PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": _POLICY})
+        return HTMLResponse(page_text, headers={"Content-Security-Policy": _POLICY})
+
+    @app.exception_handler(WireError)
+    async def refused(request: Request, error: WireError) -> Response:
+        service.log.refused(request.url.path, error.code, peer(request.scope), str(error))
+        return JSONResponse(refusal(error), STATUS[ErrorCode(error.code)])
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -95,7 +99,3 @@ def create_app(service: Service) -> FastAPI:
         return JSONResponse(refusal(WireError(ErrorCode.INTERNAL, "the server failed; see its log")), 500)
 
     return app
-
-
-def _unauthorized() -> Response:
-    return JSONResponse(refusal(unauthorized()), 401)

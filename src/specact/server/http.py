@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from specact.errors import WireError
-from specact.server.access import Access, unauthorized
+from specact.server.access import Caller, unauthorized
+from specact.server.connections import connection_of
 from specact.server.openapi import described
-from specact.server.service import Service, refusal
+from specact.server.service import Sender, Service, refusal
 from specact.wire import json
 from specact.wire.protocol import ErrorCode
 
@@ -33,21 +34,25 @@ STATUS = {
 }
 
 
-def message_routes(service: Service, access: Access) -> APIRouter:
+def message_routes(service: Service) -> APIRouter:
     """``POST /v1/hello``, ``/v1/infer`` and ``/v1/verify``."""
-    router = APIRouter(dependencies=access.described)
+    router = APIRouter(dependencies=service.access.described)
 
     def endpoint(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def post(request: Request) -> Response:
             arrived, body = time.monotonic(), None
             try:
-                body = await _body(request, service.limit, access)
+                caller = let_in(request, service)
+                body = await _body(request, service.limit)
                 fields = json.decode(body)
                 if fields.get("type") != kind:
                     raise WireError(ErrorCode.BAD_MESSAGE, f"this address takes messages of type {kind}")
-                reply = service.hello(fields)[1] if kind == "hello" else await service.answer(fields, arrived)
+                if kind == "hello":
+                    reply = service.hello(fields)[1]
+                else:
+                    reply = await service.answer(fields, arrived, Sender(service.lane(caller), peer(request.scope)))
             except WireError as error:
-                service.telemetry.refused(kind, error.code, None)
+                service.refuse(kind, error, peer(request.scope))
                 reply = refusal(error)
             except ClientDisconnect:
                 # There is nobody to tell.
@@ -70,14 +75,44 @@ def message_routes(service: Service, access: Access) -> APIRouter:
     return router
 
 
-async def _body(request: Request, limit: int, access: Access) -> bytes:
-    if not access.allows(request.headers):
+def let_in(request: HTTPConnection, service: Service) -> Caller:
+    """Who asks; its connection is then no longer pending.
+
+    Raises:
+        WireError: ``unauthorized``.
+    """
+    caller = caller_of(request, service)
+    connection = connection_of(request.scope)
+    if connection is not None:
+        service.connections.prove(connection)
+    return caller
+
+
+def caller_of(request: HTTPConnection, service: Service) -> Caller:
+    """Who asks.
+
+    Raises:
+        WireError: ``unauthorized``.
+    """
+    caller = service.access.caller(request.headers)
+    if caller is None:
         raise unauthorized()
+    return caller
+
+
+def peer(scope: Mapping[str, Any]) -> str | None:
+    """Address and port of who asks."""
+    connection = connection_of(scope)
+    return None if connection is None else connection.peer
+
+
+async def _body(request: Request, limit: int) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise WireError(ErrorCode.BAD_MESSAGE, "the body must be application/json")
     # The size that is announced is checked before anything is read, the size that comes while it is read.
     announced = request.headers.get("content-length", "0")
-    if not announced.isdecimal() or int(announced) > limit:
+    # Not as a number before its length is checked: it may have thousands of digits.
+    if not announced.isdecimal() or len(digits := announced.lstrip("0")) > 18 or int(digits or "0") > limit:
         raise _too_large(limit)
     body = bytearray()
     try:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
+import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
 from specact.errors import ConfigError
+from specact.server.acceptor import Acceptor
 from specact.server.app import create_app
 from specact.server.service import Service
-from specact.server.transport import BoundedHttp, BoundedWebSocket
+from specact.server.tls import Certificate
+from specact.server.transport import BoundedWebSocket
 
-_KEEP_ALIVE_S, _PING_S = 75, 20.0
+_log = logging.getLogger("specact.server")
+_KEEP_ALIVE_S, _PING_S, _SWEEP_S = 75, 20.0, 5.0
+# What the process opens besides connections, with room to spare: libraries, devices, the event loop, logs.
+_OWN_DESCRIPTORS, _FEWEST_CONNECTIONS = 64, 16
 # How long connections may take to close once everything is answered.
 _GOODBYE_S = 6.0
 
@@ -40,9 +49,15 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another port or host"
         ) from None
+    service.fit(_descriptors(settings.max_robots + settings.max_pending))
+    try:
+        certificate = Certificate(settings.certificate, settings.key) if settings.certificate and settings.key else None
+    except ConfigError:
+        listener.close()
+        raise
     config = uvicorn.Config(
         create_app(service),
-        http=BoundedHttp,
+        http=partial(Acceptor, service.connections, certificate),  # type: ignore[arg-type]
         ws=BoundedWebSocket,
         ws_max_size=service.limit,
         # Compression would cost more time than a few kilobytes save.
@@ -50,41 +65,78 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        log_level="warning",
+        # By then every connection was ended; what is left is a fault of ours and must not keep the process.
+        timeout_graceful_shutdown=int(_GOODBYE_S) + 2,
+        # Whatever a peer does wrong is in the access log.
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        ssl_certfile=settings.certificate,
-        ssl_keyfile=settings.key,
     )
-    try:
-        config.load()
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot use {settings.certificate} and {settings.key} for TLS: {error}") from None
-    server = _DrainingServer(config, service)
-    scheme = "wss" if settings.certificate else "ws"
+    config.load()
+    server = _DrainingServer(config, service, certificate)
+    scheme = "wss" if certificate else "ws"
     host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     server.announce = lambda: announce(f"{scheme}://{host}:{listener.getsockname()[1]}")
     with listener:
         server.run(sockets=[listener])
 
 
+def _descriptors(wanted: int) -> int:
+    """How many connections this process has file descriptors for, after asking for more where it may have them.
+
+    Raises:
+        ConfigError: if there are next to none.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OWN_DESCRIPTORS
+    if resource.RLIM_INFINITY != soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft != resource.RLIM_INFINITY and soft < _OWN_DESCRIPTORS + _FEWEST_CONNECTIONS:
+        raise ConfigError(
+            f"this process may open {soft} files, and a server needs {_OWN_DESCRIPTORS + _FEWEST_CONNECTIONS} at "
+            "least; raise the limit with ulimit -n"
+        )
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _OWN_DESCRIPTORS)
+
+
 class _DrainingServer(uvicorn.Server):
     """Before it closes the connections it lets their requests finish; a second signal cuts that short."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, certificate: Certificate | None) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._certificate = service, certificate
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self.announce: Callable[[], None] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        settings = self._service.settings
+        if self._certificate or settings.tokens or settings.access_log:
+            # Otherwise it ends the server, as it does when a terminal closes.
+            signal.signal(signal.SIGHUP, lambda *_: self._reload_soon())
         await super().startup(sockets)
         if self.started:
+            self._sweep()
             self.announce()
+
+    def _reload_soon(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        self._service.reload()
+        try:
+            if self._certificate is not None:
+                self._certificate.reload()
+        except ConfigError as error:
+            _log.error("the certificate of before stays in use: %s", error)
+
+    def _sweep(self) -> None:
+        self._service.connections.sweep()
+        asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(_GOODBYE_S, self._hang_up)
@@ -92,8 +144,7 @@ class _DrainingServer(uvicorn.Server):
 
     def _hang_up(self) -> None:
         # Who does not read what it is sent, or does not send what it began, would keep us.
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+        self._service.connections.abort_all()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._service.draining:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from specact import __version__
-from specact.errors import WireError
+from specact.errors import ConfigError, WireError
 from specact.policies.bundle import Bundle
+from specact.server.access import Access, Caller
+from specact.server.access_log import AccessLog
+from specact.server.connections import Connection, Connections
 from specact.server.settings import ServerSettings
 from specact.server.telemetry import Robot, Telemetry
-from specact.server.worker import Result, TargetWorker
+from specact.server.turns import Lane
+from specact.server.worker import Job, Result, TargetWorker
 from specact.wire.checks import request_id
 from specact.wire.handshake import Welcome, check_hello, read_hello, shared_spec, welcome_fields
 from specact.wire.protocol import ErrorCode, max_message_bytes
@@ -21,6 +28,26 @@ from specact.wire.request import Request, read_request
 
 Fields = dict[str, Any]
 _log = logging.getLogger("specact.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a request.
+
+    Attributes:
+        lane: where its requests wait.
+        peer: address and port, where they are known.
+        robot: its entry on the status page, where it has one.
+    """
+
+    lane: Lane[Job]
+    peer: str | None = None
+    robot: Robot | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The robot's, where it is known."""
+        return None if self.robot is None else self.robot.name
 
 
 class Service:
@@ -35,9 +62,75 @@ class Service:
         self.bundle, self.settings = bundle, settings
         self.limit = max_message_bytes(bundle.spec)
         self.telemetry = Telemetry(bundle.name)
-        self.worker = TargetWorker(bundle, settings.max_batch, settings.max_queue, settings.max_wait_ms)
+        self.worker = TargetWorker(bundle, settings)
+        self.access = Access(settings.token, settings.tokens)
+        self.log = AccessLog(settings.access_log, settings.log_steps)
+        self.connections = Connections(
+            settings.max_robots + settings.max_pending, settings.max_pending, settings.max_per_address, self._dropped
+        )
+        self.max_robots = settings.max_robots
         self.draining = False
         self._under_way = 0
+        self._lanes: dict[str, Lane[Job]] = {}
+        self._present: dict[int, tuple[Caller, Callable[[], Coroutine[Any, Any, None]]]] = {}
+        self._goodbyes: set[asyncio.Task[None]] = set()
+
+    def fit(self, descriptors: int) -> None:
+        """Takes on no more connections than there are file descriptors for them."""
+        most = min(self.settings.max_robots + self.settings.max_pending, descriptors)
+        pending = min(self.settings.max_pending, most // 4)
+        self.connections.allow(most, pending)
+        self.max_robots = min(self.settings.max_robots, most - pending)
+        if self.max_robots < self.settings.max_robots:
+            _log.warning(
+                "this process may open too few files for %d robots: it takes %d; raise the limit with ulimit -n",
+                self.settings.max_robots, self.max_robots,
+            )  # fmt: skip
+
+    def reload(self) -> None:
+        """Reads tokens again and opens the access log anew; who is connected with a token that is gone has to leave."""
+        for step in (self.access.reload, self.log.reopen):
+            try:
+                step()
+            except ConfigError as error:
+                _log.error("what was read before stays valid: %s", error)
+        self._lanes = {name: lane for name, lane in self._lanes.items() if name in self.access.names}
+        for caller, dismiss in self._present.values():
+            if not self.access.knows(caller):
+                task = asyncio.get_running_loop().create_task(dismiss())
+                self._goodbyes.add(task)
+                task.add_done_callback(self._goodbyes.discard)
+
+    @contextmanager
+    def robot(
+        self, caller: Caller, said: str, peer: str | None, dismiss: Callable[[], Coroutine[Any, Any, None]]
+    ) -> Iterator[Sender]:
+        """A robot's time on its stream.
+
+        Args:
+            caller: by its token.
+            said: what it calls itself; the name that goes with its token counts more.
+            peer: its address and port.
+            dismiss: ends the stream, if its token is no longer valid.
+        """
+        key = self.telemetry.connected(caller.name or said)
+        robot = self.telemetry.robots[key]
+        self._present[key] = caller, dismiss
+        self.log.write("connected", peer=peer, robot=robot.name)
+        try:
+            yield Sender(self.lane(caller), peer, robot)
+        finally:
+            del self._present[key]
+            self.telemetry.disconnected(key)
+            seconds = round(time.monotonic() - robot.since, 3)
+            books = {"seconds": seconds, "requests": robot.requests, "errors": robot.errors}
+            self.log.write("disconnected", peer=peer, robot=robot.name, **books)
+
+    def lane(self, caller: Caller) -> Lane[Job]:
+        """Where requests wait: one lane for each name that goes with a token, otherwise a new one."""
+        if caller.name is None:
+            return self.worker.lane()
+        return self._lanes.setdefault(caller.name, self.worker.lane())
 
     def hello(self, fields: Fields) -> tuple[str, Fields]:
         """The robot's name and the welcome.
@@ -50,39 +143,50 @@ class Service:
         target = self.bundle.manifest["fingerprints"]["target"]
         return hello.robot, welcome_fields(Welcome(self.bundle.name, target, __version__, self.limit))
 
-    async def answer(self, fields: Fields, arrived: float, robot: Robot | None = None) -> Fields:
+    async def answer(self, fields: Fields, arrived: float, sender: Sender) -> Fields:
         """The reply to a request; an error reply where there is no result, never an exception.
 
         Args:
             fields: the decoded message.
             arrived: when its frame came in, in seconds of the monotonic clock.
-            robot: whose request it is, where that is known.
+            sender: whose request it is.
         """
         said = fields.get("type")
         kind = said if isinstance(said, str) and said in ("infer", "verify") else "other"
         self._under_way += 1
         try:
             request = read_request(fields, self.bundle.spec)
-            if robot is not None and request.report:
-                robot.report = request.report
+            if sender.robot is not None and request.report:
+                sender.robot.report = request.report
             if self.draining:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-            reply = _reply(request, await self.worker.submit(request, arrived), arrived)
+            reply = _reply(request, await self.worker.submit(sender.lane, request, arrived), arrived)
         except WireError as error:
-            return self._refused(kind, error, fields, robot)
+            return self._refused(kind, error, fields, sender)
         # The border of the process: no message may cost its sender more than an error reply.
         except Exception:  # noqa: BLE001
             _log.exception("a request failed")
             failure = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
-            return self._refused(kind, failure, fields, robot)
+            return self._refused(kind, failure, fields, sender)
         finally:
             self._under_way -= 1
-        self.telemetry.answered(kind, reply.times, robot)
+        self.telemetry.answered(kind, reply.times, sender.robot)
+        if self.log.steps:
+            times = {"queue_ms": reply.times.queue_ms, "total_ms": reply.times.total_ms, "batch": reply.times.batch}
+            self.log.write("step", what=kind, peer=sender.peer, robot=sender.name, **times)
         return reply_fields(reply)
 
-    def _refused(self, kind: str, error: WireError, fields: Fields, robot: Robot | None) -> Fields:
-        self.telemetry.refused(kind, error.code, robot)
+    def refuse(self, what: str, error: WireError, peer: str | None, robot: Robot | None = None) -> None:
+        """Notes an error reply in the books and in the log."""
+        self.telemetry.refused(what, error.code, robot)
+        self.log.refused(what, error.code, peer, str(error), None if robot is None else robot.name)
+
+    def _refused(self, kind: str, error: WireError, fields: Fields, sender: Sender) -> Fields:
+        self.refuse(kind, error, sender.peer, sender.robot)
         return reply_fields(ErrorReply(request_id(fields), ErrorCode(error.code), str(error)))
+
+    def _dropped(self, connection: Connection, why: str) -> None:
+        self.log.refused("connection", "dropped", connection.peer, why)
 
     async def drain(self) -> None:
         """Refuses what is new and waits for what is under way, for ``drain_s`` seconds at most."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specact.errors import ConfigError
+from specact.server.tokens import check_token
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,17 @@ class ServerSettings:
     Attributes:
         host, port: where it listens; port 0 takes a free one.
         token: bearer token every device and reader must show; needed where others than this machine can connect.
+        tokens: file of names and tokens, one robot per line, besides or instead of the one token.
         certificate, key: PEM files for TLS; both or none.
         max_batch: requests answered by one inference, at most.
         max_queue: requests that may wait; more are refused as ``overloaded``.
+        max_under_way: requests of one robot that may be under way; meanwhile no more is read of its connection.
         max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
-        max_robots: connections at a time.
+        max_robots: streams at a time.
+        max_pending: connections that have not shown a token or said hello yet; the oldest make room for new ones.
+        max_per_address: connections from one address.
+        access_log: file for a line of JSON about each connection and refusal.
+        log_steps: whether it also has a line about each answered request.
         drain_s: how long a shutdown waits for what is under way.
 
     Raises:
@@ -30,23 +37,27 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8600
     token: str | None = field(default=None, repr=False)
+    tokens: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
     max_batch: int = 16
     max_queue: int = 256
+    max_under_way: int = 4
     max_wait_ms: float = 0.0
     max_robots: int = 1024
+    max_pending: int = 256
+    max_per_address: int = 512
+    access_log: Path | None = None
+    log_steps: bool = False
     drain_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.token is not None and len(self.token) < 16:
-            raise ConfigError(f"a token needs at least 16 characters, this one has {len(self.token)}")
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
-            raise ConfigError("a token is one line of printable ASCII, or no device could show it")
-        if self.token is None and not is_loopback(self.host):
+        if self.token is not None:
+            check_token(self.token)
+        if self.token is None and self.tokens is None and not is_loopback(self.host):
             raise ConfigError(
                 f"{self.host} can be reached from other machines, so a token is needed: set SPECACT_TOKEN "
-                "(at least 16 characters) or --token-file, or bind to 127.0.0.1"
+                "(at least 16 characters), --token-file or --tokens, or bind to 127.0.0.1"
             )
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("TLS needs both a certificate and its key")
@@ -55,8 +66,11 @@ class ServerSettings:
                 raise ConfigError(f"there is no file {file}")
         if not 0 <= self.port < 65536:
             raise ConfigError(f"a port lies between 0 and 65535, got {self.port}")
-        if min(self.max_batch, self.max_queue, self.max_robots) < 1:
-            raise ConfigError("max_batch, max_queue and max_robots must be at least 1")
+        for name in ("max_batch", "max_queue", "max_under_way", "max_robots", "max_pending", "max_per_address"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.log_steps and self.access_log is None:
+            raise ConfigError("log_steps needs an access_log to write to")
         if not (0.0 <= self.max_wait_ms <= 60_000.0 and 0.0 <= self.drain_s <= 60.0):
             raise ConfigError("max_wait_ms lies between 0 and 60000, drain_s between 0 and 60")
 

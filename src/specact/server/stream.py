@@ -10,57 +10,71 @@ from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from specact.errors import WireError
-from specact.server.access import Access, unauthorized
-from specact.server.http import STATUS
-from specact.server.service import Service, refusal
-from specact.server.telemetry import Robot
+from specact.server.access import Caller, unauthorized
+from specact.server.connections import connection_of
+from specact.server.http import STATUS, caller_of, peer
+from specact.server.service import Sender, Service, refusal
 from specact.wire import msgpack
 from specact.wire.protocol import ErrorCode
 
-_HELLO_WITHIN_S, _MOST_UNDER_WAY = 5.0, 32
+_HELLO_WITHIN_S, _GOODBYE_WITHIN_S = 5.0, 5.0
 
 
-async def serve_stream(socket: WebSocket, service: Service, access: Access) -> None:
+async def serve_stream(socket: WebSocket, service: Service) -> None:
     """Lets a robot in, agrees on what is spoken, and answers its requests as they come, each on its own."""
-    refused = _no_room(service) if access.allows(socket.headers) else unauthorized()
-    if refused is not None:
-        service.telemetry.refused("hello", refused.code, None)
-        await socket.send_denial_response(JSONResponse(refusal(refused), STATUS[ErrorCode(refused.code)]))
+    try:
+        caller = caller_of(socket, service)
+        _check_room(service)
+    except WireError as error:
+        service.refuse("hello", error, peer(socket.scope))
+        await socket.send_denial_response(JSONResponse(refusal(error), STATUS[ErrorCode(error.code)]))
         return
     await socket.accept()
     try:
-        agreed = await _agree(socket, service)
+        agreed = await _agree(socket, service, caller)
         if agreed is None:
             return
         name, welcome = agreed
-        key = service.telemetry.connected(name)
-        try:
+        with service.robot(caller, name, peer(socket.scope), lambda: _dismiss(socket)) as sender:
+            if (connection := connection_of(socket.scope)) is not None:
+                service.connections.prove(connection)
             await socket.send_bytes(msgpack.encode(welcome))
-            await _answer_all(socket, service, service.telemetry.robots[key])
-        finally:
-            service.telemetry.disconnected(key)
+            await _answer_all(socket, service, sender)
     except (WebSocketDisconnect, RuntimeError):
         # Gone, or closed while a reply was on its way: there is nobody to tell.
         return
 
 
-def _no_room(service: Service) -> WireError | None:
+async def _dismiss(socket: WebSocket) -> None:
+    """Says goodbye to a robot whose token is no longer valid, and does not wait for it to listen."""
+    try:
+        async with asyncio.timeout(_GOODBYE_WITHIN_S):
+            await socket.send_bytes(msgpack.encode(refusal(unauthorized())))
+            await socket.close(1008)
+    except (WebSocketDisconnect, RuntimeError):
+        return
+    except TimeoutError:
+        if (connection := connection_of(socket.scope)) is not None:
+            connection.abort()
+
+
+def _check_room(service: Service) -> None:
     if service.draining:
-        return WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-    if len(service.telemetry.robots) >= service.settings.max_robots:
-        return WireError(ErrorCode.OVERLOADED, "the server takes no more robots")
-    return None
+        raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
+    if len(service.telemetry.robots) >= service.max_robots:
+        raise WireError(ErrorCode.OVERLOADED, f"the server takes no more than {service.max_robots} robots")
 
 
-async def _agree(socket: WebSocket, service: Service) -> tuple[str, dict[str, Any]] | None:
+async def _agree(socket: WebSocket, service: Service, caller: Caller) -> tuple[str, dict[str, Any]] | None:
     """The robot's name and its welcome, or None if it does not fit."""
     try:
         name, welcome = service.hello(await _first(socket))
-        # Again: others may have come in while this one was silent.
-        if (refused := _no_room(service)) is not None:
-            raise refused
+        # Again: others may have come in, and tokens gone, while this one was silent.
+        _check_room(service)
+        if not service.access.knows(caller):
+            raise unauthorized()
     except WireError as error:
-        service.telemetry.refused("hello", error.code, None)
+        service.refuse("hello", error, peer(socket.scope))
         await socket.send_bytes(msgpack.encode(refusal(error)))
         await socket.close(1008)
         return None
@@ -74,7 +88,7 @@ async def _first(socket: WebSocket) -> dict[str, Any]:
         raise WireError(ErrorCode.BAD_MESSAGE, f"no hello came within {_HELLO_WITHIN_S:g} s") from None
 
 
-async def _answer_all(socket: WebSocket, service: Service, robot: Robot) -> None:
+async def _answer_all(socket: WebSocket, service: Service, sender: Sender) -> None:
     under_way: set[asyncio.Task[None]] = set()
     try:
         while (frame := await socket.receive())["type"] == "websocket.receive":
@@ -82,22 +96,22 @@ async def _answer_all(socket: WebSocket, service: Service, robot: Robot) -> None
             try:
                 fields = _decode(frame)
             except WireError as error:
-                service.telemetry.refused("other", error.code, robot)
+                service.refuse("other", error, sender.peer, sender.robot)
                 await socket.send_bytes(msgpack.encode(refusal(error)))
-                continue
-            if len(under_way) >= _MOST_UNDER_WAY:
+            else:
+                task = asyncio.create_task(_answer(socket, service, sender, fields, arrived))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+            if len(under_way) >= service.settings.max_under_way:
                 # Reading on only when one is done lets a flood wait in its own socket.
                 await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-            task = asyncio.create_task(_answer(socket, service, robot, fields, arrived))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
     finally:
         for task in under_way:
             task.cancel()
 
 
-async def _answer(socket: WebSocket, service: Service, robot: Robot, fields: dict[str, Any], arrived: float) -> None:
-    reply = await service.answer(fields, arrived, robot)
+async def _answer(socket: WebSocket, service: Service, sender: Sender, fields: dict[str, Any], arrived: float) -> None:
+    reply = await service.answer(fields, arrived, sender)
     try:
         await socket.send_bytes(msgpack.encode(reply))
     except (WebSocketDisconnect, RuntimeError):

@@ -1,26 +1,73 @@
-"""uvicorn's two protocols, with a bound on everything that a peer can make them keep."""
+"""uvicorn's two protocols, with a bound on everything that a peer can make them keep, and on how long it may take."""
 
 from __future__ import annotations
 
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import asyncio
+import time
+
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
+from specact.server.connections import Connection, Connections, remember
+
 _LARGEST_HEAD, _MOST_PIPELINED, _MOST_FRAGMENTS, _MOST_AHEAD = 1 << 16, 16, 1024, 1024
+_REQUEST_WITHIN_S = 10.0
+_MOST_CONTROLS_PER_S = 200
+# Read at once: few enough frames that others need not wait; a slice without a whole frame may be followed by a larger.
+_FRAMES_AT_ONCE, _SMALLEST_SLICE, _LARGEST_SLICE = 16, 512, 4096
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Hangs up on heads and trailers without end, and on requests piled up before the first is answered."""
+    """Hangs up on heads and trailers without end, on requests piled up before the first is answered, and on slow ones.
+
+    A request has to be whole some seconds after the connection began, or after its own first byte.
+    """
 
     # Bytes since the parser last handed over a part of a body or the end of a message: it holds the rest.
     _held = 0
+    _whole, _upgraded = True, False
+    _too_late: asyncio.TimerHandle | None = None
+    _connection: Connection
+    _connections: Connections
+
+    def opened(self, connection: Connection, connections: Connections) -> None:
+        """Says which connection it speaks on, before it begins."""
+        self._connection, self._connections = connection, connections
+
+    def closed(self) -> None:
+        """Gives the connection's place back."""
+        self._on_time()
+        self._connections.leave(self._connection)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._hurry()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._held += len(data)
         super().data_received(data)
         if self._held > _LARGEST_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
+        # Only the peer is waited for: for the rest of a request, or the first line of the next.
+        if not self._upgraded and not (self._whole and self._answering):
+            self._hurry()
+
+    @property
+    def _answering(self) -> bool:
+        # uvicorn types it as always there; before the first request it is None.
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._whole = False
+        remember(self.scope["state"], self._connection)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -32,23 +79,142 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._held = 0
+        self._held, self._whole = 0, True
+        self._on_time()
         super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._upgraded = True
+        self._on_time()
+        super().handle_websocket_upgrade()
+        websocket = self.transport.get_protocol()
+        if isinstance(websocket, BoundedWebSocket):
+            websocket.opened(self._connection, self._connections)
+
+    def _hurry(self) -> None:
+        if self._too_late is None and not self.transport.is_closing():
+            self._too_late = self.loop.call_later(_REQUEST_WITHIN_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._connections.drop(self._connection, f"no request was whole within {_REQUEST_WITHIN_S:g} s")
+
+    def _on_time(self) -> None:
+        if self._too_late is not None:
+            self._too_late.cancel()
+            self._too_late = None
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """Hangs up on fragments and messages without end, never decodes text, and owes no pongs to who does not read."""
+    """Hangs up on fragments, messages and control frames without end, and reads little at once.
+
+    It never decodes text, owes no pongs to who does not read, and answers an opening request it cannot read.
+    """
+
+    _connection: Connection
+    _connections: Connections
+    _slice = _SMALLEST_SLICE
+    # Frames since the loop's last turn; control frames in this second.
+    _frames = _controls = _second = 0
+    _resumes = False
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._unread = bytearray()
+
+    def opened(self, connection: Connection, connections: Connections) -> None:
+        """Says which connection it speaks on, once it began."""
+        self._connection, self._connections = connection, connections
+        # Where the opening was refused already, there is no request.
+        if self.handshake_initiated and not self.handshake_complete:
+            remember(self.scope["state"], connection)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unread.clear()
+        self._connections.leave(self._connection)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._resumes:
+            self._unread += data
+            return
+        self._frames = 0
+        if len(data) <= _SMALLEST_SLICE:
+            self._feed(data)
+        else:
+            self._unread += data
+            self._read()
+
+    def _read(self) -> None:
+        while self._unread and not self.transport.is_closing():
+            if self._frames >= _FRAMES_AT_ONCE:
+                # The rest when the others had their turn; nothing more is read until then.
+                self.transport.pause_reading()
+                self._resumes = True
+                self.loop.call_soon(self._resume)
+                return
+            before, part = self._frames, bytes(self._unread[: self._slice])
+            del self._unread[: self._slice]
+            self._feed(part)
+            self._slice = _SMALLEST_SLICE if self._frames > before else min(2 * self._slice, _LARGEST_SLICE)
+
+    def _feed(self, part: bytes) -> None:
+        super().data_received(part)
+        if self.conn.handshake_exc is not None and not self.handshake_complete:
+            self._refuse_opening()
+
+    def _resume(self) -> None:
+        self._resumes, self._frames = False, 0
+        self._read()
+        if not self._resumes and not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _refuse_opening(self) -> None:
+        """Answers an opening request that websockets cannot read; uvicorn says nothing and waits for ever."""
+        self.handshake_complete = self.close_sent = True
+        answer = b"".join(self.conn.data_to_send())
+        self.transport.write(answer or self.conn.reject(400, "Invalid opening request.\n").serialize())
+        self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
+        self._frames += 1
         if len(self.frames) >= _MOST_FRAGMENTS:
             self._hang_up("too many fragments")
         elif not self.close_sent:
             super().handle_cont(event)
 
+    def handle_text(self, event: Frame) -> None:
+        self._frames += 1
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._frames += 1
+        super().handle_bytes(event)
+
     def handle_ping(self) -> None:
         pong = b"".join(self.conn.data_to_send())
-        if self.writable.is_set():
+        if self._may_control() and self.writable.is_set():
             self.transport.write(pong)
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._may_control():
+            super().handle_pong(event)
+
+    def _may_control(self) -> bool:
+        self._frames += 1
+        now = int(time.monotonic())
+        self._second, self._controls = now, self._controls + 1 if now == self._second else 1
+        if self._controls > _MOST_CONTROLS_PER_S and not self.close_sent:
+            self._hang_up("too many pings or pongs")
+        return not self.close_sent
+
+    async def receive(self) -> ASGIReceiveEvent:
+        if self.queue.qsize() > 1:
+            # One message per connection and turn of the loop, however many it has sent at once.
+            await asyncio.sleep(0)
+        message = await super().receive()
+        if self._resumes:
+            self.transport.pause_reading()
+        return message
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,8 @@ from specact.policies.timing import measure_inference
 from specact.policies.tokenizer import ActionTokenizer
 from specact.rng import Role, stream
 from specact.sampling import verify
+from specact.server.settings import ServerSettings
+from specact.server.turns import FairQueue, Lane, queue_full
 from specact.types import CodeDistribution, Verdict
 from specact.wire.checks import bad
 from specact.wire.protocol import ErrorCode
@@ -46,26 +47,33 @@ class Result:
 
 
 @dataclass(slots=True)
-class _Job:
+class Job:
+    """A request, when its frame came in [s, monotonic clock], and who waits for its result."""
+
     request: Request
     arrived: float
     future: asyncio.Future[Result]
 
+    def alive(self, now: float) -> bool:
+        """Whether its time is not up, and somebody waits: nobody does where the connection is gone."""
+        return not self.future.cancelled() and now - self.arrived <= self.request.deadline_ms / 1e3
+
 
 class TargetWorker:
-    """Micro-batching without waiting: the batch is what came in while the last one was computed.
+    """Micro-batching without waiting: the batch is what came in while the last one was computed, robots in turn.
 
     Args:
         bundle: whose target it owns.
-        max_batch, max_queue, max_wait_ms: see :class:`~specact.server.settings.ServerSettings`.
+        settings: how many requests it takes on, and how large batches are.
     """
 
-    def __init__(self, bundle: Bundle, max_batch: int, max_queue: int, max_wait_ms: float) -> None:
+    def __init__(self, bundle: Bundle, settings: ServerSettings) -> None:
         self._policy: CodePolicy = bundle.target
         self._spec: PolicySpec = bundle.spec
         self._tokenizer: ActionTokenizer = bundle.tokenizer
-        self._max_batch, self._max_queue, self._max_wait_s = max_batch, max_queue, max_wait_ms / 1e3
-        self._queue: deque[_Job] = deque()
+        self._max_batch, self._max_queue = settings.max_batch, settings.max_queue
+        self._max_wait_s = settings.max_wait_ms / 1e3
+        self._queue = FairQueue[Job](settings.max_queue, settings.max_under_way)
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="specact target", daemon=True)
@@ -90,46 +98,45 @@ class TargetWorker:
         """Requests that wait now."""
         return len(self._queue)
 
-    def submit(self, request: Request, arrived: float) -> asyncio.Future[Result]:
+    def lane(self) -> Lane[Job]:
+        """Where the requests of one robot wait; robots are served in turn."""
+        return self._queue.lane()
+
+    def submit(self, lane: Lane[Job], request: Request, arrived: float) -> asyncio.Future[Result]:
         """Queues a request; call it on the event loop that awaits the result.
 
         Args:
+            lane: of the robot, from :meth:`lane`.
             request: checked already.
             arrived: when its frame came in, in seconds of the monotonic clock.
 
         Raises:
-            WireError: ``overloaded`` if the queue is full, ``shutting_down`` if it is closed; as the future's exception
+            WireError: ``overloaded`` if the queue or the robot's lane is full, ``shutting_down`` if it is closed;
+                as the future's exception ``overloaded`` if it made room for a robot that has less in the queue,
                 ``expired`` if the deadline passed first, ``internal`` if the target failed.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         with self._changed:
             if self._closing:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-            if len(self._queue) >= self._max_queue:
-                raise WireError(ErrorCode.OVERLOADED, f"{self._max_queue} requests are waiting already")
-            self._queue.append(_Job(request, arrived, future))
+            displaced = self._queue.put(lane, Job(request, arrived, future))
             self._changed.notify()
+        if displaced is not None:
+            _resolve_on_their_loops([(displaced, queue_full(self._max_queue))])
         return future
 
     def _work(self) -> None:
-        while taken := self._take():
-            now = time.monotonic()
-            # Where a connection is gone, nobody waits.
-            jobs = [job for job in taken if not job.future.cancelled()]
-            alive = [job for job in jobs if now - job.arrived <= job.request.deadline_ms / 1e3]
-            outcomes: list[tuple[_Job, Result | WireError]] = [
-                (job, WireError(ErrorCode.EXPIRED, "the deadline passed in the queue"))
-                for job in jobs
-                if now - job.arrived > job.request.deadline_ms / 1e3
+        while batch := self._take():
+            jobs, late = batch
+            outcomes: list[tuple[Job, Result | WireError]] = [
+                (job, WireError(ErrorCode.EXPIRED, "the deadline passed in the queue")) for job in late
             ]
-            if alive:
-                outcomes += zip(alive, self._answer(alive, now), strict=True)
-            for loop in {job.future.get_loop() for job in jobs}:
-                own = [(job, outcome) for job, outcome in outcomes if job.future.get_loop() is loop]
-                loop.call_soon_threadsafe(_resolve, own)
+            if jobs:
+                outcomes += zip(jobs, self._answer(jobs, time.monotonic()), strict=True)
+            _resolve_on_their_loops(outcomes)
 
-    def _take(self) -> list[_Job]:
-        """The next batch; empty when it is time to end."""
+    def _take(self) -> tuple[list[Job], list[Job]] | None:
+        """The next batch, and what needs no answer any more; None when it is time to end."""
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
@@ -139,9 +146,12 @@ class TargetWorker:
                     if self._closing:
                         break
                     self._changed.wait(left)
-            return [self._queue.popleft() for _ in range(min(len(self._queue), self._max_batch))]
+            if not self._queue:
+                return None
+            now = time.monotonic()
+            return self._queue.take(self._max_batch, lambda job: job.alive(now))
 
-    def _answer(self, jobs: Sequence[_Job], started: float) -> list[Result | WireError]:
+    def _answer(self, jobs: Sequence[Job], started: float) -> list[Result | WireError]:
         try:
             targets = self._policy.infer_batch([job.request.window for job in jobs])
             sampled = [self._sample(job.request, target) for job, target in zip(jobs, targets, strict=True)]
@@ -178,7 +188,13 @@ def verdict_of(
     return verdict, tokenizer.decode(verdict.codes, target.offsets)
 
 
-def _resolve(outcomes: Sequence[tuple[_Job, Result | WireError]]) -> None:
+def _resolve_on_their_loops(outcomes: Sequence[tuple[Job, Result | WireError]]) -> None:
+    for loop in {job.future.get_loop() for job, _ in outcomes}:
+        own = [(job, outcome) for job, outcome in outcomes if job.future.get_loop() is loop]
+        loop.call_soon_threadsafe(_resolve, own)
+
+
+def _resolve(outcomes: Sequence[tuple[Job, Result | WireError]]) -> None:
     for job, outcome in outcomes:
         # Cancelled where its connection is gone.
         if job.future.done():

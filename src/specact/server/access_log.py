@@ -1,0 +1,82 @@
+"""One JSON object per line about who came, who went and who was refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from specact.errors import ConfigError
+
+# Refusals of one code per second; what is beyond is counted, so that a flood does not fill the disk.
+_MOST_PER_S = 20
+_log = logging.getLogger("specact.server")
+
+
+class AccessLog:
+    """Writes events to a file; without one it writes nothing. Used on the event loop only.
+
+    Args:
+        file: where to append; None for nowhere.
+        steps: whether answered requests are events, too.
+
+    Raises:
+        ConfigError: if the file cannot be opened.
+    """
+
+    def __init__(self, file: Path | None, steps: bool) -> None:
+        self._file, self.steps = file, steps and file is not None
+        self._output: IO[str] | None = None
+        self._second, self._refused = 0, Counter[str]()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Opens the file anew: it may have been moved away.
+
+        Raises:
+            ConfigError: if it cannot be opened; the one that was open stays so.
+        """
+        if self._file is None:
+            return
+        try:
+            output = self._file.open("a", buffering=1, encoding="ascii")
+        except OSError as error:
+            raise ConfigError(f"cannot write the access log {self._file}: {error.strerror}") from None
+        self.close()
+        self._output = output
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One event with what is known of it."""
+        if self._output is None:
+            return
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        try:
+            # ASCII: what a peer called itself cannot change the lines.
+            self._output.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
+        except OSError as error:
+            _log.error("the access log %s ends here: %s", self._file, error.strerror)
+            self._output = None
+
+    def refused(self, what: str, code: str, peer: str | None, why: str, robot: str | None = None) -> None:
+        """An error reply, or a connection that was closed; at most so many per second and code."""
+        if self._output is None:
+            return
+        second = int(time.monotonic())
+        if second != self._second:
+            for other, count in self._refused.items():
+                if count > _MOST_PER_S:
+                    self.write("refused", code=other, more=count - _MOST_PER_S)
+            self._second, self._refused = second, Counter()
+        self._refused[code] += 1
+        if self._refused[code] <= _MOST_PER_S:
+            self.write("refused", what=what, code=code, peer=peer, robot=robot, why=why[:200])
