@@ -258,7 +258,7 @@ def test_a_process_that_stood_still_does_not_play_on_from_an_old_chunk(life: Lif
 def test_settings_that_make_no_sense_are_refused(life: Life, option: str, value: str) -> None:
     status, out, remarks = life.run("Arm", f"--{option}", value)
     assert status == 2 and out == "" and life.log == []
-    assert f"--{option} must be positive, got {value}" in remarks and "Traceback" not in remarks
+    assert f"--{option} must be positive and finite, got {value}" in remarks and "Traceback" not in remarks
 
 
 def test_a_robot_that_cannot_be_made_is_an_error_that_says_what_to_do(life: Life) -> None:

@@ -78,8 +78,7 @@ def run(
         stop_action: what makes this robot stand still; it is sent at the end, unless the robot has stop(). Needed
             wherever a miss can stop the robot.
         max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred anew, as
-            after a stall. If not given: what a chunk of actions takes, and the longer of the deadline and one control
-            period.
+            after a stall. If not given: what a chunk of actions takes, and the longer of deadline and control period.
         overlap: let requests leave ahead of the draft where the gate's forecast says so.
         late: never wait for the server: act on the draft at once, and let a verdict correct what is left of the chunk
             of actions when it arrives.
@@ -109,7 +108,7 @@ def run(
         ("seconds", seconds), ("episodes", episodes),
     ):  # fmt: skip
         if value is not None and not 0.0 < value < math.inf:
-            raise ConfigError(f"--{option} must be positive, got {value}")
+            raise ConfigError(f"--{option} must be positive and finite, got {value}")
     loaded = load_bundle(bundle)
     still = None if stop_action is None else np.array(stop_action, np.float32)
     period_s = 1.0 / (loaded.spec.rate_hz if rate_hz is None else rate_hz)
