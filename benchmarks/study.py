@@ -4,8 +4,8 @@ Run: specact reproduce adahi --out results/adahi --data path/to/demonstrations
      python benchmarks/study.py results/adahi
 
 The summaries are kept in benchmarks/results/study/PAIR-CHAPTER.json; benchmarks/results/study.md and the marked tables
-of README.md and docs are written from those. Given that folder itself, it writes the same again, but for the goals,
-which need the episodes.
+of README.md and docs are written from those. Given that folder itself, it writes the same again, but for the goals
+and the rejections, which need the episodes and steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import study_tables as tables
@@ -24,8 +25,9 @@ from specact.evaluation.study import PAIRS
 from specact.report.drawing import legend_below, style
 from specact.report.goals import count, goals_of
 from specact.report.looks import look_of
+from specact.report.rejection import rejections_of
 from specact.report.runs import find_runs
-from specact.report.studies import group
+from specact.report.studies import Study, group
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -47,11 +49,11 @@ def main() -> None:
         "sockets": tables.sockets(study),
         "rates": tables.rates(study),
         "rows": tables.rows(study),
-        "rejection": tables.rejection(study),
         "hours": f"{sum(summary['seconds'] for summary in study.values()) / 3600:.1f} hours",
     }
     if folder.resolve() != KEPT.resolve():
-        made["goals"] = goals(folder)
+        studies = group(find_runs([folder])[0])
+        made |= {"goals": goals(studies), "rejection": rejection(studies)}
     for page in PAGES:
         for name, table in made.items():
             fill(ROOT / page, name, table)
@@ -73,9 +75,26 @@ def keep(folder: Path) -> dict[str, Summary]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(KEPT.glob("*.json"))}
 
 
-def goals(folder: Path) -> str:
+def rejection(studies: Sequence[Study]) -> str:
+    """Rejection over ADAHI's deviation on every pair, of any code and of the primary one, as in the page's figures."""
+    lines = [
+        "| pair, steps | rejection of | R², linear (slope) | R², logarithmic (slope) | Spearman | AUROC |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in (rejections_of(study) for pair in PAIRS for study in studies if study.title == pair):
+        if found is None:
+            continue
+        for code, model in (("any code, R", found.every), ("primary code, r", found.primary)):
+            fits = [f"{fit.r2:.2f} ({fit.slope:+.2g})" for fit in (model.linear, model.logarithmic)]
+            name = f"{found.run.summary['bundle']}, {model.steps:,}"
+            cells = [name, code, *fits, f"{model.spearman:+.2f}", f"{model.auroc:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def goals(studies: Sequence[Study]) -> str:
     """The goals as on the study's page."""
-    found = goals_of(group(find_runs([folder])[0]))
+    found = goals_of(studies)
     lines = [
         "| goal | bundle | rate | episodes | reached [95 %] | result | beside it |",
         "|---|---|---|---|---|---|---|",

@@ -149,20 +149,6 @@ def rows(study: dict[str, Summary]) -> str:
     return _table(["", "", "ADAHI", "hybrid", "draft", "target", "random", "sent", "true skip, ADAHI / random"], lines)
 
 
-def rejection(study: dict[str, Summary]) -> str:
-    """Rejection over ADAHI's deviation, of any code and of the primary one, as each table's calibration found it."""
-    lines = []
-    for pair in PAIRS:
-        model = study.get(f"{pair}-table", {}).get("calibration", {}).get("deviation")
-        if model is None:
-            continue
-        for code, found in (("any code, R", model), ("primary code, r", model.get("primary"))):
-            if found is not None:
-                fits = [f"{found[kind]['r2']:.2f} ({found[kind]['slope']:+.2g})" for kind in ("linear", "logarithmic")]
-                lines.append([pair, code, *fits, f"{found['spearman']:+.2f}", f"{found['auroc']:.2f}"])
-    return _table(["pair", "rejection of", "R², linear (slope)", "R², logarithmic (slope)", "Spearman", "AUROC"], lines)
-
-
 def whole(name: str, summary: Summary) -> str:
     """One run's methods and contrasts."""
     methods = summary["methods"]

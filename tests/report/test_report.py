@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Timer
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specact.errors import ConfigError
@@ -108,6 +109,13 @@ def test_figures_hold_the_numbers_of_the_runs(written: Written, runs: Path) -> N
     bins = [row for row in rows(files / "ball-rejection.csv") if row["row"] == "bin"]
     assert len(bins) == 20
     assert [float(row["deviation"]) for row in bins] == sorted(float(row["deviation"]) for row in bins)
+    # The primary code's rejection has fits of its own, over the same bins, and is never above that of any code.
+    assert all(float(row["primary_rejection"]) <= float(row["rejection"]) + 1e-9 for row in bins)
+    fits = {(row["row"], row["code"]): row for row in rows(files / "ball-rejection.csv") if row["row"] != "bin"}
+    assert set(fits) == {(row, code) for row in ("linear", "logarithmic", "steps") for code in ("any", "primary")}
+    x, y = ([float(row[name]) for row in bins] for name in ("deviation", "primary_rejection"))
+    assert float(fits["linear", "primary"]["slope"]) == pytest.approx(np.polyfit(x, y, 1)[0])
+    assert "Of the primary code, as in the paper (r): linear fit" in written.page.read_text()
 
 
 def test_the_same_runs_give_the_same_figures(written: Written, runs: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The paper shows the rejection of the primary code, r; a step is transmitted for 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,23 @@ _LEAST = 40  # steps; fewer do not fill 20 bins
 _WIDE = 20.0  # the largest score over the median, from which a linear axis would show one bin only
 
 
-def draw_rejection(study: Study) -> Drawing | None:
-    """Rejection over deviation, from the longest run of ADAHI; None where there is none, or hardly a step to fit.
+@dataclass(frozen=True)
+class Rejections:
+    """Rejection over deviation in one run.
+
+    Attributes:
+        run: whose freely decided steps these are.
+        every: of any code, R.
+        primary: of the primary code, r.
+    """
+
+    run: Run
+    every: RejectionModel
+    primary: RejectionModel
+
+
+def rejections_of(study: Study) -> Rejections | None:
+    """From the longest run of ADAHI; None where there is none, or hardly a step to fit.
 
     Raises:
         DataError: if its step table cannot be read.
@@ -34,8 +50,20 @@ def draw_rejection(study: Study) -> Drawing | None:
     steps = _free(run.steps("adahi")) if run is not None else {}
     if run is None or len(steps["score"]) < _LEAST:
         return None
-    every = fit_rejection(steps["score"], steps["rejection"])
-    primary = fit_rejection(steps["score"], steps["rejection_0"])
+    every, primary = (fit_rejection(steps["score"], steps[name]) for name in ("rejection", "rejection_0"))
+    return Rejections(run, every, primary)
+
+
+def draw_rejection(study: Study) -> Drawing | None:
+    """Both rejections over the deviation; None where there are none.
+
+    Raises:
+        DataError: if a step table cannot be read.
+    """
+    found = rejections_of(study)
+    if found is None:
+        return None
+    run, every, primary = found.run, found.every, found.primary
     figure, axes = blank()
     x = np.array(every.scores)
     wide = x.min() > 0.0 and x.max() > _WIDE * float(np.median(x))

@@ -12,9 +12,11 @@ from typing import Any
 from specact.report.runs import Run
 
 # In these the runs of a sweep may differ. The bundle is known by its fingerprint, wherever it was read from; errors
-# along demonstrations are measured beside the episodes; shards are how they were shared out.
+# along demonstrations are measured beside the episodes; shards are how they were shared out; a head is named only where
+# a method has it for its draft.
 _FREE_IN_SWEEP = (
     "rate", "methods", "episodes", "shard", "calibration_episodes", "bundle", "mse", "data", "demonstrations",
+    "head",
 )  # fmt: skip
 
 
