@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -201,6 +202,26 @@ def launch(
 def server(launch: Start) -> Server:
     """One with every setting as it is."""
     return launch()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``cert.pem`` and ``key.pem``, for 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificate(folder)
+    return folder
+
+
+def make_certificate(folder: Path) -> None:
+    """Makes ``cert.pem`` and ``key.pem`` there, another one each time."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the program openssl to make a certificate")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=robot server", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

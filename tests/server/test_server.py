@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -415,20 +413,6 @@ def test_a_server_that_must_not_start_says_why_in_one_sentence(
     assert (ended.returncode, ended.stdout) == (2, "")
     assert word in ended.stderr
     assert ended.stderr.startswith("specact: ") and ended.stderr.count("\n") == 1
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the program openssl to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=robot server", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    return folder
 
 
 def test_tls(launch: Start, certificate: Path, hello: Fields, windows: list[Window]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Any, cast
 
+import uvloop.loop
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -18,10 +18,13 @@ from specact.wire import json
 from specact.wire.protocol import ErrorCode
 
 _HANDSHAKE_WITHIN_S, _SHUTDOWN_WITHIN_S = 10.0, 5.0
+# Not loop.start_tls: it takes a moment to begin, and loses what comes in it. Nor create_server's ssl: it shows a
+# connection only after the handshake, so that nobody could count those that never finish theirs.
+_SSLProtocol: Any = uvloop.loop.SSLProtocol  # type: ignore[attr-defined]
 
 
 class Acceptor(asyncio.Protocol):
-    """Takes the place of uvicorn's protocol for HTTP and creates that for who is let in.
+    """Takes the place of uvicorn's protocol for HTTP, and hands over to that who is let in.
 
     Args:
         connections: where a new one is counted.
@@ -41,9 +44,6 @@ class Acceptor(asyncio.Protocol):
     ) -> None:
         self._connections, self._certificate = connections, certificate
         self._http = BoundedHttp(config, server_state, app_state, _loop)
-        self._state = server_state
-        self._early = bytearray()
-        self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast(asyncio.Transport, transport)
@@ -56,43 +56,25 @@ class Acceptor(asyncio.Protocol):
                 plain.abort()
             return
         self._http.opened(connection, self._connections)
-        if self._certificate is None:
-            self._hand_over(plain)
-        else:
-            self._state.tasks.add(
-                task := asyncio.get_running_loop().create_task(self._encrypt(plain, self._certificate.context))
-            )
-            task.add_done_callback(self._state.tasks.discard)
+        protocol = self._http if self._certificate is None else _Tls(self._http, self._certificate)
+        plain.set_protocol(protocol)
+        protocol.connection_made(plain)
 
-    async def _encrypt(self, plain: asyncio.Transport, context: ssl.SSLContext) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            secured = await loop.start_tls(
-                plain, self, context, server_side=True,
-                ssl_handshake_timeout=_HANDSHAKE_WITHIN_S, ssl_shutdown_timeout=_SHUTDOWN_WITHIN_S,
-            )  # fmt: skip
-        # What a peer can do wrong here is an OSError, ssl.SSLError among them; a peer that leaves gives None or that.
-        except OSError:
-            secured = None
-        if secured is None or self._lost:
-            plain.abort()
-            self._http.closed()
-            return
-        self._hand_over(secured)
 
-    def _hand_over(self, transport: asyncio.Transport) -> None:
-        transport.set_protocol(self._http)
-        self._http.connection_made(transport)
-        if self._early:
-            self._http.data_received(bytes(self._early))
+class _Tls(_SSLProtocol):  # type: ignore[misc]
+    """TLS, above which HTTP begins when the handshake is over."""
 
-    # While TLS begins: what is decrypted in the same moment in which the handshake ends comes here.
-
-    def data_received(self, data: bytes) -> None:
-        self._early += data
+    def __init__(self, http: BoundedHttp, certificate: Certificate) -> None:
+        super().__init__(
+            http.loop, http, certificate.context, None, server_side=True,
+            ssl_handshake_timeout=_HANDSHAKE_WITHIN_S, ssl_shutdown_timeout=_SHUTDOWN_WITHIN_S,
+        )  # fmt: skip
+        self._http = http
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
+        super().connection_lost(exc)
+        # HTTP is not told where it had not begun.
+        self._http.closed()
 
 
 def _no_room() -> bytes:

@@ -59,6 +59,7 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         create_app(service),
         http=partial(Acceptor, service.connections, certificate),  # type: ignore[arg-type]
         ws=BoundedWebSocket,
+        loop="uvloop",
         ws_max_size=service.limit,
         # Compression would cost more time than a few kilobytes save.
         ws_per_message_deflate=False,
