@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from specact.errors import ConfigError
+from specact.files import check_name
 from specact.training.recipe import build, read_toml
 
 
@@ -60,6 +61,7 @@ class FlowRecipe:
     held_out: float = 0.05
 
     def __post_init__(self) -> None:
+        check_name("a bundle", self.bundle)
         if bool(self.data) == bool(self.generate_episodes):
             raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
         if min(self.window, self.chunk, self.layers, self.batch, self.draws) < 1:
