@@ -30,7 +30,7 @@ def check_name(kind: str, value: object) -> None:
     """
     if not is_name(value):
         raise ConfigError(
-            f"{kind} cannot be named {value!r}: a name has 1 to 64 of the characters A-Z a-z 0-9 . _ + - "
+            f"{kind} cannot be named {value!r:.80}: a name has 1 to 64 of the characters A-Z a-z 0-9 . _ + - "
             "and begins with a letter or digit"
         )
 

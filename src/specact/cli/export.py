@@ -1,7 +1,8 @@
-"""``specact export`` copies a finished run's bundle to where it will be deployed."""
+"""``specact export`` copies a bundle to where it will be deployed."""
 
 from __future__ import annotations
 
+import json as plain
 import shutil
 from pathlib import Path
 
@@ -11,19 +12,59 @@ from specact.cli.output import print_json, results
 from specact.errors import ConfigError
 
 
-def export(run: tyro.conf.Positional[Path], /, out: Path, bundle: str | None = None, json: bool = False) -> None:
-    """Copy a finished run's bundle to where it will be deployed, and check that it loads there.
+def export(
+    run: tyro.conf.Positional[Path],
+    /,
+    out: Path,
+    bundle: str | None = None,
+    device: bool = False,
+    json: bool = False,
+) -> None:
+    """Copy a finished run's bundle, or any other, to where it will be deployed, and check that it loads there.
 
     Args:
-        run: folder of a training run.
+        run: folder of a training run, or path or name of a bundle.
         out: folder to make.
         bundle: which of the run's bundles, if it made several.
+        device: leave out the target, which a robot with a server does not need. The fingerprint stays the same, so that
+            both sides still know each other.
         json: print path, fingerprints and parity as JSON.
     """
-    from specact.policies.bundle import load_bundle
+    from specact.files import write_json
+    from specact.policies.bundle import PARTS, load_bundle
     from specact.policies.flow_bundle import load_flow
     from specact.policies.manifest import kind_of
 
+    source = _source(run, bundle)
+    flow = kind_of(source) == "flow"
+    if device and flow:
+        raise ConfigError(f"{source} is a flow policy, which runs in one place; leave out --device")
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another --out")
+    unfinished = "gate"  # where a learned gate is being trained
+    left_out = (unfinished, PARTS["target"]) if device else (unfinished,)
+    shutil.copytree(source, out, ignore=shutil.ignore_patterns(*left_out))
+    if device:
+        file = out / "manifest.json"
+        write_json(file, plain.loads(file.read_text()) | {"left_out": ["target"]})
+    loaded = load_flow(out) if flow else load_bundle(out)
+    facts = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
+    if json:
+        print_json(facts)
+    else:
+        results.print(f"{out}: fingerprint {loaded.fingerprint}, parity {facts['parity']}", highlight=False)
+
+
+def _source(run: Path, bundle: str | None) -> Path:
+    """The bundle's folder."""
+    from specact.policies.bundle import find_bundle
+
+    a_name = len(run.parts) == 1 and not run.is_dir()
+    if a_name or (run / "manifest.json").is_file():
+        found = find_bundle(run)
+        if bundle is not None:
+            raise ConfigError(f"{found} is a bundle itself; leave out --bundle")
+        return found
     made = {path.parent.name: path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))}
     if not made:
         raise ConfigError(f"{run} holds no finished bundle; run specact train --out {run} to its end first")
@@ -32,12 +73,4 @@ def export(run: tyro.conf.Positional[Path], /, out: Path, bundle: str | None = N
     name = bundle or next(iter(made))
     if name not in made:
         raise ConfigError(f"{run} made no bundle {name!r}; it made {', '.join(made)}")
-    if out.exists():
-        raise ConfigError(f"{out} exists already; choose another --out")
-    shutil.copytree(made[name], out)
-    loaded = load_flow(out) if kind_of(out) == "flow" else load_bundle(out)
-    facts = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
-    if json:
-        print_json(facts)
-    else:
-        results.print(f"{out}: fingerprint {loaded.fingerprint}, parity {facts['parity']}", highlight=False)
+    return made[name]

@@ -18,6 +18,14 @@ from specact.errors import DataError, MissingExtraError
 if TYPE_CHECKING:
     import zarr
 
+# What chunks may be packed with: what only computes with bytes. A pickle, for one, runs whatever its author wrote.
+_CODECS = frozenset(
+    (
+        "adler32", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fletcher32", "gzip", "lz4", "lzma",
+        "sharding_indexed", "shuffle", "transpose", "zlib", "zstd",
+    )
+)  # fmt: skip
+
 # What zarr (v2 and v3 files) and its codecs raise on damaged stores; its own errors derive from ValueError or KeyError.
 _DAMAGE = (
     ValueError,
@@ -99,6 +107,7 @@ def read_zarr(path: Path) -> Episodes:
         image = npz.first_of(stored, npz.IMAGE)
         if image is None:
             return episodes
+        _check_codecs(stored[image])
         _check_chunks(path, stored[image])
         lazy = LazyFrames(stored[image], path)
     except _DAMAGE as error:
@@ -117,8 +126,29 @@ def _arrays(root: zarr.Group, folder: str) -> dict[str, zarr.Array[Any]]:
 
 
 def _load(path: Path, array: zarr.Array[Any]) -> NDArray[Any]:
+    _check_codecs(array)
     _check_chunks(path, array)
     return np.asarray(array[...])
+
+
+def _check_codecs(array: zarr.Array[Any]) -> None:
+    """Refuse what has to be unpacked by more than arithmetic; nothing has been unpacked yet."""
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{array.path!r} holds {array.dtype}; store numbers, such as float32")
+    metadata: dict[str, Any] = dict(array.metadata.to_dict())
+    steps = [*(metadata.get("filters") or ()), metadata.get("compressor"), *(metadata.get("codecs") or ())]
+    while steps:
+        step = steps.pop()
+        if step is None:
+            continue
+        name = str(step.get("id", step.get("name"))).removeprefix("numcodecs.")
+        if name not in _CODECS:
+            raise DataError(
+                f"{array.path!r} is packed with {name!r}, which is not unpacked here; allowed are "
+                f"{', '.join(sorted(_CODECS))}. Store it again, with blosc or zstd"
+            )
+        inside = step.get("configuration") or {}
+        steps += [*inside.get("codecs", ()), *inside.get("index_codecs", ())]
 
 
 def _check_chunks(path: Path, array: zarr.Array[Any]) -> None:

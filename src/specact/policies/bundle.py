@@ -76,16 +76,17 @@ def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
     manifest = read_manifest(path, "pair", PARTS)
     check_head(path, manifest)
     spec = _read_spec(path, manifest)
-    target = None
-    if "target" not in left_out(manifest):
-        target = OnnxPolicy(path / PARTS["target"], spec, provider=provider, threads=threads)
     return Bundle(
         path=path,
         manifest=manifest,
         spec=spec,
         tokenizer=_read_tokenizer(path, manifest, spec),
         draft=OnnxPolicy(path / PARTS["draft"], spec, provider=provider, threads=threads),
-        local_target=target,
+        local_target=(
+            None
+            if "target" in left_out(manifest)
+            else OnnxPolicy(path / PARTS["target"], spec, provider=provider, threads=threads)
+        ),
     )
 
 

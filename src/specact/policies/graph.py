@@ -22,6 +22,8 @@ MOST_COMPUTED = 1 << 29
 # Rows of a batch for which sizes are inferred: more than one, so that what grows faster than the batch is seen.
 ROWS = 64
 _SHAPE_OF = "specact:shape of "
+# ONNX adds up the axes of a concatenation in 32 bits: with these it cannot overflow.
+_LONGEST_AXIS, _MOST_INPUTS = 1 << 24, 100
 _MOST_BYTES = (1 << 31) - 1  # of a protocol buffer
 _MOST_FIELDS = 1_000_000
 _MOST_AXES = 32
@@ -89,15 +91,20 @@ def check_sizes(path: Path, outputs: Sequence[Value]) -> None:
                 f"{path}: {entry.name!r} is a {entry.type}; a bundle's networks compute only with numbers"
             )
         sizes = [size for size in entry.shape if isinstance(size, int) and size >= 0]
-        if axes[_SHAPE_OF + entry.name] != [len(sizes)]:
+        if axes.get(_SHAPE_OF + entry.name) != [len(sizes)]:
             raise BundleError(
                 f"{path}: the size of {entry.name!r} is known only when the network runs; "
                 "export it with fixed sizes except for the batch"
             )
+        if max(sizes, default=0) > _LONGEST_AXIS:
+            raise BundleError(
+                f"{path} computes too much: {entry.name!r} has {max(sizes)} entries along one axis for {ROWS} "
+                f"observations, a bundle's network at most {_LONGEST_AXIS}; export a smaller one"
+            )
         computed += math.prod(sizes)
     if computed > MOST_COMPUTED * ROWS:
         raise BundleError(
-            f"{path} computes {computed / ROWS:.1e} numbers for one observation, a bundle's network at most "
+            f"{path} computes too much: {computed / ROWS:.1e} numbers for one observation, a bundle's network at most "
             f"{MOST_COMPUTED:.1e}; export a smaller one"
         )
 
@@ -169,6 +176,16 @@ class _Reader:
                         f"{self._path} uses the operator {domain}.{operator}, which a bundle may not; "
                         "export the network with operators of ONNX"
                     )
+        if "Shape" in operators or "Size" in operators:
+            raise BundleError(
+                f"{self._path} computes sizes when it runs, with the operator {'/'.join(operators)}; "
+                "export it with fixed sizes except for the batch"
+            )
+        if sum(part.number == 1 for part in parts) > _MOST_INPUTS:
+            raise BundleError(
+                f"{self._path}: an operator {'/'.join(operators)} has more than {_MOST_INPUTS} inputs; "
+                "export the network with several smaller ones"
+            )
         for part in parts:
             if part.number == 2 and part.kind == BYTES and len(part.content):
                 self._computed.append(bytes(part.content))

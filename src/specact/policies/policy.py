@@ -51,8 +51,11 @@ class PolicySpec:
             check_whole(name, getattr(self, name), least=1)
         check_whole("goal", self.goal, least=0)
         check_whole("codebooks", self.codebooks, least=1, most=1 << 13)
-        for name, value in zip(("image's height", "image's width"), self.image or (), strict=self.image is not None):
-            check_whole(name, value, least=1)
+        if self.image is not None:
+            if len(self.image) != 2:
+                raise BundleError(f"a bundle's image is height and width, its manifest says {self.image!r:.60}")
+            for size in self.image:
+                check_whole("image size", size, least=1)
         check_positive("temperature", self.temperature)
         check_positive("rate_hz", self.rate_hz)
         if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from specact.errors import ConfigError
+from specact.files import check_name
 from specact.training.recipe import HELD_OUT
 from specact.training.toml import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, build, check_ranges, read_toml
 
@@ -72,6 +73,7 @@ class FlowRecipe:
                 "held_out": HELD_OUT,
             },
         )  # fmt: skip
+        check_name("a bundle", self.bundle)
         if bool(self.data) == bool(self.generate_episodes):
             raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
         if self.width % (2 * self.heads):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specact.errors import ConfigError, unknown_name
+from specact.files import check_name
 from specact.gates.settings import GateChoices
 from specact.training.toml import (
     BELOW_ONE,
@@ -180,7 +181,12 @@ class Recipe:
             raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
         if "tokenizer" in self.policies:
             raise ConfigError("no policy may be called 'tokenizer': that stage has the name")
+        for name in self.bundles:
+            check_name("a bundle", name)
         for name, policy in self.policies.items():
+            check_name("a policy", name)
+            if policy.width % policy.heads:
+                raise ConfigError(f"policy {name!r}: width {policy.width} must be a multiple of heads {policy.heads}")
             if policy.sequential and self.tokenizer.codebooks != 2:
                 raise ConfigError(
                     f"policy {name!r}: sequential needs 2 codebooks, the tokenizer has {self.tokenizer.codebooks}"
