@@ -185,8 +185,6 @@ class Recipe:
             check_name("a bundle", name)
         for name, policy in self.policies.items():
             check_name("a policy", name)
-            if policy.width % policy.heads:
-                raise ConfigError(f"policy {name!r}: width {policy.width} must be a multiple of heads {policy.heads}")
             if policy.sequential and self.tokenizer.codebooks != 2:
                 raise ConfigError(
                     f"policy {name!r}: sequential needs 2 codebooks, the tokenizer has {self.tokenizer.codebooks}"
