@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.examples import examples
+from tests.example_count import example_count
 
 from specact.sampling import (
     rejection_probability,
@@ -373,7 +373,7 @@ def gated_loss(p: Floats, q: Floats, skipped: set[tuple[int, ...]]) -> tuple[flo
     return distance(law, product(p)), missed
 
 
-@examples(40)
+@example_count(40)
 @given(st.integers(2, 8), st.integers(0, 10**6), st.sampled_from(KINDS), st.integers(0, 255))
 def test_gated_loss_of_one_codebook_is_exactly_the_missed_rejections(
     codes: int, seed: int, kind: str, mask: int
@@ -395,7 +395,7 @@ def test_gated_loss_of_one_codebook_is_exact_for_a_gate_that_flips_coins_too() -
     assert distance(executed, verified) == pytest.approx(float((q[0] * skip) @ rejection), abs=EXACT)
 
 
-@examples(25)
+@example_count(25)
 @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(0, 511))
 def test_gated_loss_of_two_codebooks_is_at_most_the_missed_rejections(
     seed: int, first: str, second: str, mask: int
@@ -435,7 +435,7 @@ def test_gated_loss_is_exact_only_given_the_state() -> None:
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-@examples(100)
+@example_count(100)
 @given(
     st.lists(st.sampled_from([0.0, 0.0, 1e-25, 1e-9, 0.1, 1.0 / 3.0, 1.0]), min_size=1, max_size=16).filter(any),
     st.sampled_from([1e-30, 0.3, 1.0, 7.0, 1e30]),

@@ -18,7 +18,7 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.examples import examples
+from tests.example_count import example_count
 from zarr.codecs import BloscCodec
 
 from specact.data.episodes import Episodes
@@ -210,7 +210,7 @@ def test_truncation_is_told(write: Callable[[Path], Path], share: float, tmp_pat
     assert read(path).steps == STEPS
 
 
-@settings(examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(example_count(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("write", [write_npz, write_robomimic])
 def test_any_damage(write: Callable[[Path], Path], data: st.DataObject, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_any_damage(write: Callable[[Path], Path], data: st.DataObject, tmp_path
         assert "damaged" in str(error)
 
 
-@settings(examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(example_count(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("write", [write_zarr, write_zarr_v3, write_lerobot_v2, write_lerobot_v3])
 def test_any_damage_in_a_folder(write: Callable[[Path], Path], data: st.DataObject, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.examples import examples
+from tests.example_count import example_count
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
@@ -82,7 +82,7 @@ SLOW = SteadyLink(40.0, 0.0, 1e6, 1e6)
 
 
 @given(sizes=st.lists(st.integers(1, 60_000), min_size=1, max_size=12), seed=st.integers(0, 2**32))
-@examples(10)
+@example_count(10)
 def test_bytes_arrive_unchanged_and_in_order_both_ways(serving: Serving, sizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     chunks = [rng.bytes(size) for size in sizes]

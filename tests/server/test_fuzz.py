@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.examples import examples
+from tests.example_count import example_count
 
 from specact import Bundle
 from specact.rng import Role, stream
@@ -34,7 +34,7 @@ schemathesis = pytest.importorskip("schemathesis")
 
 # Without shrinking: a server that is silent once would be waited for again and again.
 PHASES = [Phase.explicit, Phase.generate]
-bounded = settings(examples(60), phases=PHASES, suppress_health_check=list(HealthCheck))
+bounded = settings(example_count(60), phases=PHASES, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_every_message_has_one_answer_and_it_is_typed(
     kinds: Counter[str] = Counter()
     with server.stream(hello) as robot:
 
-        @settings(examples(400), phases=PHASES, suppress_health_check=list(HealthCheck))
+        @settings(example_count(400), phases=PHASES, suppress_health_check=list(HealthCheck))
         @given(payload=st.sampled_from(frames).flatmap(damaged) | st.binary(max_size=100) | st.text(max_size=20))
         def check(payload: bytes | str) -> None:
             reply = robot.ask(payload)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.examples import examples
+from tests.example_count import example_count
 
 from specact.errors import ConfigError
 from specact.tised.timing import (
@@ -86,7 +86,7 @@ def test_stall_and_age_are_two_things(inference: float, action: float, alpha: fl
     assert stall_s(inference, action, alpha, m + 1) <= stall
 
 
-@examples(50)
+@example_count(50)
 @given(inference=latencies, action=times, n=sizes, before=sizes, after=sizes, data=st.data())
 def test_the_speedup_of_a_task_is_that_of_its_time(
     inference: float, action: float, n: int, before: int, after: int, data: st.DataObject

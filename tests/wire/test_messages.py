@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from tests.examples import examples
+from tests.example_count import example_count
 
 from specact.errors import WireError
 from specact.policies.policy import PolicySpec
@@ -36,7 +36,7 @@ from specact.wire.request import REPORTED, InferRequest, Request, VerifyRequest,
 Frames = Callable[[ModuleType], list[bytes]]
 
 both_codecs = pytest.mark.parametrize("codec", [msgpack, json], ids=["msgpack", "json"])
-bounded = examples(80)
+bounded = example_count(80)
 
 # Positive ones are the smallest subnormal, the smallest normal and the largest.
 EXTREMES = np.array([1e-45, 1.1754944e-38, 3.4028235e38, -0.0, -1e-45, -3.4028235e38, 0.1, 1 / 3], np.float32)
@@ -221,7 +221,7 @@ def mutated(draw: st.DrawFn, frames: list[bytes]) -> bytes:
 
 
 @both_codecs
-@examples(400)
+@example_count(400)
 @given(data=st.data())
 def test_damaged_messages_are_read_or_refused_and_nothing_else(
     codec: ModuleType, spec: PolicySpec, frames: Frames, data: st.DataObject
@@ -230,7 +230,7 @@ def test_damaged_messages_are_read_or_refused_and_nothing_else(
 
 
 @both_codecs
-@examples(400)
+@example_count(400)
 @example(payload=b"")
 @example(payload=b"\xc1")
 @given(payload=st.binary(max_size=200) | st.text().map(str.encode))
@@ -256,7 +256,7 @@ ODD_BINARY: st.SearchStrategy[Any] = (
 
 
 @both_codecs
-@examples(400)
+@example_count(400)
 @given(data=st.data())
 def test_any_value_in_any_place_is_read_or_refused(
     codec: ModuleType, spec: PolicySpec, frames: Frames, data: st.DataObject

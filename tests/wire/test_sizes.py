@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.examples import examples
+from tests.example_count import example_count
 
 from specact.policies.manifest import kind_of
 from specact.policies.policy import PolicySpec
@@ -102,7 +102,7 @@ def test_the_bound_with_a_camera_or_a_sequential_head_is_not_much_more(change: d
 sizes = st.integers(1, 12)
 
 
-@examples(150)
+@example_count(150)
 @given(
     window=sizes, state=st.integers(1, 60), goal=st.integers(0, 60), image=st.none() | st.tuples(sizes, sizes),
     codebooks=st.integers(1, 6), codes=st.integers(1, 24), chunk=sizes, actions=sizes, sequential=st.booleans(),

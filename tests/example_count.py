@@ -3,6 +3,6 @@
 from hypothesis import settings
 
 
-def examples(count: int) -> settings:
+def example_count(count: int) -> settings:
     """``count`` in every test run, and more in the same proportion where `scripts/check explore` asks for more."""
     return settings(max_examples=count * settings().max_examples // 100)
