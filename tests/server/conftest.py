@@ -204,18 +204,23 @@ def server(launch: Start) -> Server:
     return launch()
 
 
+@pytest.fixture(scope="session")
+def certify() -> Callable[[Path], None]:
+    """Makes ``cert.pem`` and ``key.pem`` for 127.0.0.1 in a folder, others each time."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the program openssl to make a certificate")
+    return _make_certificate
+
+
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``cert.pem`` and ``key.pem``, for 127.0.0.1."""
+def certificate(certify: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``cert.pem`` and ``key.pem``."""
     folder = tmp_path_factory.mktemp("tls")
-    make_certificate(folder)
+    certify(folder)
     return folder
 
 
-def make_certificate(folder: Path) -> None:
-    """Makes ``cert.pem`` and ``key.pem`` there, another one each time."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the program openssl to make a certificate")
+def _make_certificate(folder: Path) -> None:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-subj", "/CN=robot server", "-addext", "subjectAltName=IP:127.0.0.1",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import WebSocketException
 
 from specact import Bundle
 from specact.types import Window
@@ -109,9 +109,9 @@ def test_one_address_has_so_many_connections(launch: Start, hello: Fields) -> No
         # It is told before it asks.
         refused = ask(server, b"")
         assert refused.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in refused
-        with pytest.raises(InvalidStatus) as denied:
+        # A client that has sent its request by then may see no more of it than the end of the connection.
+        with pytest.raises(WebSocketException):
             stack.enter_context(server.connect())
-        assert denied.value.response.status_code == 503
     server.until(lambda: server.http("GET", "/healthz").status == 200, "there is room again")
 
 
