@@ -20,14 +20,15 @@ from specact.calibration import file_name as calibration_file
 from specact.envs import load_task
 from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.imitation import Imitation, held_out_demonstrations, imitation_error
+from specact.evaluation.fit import check_fit
+from specact.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
 from specact.evaluation.manifest import claim
 from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
 from specact.evaluation.realtime import RealTime
 from specact.evaluation.rollout import Shard
-from specact.files import write_json, write_whole
+from specact.files import check_folder, write_json, write_whole
 from specact.gates.settings import CALIBRATED, GateSettings
 from specact.policies.bundle import Bundle, load_bundle
 
@@ -60,6 +61,10 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
     asked = {name: what.gates.settings(load_method(name).gate, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
+    check_fit(bundle, task)
+    if what.mse:
+        demonstration_files(bundle, None if what.data is None else Path(what.data))
+    check_folder(out)
     manifest = claim(out, what, bundle, env, command)
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -23,10 +24,11 @@ from specact.evaluation.tised.records import EPISODES, MANIFEST, cut_torn_line, 
 from specact.evaluation.tised.settings import Setting
 from specact.evaluation.tised.trial import Row, Trial, run_trial
 from specact.execution.senses import Senses
-from specact.files import write_json
+from specact.files import check_folder, write_json
 from specact.links.link import load_link
 from specact.policies.chunk import ChunkSpec
 from specact.policies.policy import PolicySpec
+from specact.ranges import COUNT, NOT_NEGATIVE, SEED, check_ranges
 from specact.tised.hardware import load_hardware
 
 Progress = Callable[[str, int, int], None]
@@ -63,8 +65,9 @@ class Sweep:
     def __post_init__(self) -> None:
         if not (self.settings and self.paces and self.hardware and self.links):
             raise ConfigError("a sweep needs at least one lever, pace, hardware and link")
-        if self.episodes < 1 or self.seed < 0:
-            raise ConfigError(f"a sweep has at least 1 episode and a seed >= 0, got {self.episodes} and {self.seed}")
+        check_ranges(self, {"episodes": COUNT, "seed": SEED, "target_ms": NOT_NEGATIVE})
+        if not all(0.0 <= pace < math.inf for pace in self.paces):
+            raise ConfigError(f"paces must be at least 0 and finite, got {', '.join(map(str, self.paces))}")
         task = load_task(self.task)
         if any(self.paces) and task.pace is None:
             raise ConfigError(f"nothing in task {self.task!r} moves by itself, so its pace must be 0; got {self.paces}")
@@ -93,6 +96,7 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
         ConfigError: if ``out`` holds another sweep, or a policy does not go with an execution or the task.
     """
     _check(what)
+    check_folder(out)
     manifest, file = _claim(what, out, command), out / EPISODES
     trials = list(_trials(what, manifest["latency_ms"]))
     cut_torn_line(file)
