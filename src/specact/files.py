@@ -66,6 +66,19 @@ def remove_torn(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def check_folder(path: Path) -> None:
+    """Checks that a folder can be written to or made, before the work whose results it is for; creates nothing.
+
+    Raises:
+        ConfigError: if it is a file, or lies where this user may not write.
+    """
+    nearest = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"{nearest} is a file, but {path} must be a folder; choose another place")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{nearest} cannot be written to; change its permissions or choose another place")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes plain values as JSON that every reader understands; see :func:`to_json`."""
     write_whole(path, (to_json(value) + "\n").encode())

@@ -13,7 +13,9 @@ import tyro
 from rich.table import Table
 
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
-from specact.files import write_json
+from specact.errors import ConfigError
+from specact.files import check_folder, write_json
+from specact.ranges import COUNT, INSIDE, NOT_NEGATIVE, POSITIVE, SEED, Range, check_ranges
 
 
 @dataclass
@@ -40,9 +42,13 @@ class Latency:
     """Print the measurement as JSON."""
 
     def run(self) -> None:
-        from specact.evaluation.latency import measure_latency
+        from specact.evaluation.latency import BLOCK, measure_latency
+        from specact.links.link import load_link
         from specact.policies.bundle import load_bundle
 
+        check_ranges(self, {"steps": Range(2 * BLOCK), "rate": INSIDE, "draft_ms": NOT_NEGATIVE, "seed": SEED})
+        load_link(self.link)
+        _check_out(self.out)
         pair = load_bundle(self.bundle)
         with tempfile.TemporaryDirectory() as folder, progress_bars() as update:
             served = str(pair.path)
@@ -93,6 +99,10 @@ class Server:
         from specact.evaluation.neighbours import run_beside
         from specact.policies.bundle import load_bundle
 
+        check_ranges(self, {"offered_hz": POSITIVE, "seconds": POSITIVE, "rounds": COUNT, "soak_s": NOT_NEGATIVE})
+        if min(self.robots, default=0) < 1:
+            raise ConfigError(f"--robots must name at least one number, each at least 1; got {self.robots}")
+        _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
         with ExitStack() as stack, progress_bars() as update:
             servers = {
@@ -149,6 +159,11 @@ def bench(
 ) -> None:
     """Measure what steps cost over a link, or what a server gives to many robots; on loopback only."""
     action.run()
+
+
+def _check_out(out: Path | None) -> None:
+    if out is not None:
+        check_folder(out)
 
 
 def _stand_in(pair: Any, folder: Path) -> Path:

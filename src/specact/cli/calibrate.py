@@ -12,6 +12,7 @@ import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
+from specact.files import check_folder
 from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def calibrate(
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED)
     loaded = load_bundle(bundle)
     settings = CalibrationRun(rate, episodes, rounds, seed)
-    total = episodes * (rounds + 2)
+    total, folder = episodes * (rounds + 2), out or loaded.path / "calibration"
+    check_folder(folder)
     with progress_bars() as update, Pool(workers) as pool:
         if gate.startswith("learned") and (retrain or not (loaded.path / HEAD).exists()):
             _teach(loaded, lessons, seed, pool, update)
@@ -72,7 +74,7 @@ def calibrate(
             pool,
             lambda done: update(f"calibrating {gate}", done, total),
         )
-    path = made.save(out or loaded.path / "calibration")
+    path = made.save(folder)
     if json:
         print_json(asdict(made))
         return

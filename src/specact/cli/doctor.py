@@ -11,6 +11,7 @@ import numpy as np
 
 from specact.cli.output import print_json, results
 from specact.cli.serve import read_token
+from specact.errors import ConfigError
 from specact.extras import EXTRAS
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def doctor(
     from specact.policies.bundle import load_bundle
     from specact.policies.timing import measure_inference
 
+    if requests < 1:
+        raise ConfigError(f"--requests must be at least 1, got {requests}")
     loaded = load_bundle(bundle)
     missing = {
         extra: [name for name in packages.values() if not _installed(name)] for extra, packages in EXTRAS.items()

@@ -9,6 +9,7 @@ import tyro
 
 from specact.cli.output import command_line, progress_bars, remarks, results
 from specact.cli.report import report
+from specact.errors import ConfigError
 
 
 def reproduce(
@@ -41,6 +42,8 @@ def reproduce(
     from specact.evaluation.study import PAIRS, plan
 
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
+    if not all(wanted):
+        raise ConfigError(f"--pairs names bundles with commas between them, got {pairs!r}")
     chapters = plan(wanted, seed=seed, quick=quick, data=data)
     left = [chapter for chapter in chapters if not finished(chapter.what, out / chapter.folder)]
     remarks.print(f"{paper}: {len(chapters)} runs, {len(chapters) - len(left)} of them done", highlight=False)

@@ -209,7 +209,11 @@ def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject
 
     path = find_bundle(bundle)
     loaded = load_flow(path) if kind_of(path) == "flow" else load_bundle(path)
-    played = execute or (max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.spec.execute)
+    if execute is None:
+        execute = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.spec.execute
+    if execute < 1:
+        raise ConfigError(f"--execute must be at least 1, got {execute}")
+    played = execute
     driver = driver_of(loaded, steps)
     variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, loaded.env, played))
     return Subject(loaded, played, variants, steps)

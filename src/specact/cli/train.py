@@ -10,6 +10,7 @@ import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks
 from specact.errors import ConfigError
+from specact.files import check_folder
 
 
 def train(
@@ -42,6 +43,9 @@ def train(
 
     if (recipe is None) == (distil is None):
         raise ConfigError("say what to train: either a recipe (see recipes/), or --distil BUNDLE, and not both")
+    if threads < 1:
+        raise ConfigError(f"--threads must be at least 1, got {threads}")
+    check_folder(out)
     if recipe is None:
         assert distil is not None
         path = _distil(distil, lessons, out, threads)

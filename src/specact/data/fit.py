@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import gymnasium as gym
-
 from specact.data.episodes import Episodes
 from specact.data.info import not_finite
 from specact.envs.task import Task
@@ -49,18 +47,14 @@ def _check_finite(episodes: Episodes, source: str) -> None:
 
 
 def _check_widths(task: Task, episodes: Episodes, source: str) -> None:
-    env = task.make(render_mode=None)
-    try:
-        observation, action = env.observation_space, env.action_space
-    finally:
-        env.close()
-    assert isinstance(observation, gym.spaces.Dict) and action.shape is not None
-    wanted = {"action": action.shape[0], **{name: space.shape[0] for name, space in observation.items() if space.shape}}
-    arrays = {"state": episodes.state, "goal": episodes.goal, "action": episodes.action}
-    found = {name: array.shape[1] for name, array in arrays.items() if array is not None}
+    arrays = {"action": episodes.action, "goal": episodes.goal, "state": episodes.state}
+    found, wanted = {name: array.shape[1] for name, array in arrays.items() if array is not None}, task.widths()
     if found != wanted:
-        raise DataError(f"{source} has {_words(found)}; the task {task.name!r} needs {_words(wanted)}")
+        raise DataError(
+            f"{source} has {widths_in_words(found)}; the task {task.name!r} needs {widths_in_words(wanted)}"
+        )
 
 
-def _words(widths: dict[str, int]) -> str:
-    return ", ".join(f"{name} width {width}" for name, width in sorted(widths.items()))
+def widths_in_words(widths: dict[str, int]) -> str:
+    """Widths, as :meth:`~specact.envs.task.Task.widths` gives them, for a message."""
+    return ", ".join(f"{name} width {width}" for name, width in widths.items())

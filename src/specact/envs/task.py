@@ -58,3 +58,14 @@ class Task:
     still: tuple[Idle, ...] = ()
     effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
     roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
+
+    def widths(self) -> dict[str, int]:
+        """How many numbers an ``action``, a ``state`` and, where there is one, a ``goal`` have."""
+        env = self.make(render_mode=None)
+        try:
+            observation, action = env.observation_space, env.action_space
+        finally:
+            env.close()
+        assert isinstance(observation, gym.spaces.Dict)
+        spaces = {"action": action, **observation.spaces}
+        return {name: space.shape[0] for name, space in sorted(spaces.items()) if space.shape}

@@ -17,6 +17,7 @@ from specact.evaluation.rejection import rejection_models
 from specact.evaluation.rollout import COMPOSITION, Shard
 from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle
+from specact.ranges import COUNT, SEED, check_ranges
 
 # Episode numbers nobody evaluates on: calibration and its held-out check start here.
 _FIRST_EPISODE, _FIRST_HELD_OUT = 1_000_000, 2_000_000
@@ -44,8 +45,7 @@ class CalibrationRun:
     def __post_init__(self) -> None:
         if not 0.0 < self.rate < 1.0:
             raise ConfigError(f"a rate to calibrate for lies strictly between 0 and 1, got {self.rate}")
-        if self.rounds < 1 or self.episodes < 1:
-            raise ConfigError("calibration needs at least one round and one episode")
+        check_ranges(self, {"episodes": COUNT, "rounds": COUNT, "seed": SEED, "shard": COUNT})
 
 
 def calibrate(

@@ -11,6 +11,7 @@ from specact.evaluation.methods import load_method
 from specact.evaluation.realtime import Wire
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 from specact.links.link import load_link
+from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,9 @@ class Evaluation:
             raise unknown_name("offset", self.offset, get_args(Offset))
         if not self.methods or len(set(self.methods)) != len(self.methods):
             raise ConfigError(f"methods must be named once each, got {', '.join(self.methods) or 'none'}")
-        if (
-            min(self.episodes, self.shard, 1 if self.demonstrations is None else self.demonstrations) < 1
-            or self.seed < 0
-        ):
-            raise ConfigError("episodes, shard and demonstrations must be at least 1, and seed not negative")
+        check_ranges(self, dict.fromkeys(("episodes", "shard", "calibration_episodes", "demonstrations"), COUNT))
+        check_ranges(self, {"seed": SEED, "draft_ms": NOT_NEGATIVE, "target_ms": NOT_NEGATIVE})
+        check_ranges(self, {"kappa": POSITIVE, "deadline_ms": POSITIVE})
         if self.realtime and any(load_method(method).gate.startswith("oracle") for method in self.methods):
             raise ConfigError("an oracle asks the target before it decides, so its time means nothing; leave it out")
         if not 0.0 < self.rate < 1.0:

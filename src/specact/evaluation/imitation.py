@@ -10,6 +10,7 @@ import numpy as np
 from specact.agent import SpeculativePolicy
 from specact.data.episodes import Episodes
 from specact.data.generate import demonstrations
+from specact.data.readers import format_of
 from specact.envs import load_task
 from specact.errors import ConfigError
 from specact.evaluation.methods import load_method
@@ -18,6 +19,29 @@ from specact.evaluation.statistics import mean_interval
 from specact.gates.settings import GateSettings
 from specact.policies.bundle import Bundle, load_bundle
 from specact.verifiers import LocalTarget
+
+
+def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
+    """The files that the pair was trained on; none where a scripted expert made its demonstrations.
+
+    Args:
+        bundle: made by ``specact train``.
+        data: folder that the recipe's data paths are relative to.
+
+    Raises:
+        ConfigError: if the recipe names files and there is no folder to look in.
+        DataError: if a file is not there, or of no known format.
+    """
+    names = bundle.manifest["recipe"]["data"]
+    if names and data is None:
+        raise ConfigError(
+            f"the demonstrations of {bundle.name!r} are files ({', '.join(names)}); "
+            "say where they are with --data FOLDER"
+        )
+    files = [(data or Path()) / name for name in names]
+    for file in files:
+        format_of(file)
+    return files
 
 
 def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
@@ -32,14 +56,9 @@ def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
         DataError: if they cannot be read.
     """
     recipe = bundle.manifest["recipe"]
-    if recipe["data"] and data is None:
-        raise ConfigError(
-            f"the demonstrations of {bundle.name!r} are files ({', '.join(recipe['data'])}); "
-            "say where they are with --data FOLDER"
-        )
     made = demonstrations(
         load_task(bundle.env),
-        [(data or Path()) / name for name in recipe["data"]],
+        demonstration_files(bundle, data),
         recipe["generate_episodes"],
         recipe["generate_noise"],
         recipe["seed"],

@@ -34,7 +34,8 @@ from specact.verifiers import TargetSampler, Verifier
 
 METHODS = ("target", "hybrid", "adahi")
 CODECS = ("json", "stream")
-_DEADLINE_MS, _BLOCK, _WARM_UP, _ROUNDS, _SETTLE_S = 2_000.0, 25, 10, 6, 0.1
+_DEADLINE_MS, _WARM_UP, _ROUNDS, _SETTLE_S = 2_000.0, 10, 6, 0.1
+BLOCK = 25  # steps whose mean is one value of an interval
 
 
 @dataclass(frozen=True)
@@ -239,8 +240,8 @@ def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -
 
 def _blocks(total: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means over runs of consecutive steps: what a control loop feels, without the two humps of gated methods."""
-    whole = len(total) // _BLOCK * _BLOCK
-    return np.asarray(total[:whole].reshape(-1, _BLOCK).mean(axis=1) if whole else total)
+    whole = len(total) // BLOCK * BLOCK
+    return np.asarray(total[:whole].reshape(-1, BLOCK).mean(axis=1) if whole else total)
 
 
 def _stage(record: StepRecord, stage: str) -> float:

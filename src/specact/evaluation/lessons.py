@@ -71,7 +71,12 @@ def collector(
         wanted: inferences in every round, at least.
         pool: where.
         progress: told (which lessons, inferences so far, in all).
+
+    Raises:
+        ConfigError: for less than one inference.
     """
+    if wanted < 1:
+        raise ConfigError(f"lessons must be at least 1, got {wanted}")
 
     def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> Lessons:
         said = f"lessons {number + 1}"

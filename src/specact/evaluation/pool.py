@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from specact.errors import SpecactError
+from specact.errors import ConfigError, SpecactError
 from specact.evaluation.rollout import Outcome, Shard, run_shard
 
 Item = TypeVar("Item")
@@ -25,10 +25,15 @@ class Pool:
     """Works on ``workers`` processes; with one worker, in this one.
 
     Use it as a context manager: the processes live until it is left, and keep what they have loaded.
+
+    Raises:
+        ConfigError: for less than one worker.
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or os.cpu_count() or 1
+        if workers is not None and workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {workers}")
+        self.workers = os.cpu_count() or 1 if workers is None else workers
         self._executor: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Pool:

@@ -22,14 +22,15 @@ from specact.evaluation.calibrate import CalibrationRun, calibrate
 from specact.evaluation.chance import asked_gate, at_rate
 from specact.evaluation.cost import method_cost, read_timing
 from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.imitation import Imitation, held_out_demonstrations, imitation_error
+from specact.evaluation.fit import check_fit
+from specact.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
 from specact.evaluation.manifest import claim
 from specact.evaluation.methods import load_method
 from specact.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
 from specact.evaluation.pool import Pool
 from specact.evaluation.realtime import RealTime
 from specact.evaluation.rollout import Shard
-from specact.files import write_json, write_whole
+from specact.files import check_folder, write_json, write_whole
 from specact.gates.settings import CALIBRATED, GateSettings
 from specact.locks import locked
 from specact.policies.bundle import Bundle, load_bundle
@@ -68,6 +69,10 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     asked = {name: asked_gate(name, what, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
+    check_fit(bundle, task)
+    if what.mse:
+        demonstration_files(bundle, None if what.data is None else Path(what.data))
+    check_folder(out)
     manifest = claim(out, what, bundle, env, command)
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}

@@ -8,8 +8,9 @@ from typing import Literal
 
 from specact.errors import ConfigError
 from specact.files import check_name
+from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 from specact.training.recipe import HELD_OUT
-from specact.training.toml import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, build, check_ranges, read_toml
+from specact.training.toml import build, read_toml
 
 
 @dataclass(frozen=True)

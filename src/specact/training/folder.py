@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specact.errors import ConfigError
-from specact.files import write_json
+from specact.files import check_folder, write_json
 from specact.training.loop import read_log
 
 
@@ -19,10 +19,9 @@ def check_free(out: Path, recipe: dict[str, Any]) -> None:
         recipe: as plain values.
 
     Raises:
-        ConfigError: if it is not a folder, cannot be read, or holds a run of another recipe.
+        ConfigError: if it is not a folder, cannot be read or written, or holds a run of another recipe.
     """
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; --out needs a folder, or a path where there is nothing yet")
+    check_folder(out)
     file = out / "recipe.json"
     wanted = _plain(recipe)
     try:

@@ -10,18 +10,8 @@ from typing import Any, Literal
 from specact.errors import ConfigError, unknown_name
 from specact.files import check_name
 from specact.gates.settings import GateChoices
-from specact.training.toml import (
-    BELOW_ONE,
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SEED,
-    SHARE,
-    Range,
-    build,
-    check_ranges,
-    read_toml,
-)
+from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
+from specact.training.toml import build, read_toml
 
 HELD_OUT = Range(0, 1, open_high=True)
 _MOST_TUPLES = 2**20  # of codes; a table of so many chunks has some hundred megabytes

@@ -1,12 +1,11 @@
-"""Dataclasses from TOML: unknown keys, missing keys, wrong types and numbers out of range are refused by name."""
+"""Dataclasses from TOML: unknown keys, missing keys and values of a wrong type are refused by name."""
 
 from __future__ import annotations
 
-import math
 import reprlib
 import tomllib
 import typing
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,56 +17,6 @@ T = typing.TypeVar("T")
 _WORDS: dict[type, str] = {
     bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "a table"
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from ``low`` to ``high``.
-
-    Attributes:
-        low, high: the ends.
-        open_low, open_high: whether that end is left out.
-    """
-
-    low: float
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return above and below
-
-    def __str__(self) -> str:
-        low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        return low if self.high == math.inf else f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
-
-
-COUNT = Range(1)
-NOT_NEGATIVE = Range(0)
-POSITIVE = Range(0, open_low=True)
-SHARE = Range(0, 1)
-BELOW_ONE = Range(0, 1, open_high=True)
-SEED = Range(0, 2**63, open_high=True)
-
-
-def check_ranges(recipe: object, allowed: dict[str, Range]) -> None:
-    """Refuses a number that is out of range.
-
-    Args:
-        recipe: a dataclass.
-        allowed: the range of each attribute, by its name.
-
-    Raises:
-        ConfigError: if one lies outside its range or is not finite.
-    """
-    for name, numbers in allowed.items():
-        value = getattr(recipe, name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name} must be a finite number, got {value}")
-        if value not in numbers:
-            raise ConfigError(f"{name} must be {numbers}, got {value}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,12 +28,13 @@ from specact.evaluation.tised.records import CALIBRATIONS, EPISODES, MANIFEST, c
 from specact.evaluation.tised.settings import Setting
 from specact.evaluation.tised.trial import PLACE, Row, Trial, run_trial
 from specact.execution.senses import Senses
-from specact.files import write_json
+from specact.files import check_folder, write_json
 from specact.gates.settings import GateSettings
 from specact.links.link import load_link
 from specact.locks import locked
 from specact.policies.chunk import ChunkSpec
 from specact.policies.policy import PolicySpec
+from specact.ranges import COUNT, NOT_NEGATIVE, SEED, check_ranges
 from specact.tised.hardware import load_hardware
 
 Progress = Callable[[str, int, int], None]
@@ -74,11 +76,9 @@ class Sweep:
     def __post_init__(self) -> None:
         if not (self.settings and self.paces and self.idles and self.hardware and self.links):
             raise ConfigError("a sweep needs at least one lever, pace, way to idle, hardware and link")
-        if self.episodes < 1 or self.calibration < 1 or self.seed < 0:
-            raise ConfigError(
-                "a sweep has at least 1 episode, also to calibrate with, and a seed >= 0, got "
-                f"{self.episodes}, {self.calibration} and {self.seed}"
-            )
+        check_ranges(self, {"episodes": COUNT, "calibration": COUNT, "seed": SEED, "target_ms": NOT_NEGATIVE})
+        if not all(0.0 <= pace < math.inf for pace in self.paces):
+            raise ConfigError(f"paces must be at least 0 and finite, got {', '.join(map(str, self.paces))}")
         task = load_task(self.task)
         if any(self.paces) and task.pace is None:
             raise ConfigError(f"nothing in task {self.task!r} moves by itself, so its pace must be 0; got {self.paces}")
@@ -109,6 +109,7 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
             execution or the task.
     """
     _check(what)
+    check_folder(out)
     with locked(out):
         _run(what, out, progress, workers, command)
 

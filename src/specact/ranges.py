@@ -1,0 +1,59 @@
+"""Where the numbers of a setting must lie, and one sentence for a number that lies elsewhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specact.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``.
+
+    Attributes:
+        low, high: the ends.
+        open_low, open_high: whether that end is left out.
+    """
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return above and below
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
+        return low if self.high == math.inf else f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
+
+
+COUNT = Range(1)
+NOT_NEGATIVE = Range(0)
+POSITIVE = Range(0, open_low=True)
+SHARE = Range(0, 1)
+BELOW_ONE = Range(0, 1, open_high=True)
+INSIDE = Range(0, 1, open_low=True, open_high=True)
+SEED = Range(0, 2**63, open_high=True)
+
+
+def check_ranges(settings: object, allowed: dict[str, Range]) -> None:
+    """Refuses a number that is out of range; None stands for a number that was not given.
+
+    Args:
+        settings: a dataclass.
+        allowed: the range of each attribute, by its name.
+
+    Raises:
+        ConfigError: if one lies outside its range or is not finite.
+    """
+    for name, numbers in allowed.items():
+        value = getattr(settings, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name} must be a finite number, got {value}")
+        if value is not None and value not in numbers:
+            raise ConfigError(f"{name} must be {numbers}, got {value}")
