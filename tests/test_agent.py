@@ -592,7 +592,7 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
             found = super().infer(window)
             return replace(found, offsets=np.full_like(found.offsets, value if 2 <= window.state[-1, 0] < 5 else 0.1))
 
-    bundle = replace(pair(replace(SPEC, overlap=overlap)), target=cast(Any, Overflowing(2)))
+    bundle = replace(pair(replace(SPEC, overlap=overlap)), local_target=cast(Any, Overflowing(2)))
     rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
     policy = SpeculativePolicy(bundle, Always(), fallback=rule)
     actions, records = play(policy, 0, steps=8)
@@ -612,7 +612,7 @@ def test_a_late_answer_that_decodes_to_no_finite_action_is_a_miss() -> None:
             found = super().infer(window)
             return replace(found, offsets=np.full_like(found.offsets, 3.3e38))
 
-    bundle = replace(pair(), target=cast(Any, Overflowing(2)))
+    bundle = replace(pair(), local_target=cast(Any, Overflowing(2)))
     policy = SpeculativePolicy(bundle, Always(), late_for_s=math.inf)
     _, records = play(policy, 0, steps=3)
     assert [record.miss for record in records] == ["invalid"] * 3

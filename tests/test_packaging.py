@@ -34,6 +34,14 @@ for package in ("torch", "fastapi", "gymnasium", "mujoco", "scipy", "matplotlib"
 import specact
 
 assert pathlib.Path(specact.__file__).is_relative_to(sys.prefix), f"tested {specact.__file__}, not the wheel"
+try:
+    specact.load_bundle("pusht")
+except specact.errors.ConfigError as error:
+    told = str(error)
+    assert "unknown bundle 'pusht'" in told and "Known: ball" in told, told
+    assert "pretrained/" in told and "scripts/make-pretrained" in told, told
+else:
+    raise AssertionError("the wheel brings ball and no other bundle")
 bundle = specact.load_bundle("ball")
 rng = np.random.default_rng(0)
 transmitted = []

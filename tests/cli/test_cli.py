@@ -12,6 +12,7 @@ import pytest
 from specact import load_bundle
 from specact.calibration import find_calibration
 from specact.data.readers import read
+from specact.errors import BundleError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -206,6 +207,52 @@ def test_export_a_bundle_and_calibrate_it_and_ask_the_doctor(specact_run: Run, t
     assert "CPUExecutionProvider" in findings["providers"]
     assert findings["period_ms"] == 50.0
     assert findings["draft_ms"] > 0 < findings["target_ms"]
+
+
+def test_export_for_a_device(specact_run: Run, tiny_run: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    whole = load_bundle(tiny_bundle)
+    for source, name in ((tiny_run, "of a run"), (tiny_bundle, "of a bundle")):
+        out = tmp_path / name
+        done = specact_run("export", source, "--device", "--out", out, "--json")
+        assert done.returncode == 0, done.stderr
+        assert strictly(done.stdout)["fingerprint"] == whole.fingerprint
+        assert sorted(path.name for path in out.iterdir()) == ["draft.onnx", "manifest.json", "tokenizer.safetensors"]
+    done = specact_run("doctor", "--bundle", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "target_ms" not in strictly(done.stdout)
+    for words in (["serve"], ["eval", "--methods", "hybrid", "--episodes", "1", "--out", tmp_path / "run"]):
+        assert_refused(specact_run(*words, "--bundle", out), "was exported for a device", "its target is on the server")
+    assert_refused(
+        specact_run("export", tiny_bundle, "--bundle", "tiny", "--out", tmp_path / "x"),
+        "is a bundle itself",
+        "--bundle",
+    )
+
+
+def test_a_device_acts_with_the_target_on_the_server(specact_run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
+    from specact import SpeculativePolicy
+    from specact.child import serving
+    from specact.gates import Always
+    from specact.remote.channel import Endpoint
+    from specact.remote.line import Line
+    from specact.remote.target import remote_verifier
+
+    out = tmp_path / "device"
+    assert specact_run("export", tiny_bundle, "--device", "--out", out).returncode == 0
+    device = load_bundle(out)
+    with pytest.raises(BundleError, match="was exported for a device: its target is on the server"):
+        SpeculativePolicy(device, Always())
+    with serving(str(tiny_bundle)) as server, Line(Endpoint("ws", "127.0.0.1", server.port), device) as line:
+        line.connect(10.0)
+        actors = [
+            SpeculativePolicy(device, Always(), verifier=remote_verifier(line, device, 5000.0, "device")),
+            SpeculativePolicy(load_bundle(tiny_bundle), Always()),
+        ]
+        for step in range(5):
+            seen = {"state": np.full(8, 0.1 * step, np.float32), "goal": np.zeros(2, np.float32)}
+            here, there = (actor.act(seen) for actor in actors)
+            np.testing.assert_array_equal(here, there)
+        assert actors[0].counts["missed"] == 0 < actors[0].counts["verified"]
 
 
 def test_files_are_json_too(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import h5py
+import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -314,6 +317,72 @@ def test_zarr_frames_are_lazy_uint8(version: Literal[2, 3], image: np.ndarray, t
     np.testing.assert_array_equal(np.asarray(found), IMAGE)
     with pytest.raises(IndexError):
         found[STEPS]
+
+
+class Payload:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"filters": [{"id": "pickle", "protocol": 4}], "compressor": None, "dtype": "|O"}, "pickle"),
+        ({"filters": [{"id": "pickle", "protocol": 4}], "compressor": None}, "pickle"),
+        ({"filters": None, "compressor": {"id": "pickle", "protocol": 4}}, "pickle"),
+        (
+            {"filters": [{"id": "quantize", "digits": 3, "dtype": "<f4", "astype": "<f4"}]},
+            r"'data/state' is packed with 'quantize', which is not unpacked here; allowed are .*Store it again",
+        ),
+        ({"filters": [{"id": "packbits"}]}, r"'data/state' is packed with 'packbits'"),
+        ({"dtype": "<U3"}, r"'data/state' holds <U3; store numbers"),
+    ],
+    ids=["objects", "a filter", "a compressor", "quantize", "packbits", "text"],
+)
+def test_zarr_unpacks_only_what_is_known_to_be_harmless(tmp_path: Path, changes: Any, sentence: str) -> None:
+    path, touched = write_zarr(tmp_path), tmp_path / "touched"
+    file = path / "data" / "state" / ".zarray"
+    described = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps(described | ({"fill_value": None} if "dtype" in changes else {})))
+    for chunk in file.parent.glob("[0-9]*"):
+        chunk.write_bytes(pickle.dumps([Payload(touched), "|O", (1,)]))
+    with pytest.raises(DataError, match=sentence):
+        read(path)
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize("name", ["state", "img"])
+def test_zarr_of_version_3_unpacks_only_what_is_known_to_be_harmless(tmp_path: Path, name: str) -> None:
+    path = write_zarr(tmp_path, version=3)
+    file = path / "data" / name / "zarr.json"
+    described = json.loads(file.read_text())
+    described["codecs"].insert(0, {"name": "numcodecs.bitround", "configuration": {"keepbits": 3}})
+    file.write_text(json.dumps(described))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr says that numcodecs are not in the specification
+        with pytest.raises(DataError, match=rf"'data/{name}' is packed with 'bitround'"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "packing"),
+    [
+        (2, {"filters": [numcodecs.Delta("f4")], "compressors": numcodecs.LZ4()}),
+        (2, {"compressors": numcodecs.GZip()}),
+        (3, {"shards": (12, 2), "chunks": (4, 2)}),
+    ],
+    ids=["delta and lz4", "gzip", "shards"],
+)
+def test_zarr_reads_the_usual_codecs(tmp_path: Path, version: Literal[2, 3], packing: Any) -> None:
+    path = write_zarr(tmp_path, version)
+    group = zarr.open_group(str(path / "data"), mode="a")
+    group.create_array("action", shape=ACTION.shape, dtype="f4", overwrite=True, **packing)[...] = ACTION
+    np.testing.assert_allclose(read(path).action, ACTION, atol=1e-5)
 
 
 def test_zarr_selects_and_cannot_hide_lost_chunks(tmp_path: Path) -> None:

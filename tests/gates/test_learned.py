@@ -20,6 +20,7 @@ from specact.gates import Learned, Oracle
 from specact.gates.settings import GateChoices, GateSettings
 from specact.policies.bundle import Bundle
 from specact.policies.head import HEAD, TargetHead
+from specact.policies.manifest import fingerprint_of
 from specact.policies.tokenizer import ActionTokenizer
 from specact.sampling import sample_codes
 from specact.training.head import HeadRecipe, teach_head
@@ -135,6 +136,55 @@ def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str,
         built = calibrated_gate(bundle, gate, 0.4)
         assert isinstance(built, Learned)
         assert built.on == ("rejection" if gate == "learned" else "action_change")
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
+    recipe, before = replace(FEW, steps=30), sorted(path.name for path in bundle.path.iterdir())
+    seen: list[str] = []
+
+    def stop(stage: str, done: int, total: int) -> None:
+        seen.append(stage)
+        if seen.count("target head") == 45:  # in the second of two rounds
+            raise KilledError
+
+    with Pool(1) as pool:
+        roll = collector(300, pool, lambda stage, done, total: None)
+        with pytest.raises(KilledError):
+            teach_head(bundle, recipe, roll, bundle.path / "gate", stop)
+        assert sorted(path.name for path in bundle.path.iterdir()) == sorted([*before, "gate"])
+        with pytest.raises(ConfigError, match="has no learned gate"):
+            GateChoices().settings("learned", load_bundle(bundle.path))
+        teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
+        whole = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "whole"))
+        teach_head(whole, recipe, roll, whole.path / "gate", lambda stage, done, total: None)
+    again = load_bundle(bundle.path)
+    assert again.fingerprint == bundle.fingerprint
+    assert fingerprint_of(again.path / HEAD) == again.manifest["head"] == fingerprint_of(whole.path / HEAD)
+
+
+def test_a_head_that_the_manifest_does_not_name_is_refused(
+    taught: tuple[Bundle, dict[str, float]], tmp_path: Path
+) -> None:
+    """Even where it says itself that it was made for this pair."""
+    copy = Path(shutil.copytree(taught[0].path, tmp_path / "copy"))
+    model = onnx.load(copy / HEAD)
+    model.doc_string += "x"
+    onnx.save(model, copy / HEAD)
+    with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+, but the manifest was written for \w+: "):
+        load_bundle(copy)
+    file = copy / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["head"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+, but the manifest names none: .*calibrate"):
+        load_bundle(copy)
+    (copy / HEAD).unlink()
+    assert load_bundle(copy).fingerprint == taught[0].fingerprint
 
 
 def test_without_a_head_it_says_how_to_get_one(tiny_bundle: Path) -> None:

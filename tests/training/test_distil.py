@@ -16,6 +16,7 @@ from specact.evaluation.lessons import collect
 from specact.evaluation.pool import Pool
 from specact.files import write_json
 from specact.gates.settings import GateSettings
+from specact.locks import locked
 from specact.policies.bundle import PARTS, Bundle
 from specact.policies.manifest import fingerprint_of
 from specact.training.distil import DistilRecipe, distil
@@ -67,6 +68,12 @@ def test_only_the_draft_is_new(tiny_bundle: Path, distilled: tuple[Bundle, Path]
     assert made.manifest["distilled"]["from"] == original.fingerprint
     assert made.fingerprint != original.fingerprint
     assert not (made.path / "calibration").exists()  # the old thresholds are not for this draft
+
+
+def test_it_holds_its_folder(tiny_bundle: Path, tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ConfigError, match="is in use by process"):
+        teach(tiny_bundle, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 class StoppedError(Exception):

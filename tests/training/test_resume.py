@@ -19,6 +19,7 @@ import pytest
 from specact.errors import ConfigError
 from specact.training import loop
 from specact.training import train as training
+from specact.training.flow_recipe import FlowRecipe
 from specact.training.recipe import PolicyRecipe, Recipe, TokenizerRecipe
 from specact.training.train import train
 
@@ -190,6 +191,16 @@ def test_a_folder_of_another_recipe_is_refused(never_stopped: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"holds a run of another recipe; choose another --out"):
         train(other, Path(), out, quiet)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "..", "", "a/b", "a b"])
+def test_names_in_a_recipe_do_not_lead_out_of_the_run(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"a bundle cannot be named .* begins with a letter or digit"):
+        replace(RECIPE, bundles={name: ("target", "draft")})
+    with pytest.raises(ConfigError, match=r"a policy cannot be named .* begins with a letter or digit"):
+        replace(RECIPE, policies={**RECIPE.policies, name: POLICY})
+    with pytest.raises(ConfigError, match=r"a bundle cannot be named .* begins with a letter or digit"):
+        FlowRecipe(kind="flow", bundle=name, env="ball", generate_episodes=1)
 
 
 def test_a_policy_may_be_added_and_nothing_finished_is_touched(never_stopped: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from specact.evaluation.tised.records import (
 from specact.evaluation.tised.settings import Setting, Subject
 from specact.evaluation.tised.sweep import Sweep, run_sweep
 from specact.evaluation.tised.trial import Trial, run_trial
+from specact.locks import locked
 from specact.policies.bundle import load_bundle
 
 BALL = load_bundle("ball")
@@ -63,6 +64,12 @@ def small(**changes: object) -> Sweep:
 
 def quiet(what: str, done: int, total: int) -> None:
     pass
+
+
+def test_a_sweep_holds_its_folder(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ConfigError, match="is in use by process"):
+        run_sweep(small(), tmp_path, quiet, workers=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_setting_runs_the_same_episodes_and_a_stop_costs_nothing_but_them(tmp_path: Path) -> None:
