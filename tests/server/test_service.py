@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -183,6 +184,10 @@ def test_what_nobody_waits_for_is_not_computed(service: Service, target: Target,
     assert target.batches == [1]
 
 
+def _note(answered: list[str], name: str, _: object) -> None:
+    answered.append(name)
+
+
 def test_who_was_served_last_waits_for_the_others(service: Service, windows: list[Window]) -> None:
     request, worker, answered = InferRequest(1, 60_000.0, windows[0]), service.worker, list[str]()
 
@@ -191,7 +196,7 @@ def test_who_was_served_last_waits_for_the_others(service: Service, windows: lis
         lanes = {"greedy": worker.lane(), "modest": worker.lane()}
         for name in ("greedy", "greedy", "greedy", "modest"):
             futures.append(worker.submit(lanes[name], request, time.monotonic()))
-            futures[-1].add_done_callback(lambda _, name=name: answered.append(name))
+            futures[-1].add_done_callback(partial(_note, answered, name))
         worker.start()
         await asyncio.wait_for(asyncio.gather(*futures), 30.0)
 
