@@ -370,8 +370,8 @@ def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) 
     """Within 0.2 over 10 episodes of some 60 inferences, of which the threshold knows nothing.
 
     Were every inference independent, the standard error would be 0.02 of the threshold's rate and 0.02 of the check's;
-    with the clustering within episodes (a design effect of about 2) 0.04 together, and 0.2 is five of them. The bundle is
-    trained on the spot, so that every processor has one of its own. `test_calibrate.py` looks more closely.
+    with the clustering within episodes (a design effect of about 2) 0.04 together, and 0.2 is five of them. The bundle
+    is trained on the spot, so that every processor has one of its own. `test_calibrate.py` looks more closely.
     """
     bundle = load_bundle(tiny_bundle)
     counts: list[int] = []

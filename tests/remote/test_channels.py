@@ -312,7 +312,7 @@ def test_a_reply_in_pieces_is_waited_for_no_longer_than_allowed(http: Callable[[
     channel.send("infer", b"{}", 1.0)
     start = time.monotonic()
     assert channel.receive(0.1) is None and channel.busy
-    assert 0.1 <= time.monotonic() - start < 2.0
+    assert 0.1 <= time.monotonic() - start < PATIENCE
     with pytest.raises(ChannelClosedError, match="last reply is still on its way"):
         channel.send("infer", b"{}", 1.0)
     # What has come is not lost.
