@@ -92,14 +92,15 @@ def test_the_goals_motion_is_part_of_the_state() -> None:
 
 @pytest.mark.parametrize("pace", [0.0, 0.05, 0.1])
 def test_the_expert_catches_it(pace: float) -> None:
-    # 100 of 100 at each of these; seeds are fixed and physics is deterministic.
+    # At least 10 of 12. 450 of 450 put the true rate above 0.993; even there chance alone fails with probability 1e-4.
     env = BallEnv(pace=pace)
-    assert all(succeeds(env, seed) for seed in range(12))
+    assert sum(succeeds(env, seed) for seed in range(12)) >= 10
 
 
 def test_an_expert_that_does_not_lead_does_not() -> None:
+    # At most 4 of 12. None of 72 puts the true rate below 0.04; even there chance alone fails with probability 1e-4.
     env = BallEnv(pace=0.1)
-    assert sum(succeeds(env, seed, leads=False) for seed in range(12)) <= 2
+    assert sum(succeeds(env, seed, leads=False) for seed in range(12)) <= 4
 
 
 def test_a_ball_at_rest_where_the_goal_passes_has_not_caught_it() -> None:

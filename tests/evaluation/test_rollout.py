@@ -454,11 +454,11 @@ def test_where_the_oracle_gains_next_to_nothing_there_is_no_efficiency(
 
 
 def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) -> None:
-    """Within 0.1 over 10 episodes of some 60 inferences, of which the threshold knows nothing.
+    """Within 0.2 over 10 episodes of some 60 inferences, of which the threshold knows nothing.
 
     Were every inference independent, the standard error would be 0.02 of the threshold's rate and 0.02 of the check's;
-    with the clustering within episodes (a design effect of about 2) 0.04 together: 0.1 is missed with probability 1 %
-    if the seed were free.
+    with the clustering within episodes (a design effect of about 2) 0.04 together, and 0.2 is five of them. The bundle
+    is trained on the spot, so that every processor has one of its own. `test_calibrate.py` looks more closely.
     """
     bundle = load_bundle(tiny_bundle)
     counts: list[int] = []
@@ -468,7 +468,7 @@ def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) 
     assert found.fingerprint == bundle.fingerprint
     assert found.held_out["episodes"] == 10
     assert found.held_out["inferences"] > 200
-    assert abs(found.held_out["rate"] - 0.4) < 0.1
+    assert abs(found.held_out["rate"] - 0.4) < 0.2
     assert counts[-1] == 10 * (3 + 2)
     assert counts == sorted(counts)
     assert len(found.rounds) == 3

@@ -131,8 +131,8 @@ def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str,
             "calibrate", "--bundle", bundle.path, "--gate", gate, "--rate", 0.4, "--episodes", 8, "--json"
         )
         assert made.returncode == 0, made.stderr
-        # 8 episodes of up to 200 inferences.
-        assert json.loads(made.stdout)["held_out"]["rate"] == pytest.approx(0.4, abs=0.12)
+        # Five standard errors over 8 episodes, see `test_a_calibration_reaches_its_rate_on_held_out_episodes`.
+        assert json.loads(made.stdout)["held_out"]["rate"] == pytest.approx(0.4, abs=0.23)
         built = calibrated_gate(bundle, gate, 0.4)
         assert isinstance(built, Learned)
         assert built.on == ("rejection" if gate == "learned" else "action_change")

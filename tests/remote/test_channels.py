@@ -120,10 +120,10 @@ def test_looking_takes_no_time(misbehaving: Misbehaving) -> None:
         start = time.monotonic()
         for _ in range(100):
             assert talk.channel.receive(0.0) is None
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < PATIENCE  # waiting for 0.1 s at each would reach it
         start = time.monotonic()
         assert talk.channel.receive(0.2) is None
-        assert 0.2 <= time.monotonic() - start < 2.0
+        assert 0.2 <= time.monotonic() - start < PATIENCE
 
 
 def test_what_was_said_before_the_end_is_heard_and_then_why_it_ended(misbehaving: Misbehaving) -> None:
@@ -240,7 +240,7 @@ def test_a_handshake_in_drops_ends_in_time(listening: Listening) -> None:
         start = time.monotonic()
         with pytest.raises(RemoteError, match="did not answer in time"):
             WebSocketChannel(at(port), 0.3, LIMIT)
-        assert 0.3 <= time.monotonic() - start < 3.0
+        assert 0.3 <= time.monotonic() - start < PATIENCE
 
 
 # ---- HTTP -----------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_a_reply_in_pieces_is_waited_for_no_longer_than_allowed(http: Callable[[
     channel.send("infer", b"{}", 1.0)
     start = time.monotonic()
     assert channel.receive(0.1) is None and channel.busy
-    assert 0.1 <= time.monotonic() - start < 2.0
+    assert 0.1 <= time.monotonic() - start < PATIENCE
     with pytest.raises(ChannelClosedError, match="last reply is still on its way"):
         channel.send("infer", b"{}", 1.0)
     # What has come is not lost.
@@ -538,4 +538,4 @@ def test_a_peer_that_never_finishes_the_tls_handshake_is_left_in_time(listening:
         start = time.monotonic()
         with pytest.raises(RemoteError, match="timed out"):
             kind(at(port, "wss"), 0.3, LIMIT)
-        assert 0.3 <= time.monotonic() - start < 3.0
+        assert 0.3 <= time.monotonic() - start < PATIENCE

