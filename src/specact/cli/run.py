@@ -209,8 +209,8 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
         results.print(f"{won} of {len(summary['episodes'])} episodes succeeded", highlight=False)
     inference = summary["inference_ms"]
     lines = {
-        "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, the latest "
-        f"began {summary['longest_lateness_ms']:.1f} ms late, longest stall {summary['longest_stall_ms']:.1f} ms, "
+        "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, "
+        f"longest lateness {summary['longest_lateness_ms']:.1f} ms, longest stall {summary['longest_stall_ms']:.1f} ms, "
         f"{summary['outdated']} with an action too old to be sent",
         "unusable": _counted(summary["unusable"]),
         "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in inference.items() if value is not None),

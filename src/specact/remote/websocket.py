@@ -23,9 +23,9 @@ _DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
 _AT_ONCE_S = 0.005
 # One look at the network takes in at most so many frames.
 _MOST_FRAMES = 64
-# A frame costs a peer one; 16 bytes of data, a tenth of a second and each ping of ours earn it one, and so many can be
+# A frame costs a peer one; 8 bytes of data, a tenth of a second and each ping of ours earn it one, and so many can be
 # saved. A peer that has none left sends control frames without data, or messages in tiny pieces, and is dropped.
-_EARNING_BYTES, _EARNING_S, _MOST_SAVED = 16, 0.1, 128
+_EARNING_BYTES, _EARNING_S, _MOST_SAVED = 8, 0.1, 128
 
 
 class WebSocketChannel:
