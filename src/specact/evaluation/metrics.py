@@ -16,9 +16,6 @@ from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
 Table = dict[str, NDArray[Any]]
 END_POINTS = ("success", "score")
 
-# Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
-SUCCESS_AT = {"pusht": (0.95,)}
-
 
 def method_metrics(
     outcomes: Table, steps: Table, binary_score: bool, *, sends: bool = True, success_at: Sequence[float] = ()
@@ -81,6 +78,10 @@ def method_metrics(
             "actions_per_s": actions / float(outcomes["latency_s"].sum()),
         },
     }
+
+
+# Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
+SUCCESS_AT = {"pusht": (0.95,)}
 
 
 def _share(counted: NDArray[np.bool_]) -> dict[str, float]:
