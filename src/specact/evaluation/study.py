@@ -98,7 +98,7 @@ class Chapter:
 def plan(pairs: Sequence[str], *, seed: int, quick: bool, data: Path | None) -> list[Chapter]:
     """All runs of the study, those that say most first.
 
-    Every pair comes with its properly trained draft, its under-trained one and its distilled one, as far as there are
+    Every pair comes with its own draft, its under-trained one and its distilled one, as far as there are
     such bundles; learned gates and heads take part where they were trained. Rates that a bundle's limit on skips makes
     by itself are run without ADAHI, for which that limit is.
 
