@@ -173,7 +173,7 @@ def test_a_run_of_few_methods_is_reported(runs: Path, tmp_path: Path) -> None:
         shutil.copytree(folder / kind / "draft", folder / kind / "a new one")
     written = report(tmp_path, folder)
     text = " ".join(map(str, written.missing["ball"]))
-    assert "no method adahi:" in text and "methods that were not run: target, hybrid" in text
+    assert "no method adahi:" in text and "methods that were not run: head_draft, target" in text
     assert [row["method"] for row in rows(tmp_path / "files/ball-methods.csv")] == ["draft", "a new one"]
 
 
