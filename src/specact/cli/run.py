@@ -210,8 +210,8 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
     inference = summary["inference_ms"]
     lines = {
         "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, "
-        f"longest lateness {summary['longest_lateness_ms']:.1f} ms, longest stall {summary['longest_stall_ms']:.1f} ms, "
-        f"{summary['outdated']} with an action too old to be sent",
+        f"longest lateness {summary['longest_lateness_ms']:.1f} ms, "
+        f"longest stall {summary['longest_stall_ms']:.1f} ms, {summary['outdated']} with an action too old to be sent",
         "unusable": _counted(summary["unusable"]),
         "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in inference.items() if value is not None),
         "sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences, "
