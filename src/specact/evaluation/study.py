@@ -64,14 +64,14 @@ class Size:
 _CHEAP = Size(500, (0.4, 0.2), 300, (0.3, 0.8), 150, rejection=1500, real=15, undertrained=300, distilled=300)
 _SIZES = {
     "ball": _CHEAP,
-    "swarm": _CHEAP,
+    "swarm": replace(_CHEAP, table=300, curve=(), on_curve=0),
     "pusht": Size(
         200, (0.4, 0.2), 150, (), 0, rejection=500, real=5, undertrained=60, distilled=100, calibration=20
     ),
     # An episode has 450 inferences, so that a few are enough for a threshold, and each takes two seconds: what other
     # pairs show as well is left out, and the table's episodes are enough for rejection over deviation.
     "kitchen": Size(
-        60, (0.4,), 30, (), 0, rejection=0, real=1, undertrained=0, distilled=20,
+        30, (0.4,), 20, (), 0, rejection=0, real=1, undertrained=0,
         left_out=("plain_random", "gated_target", "learned_action", "oracle_action"), calibration=3,
     ),
 }  # fmt: skip
