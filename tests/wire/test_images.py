@@ -91,10 +91,13 @@ def test_the_usual_way_to_open_a_file_would_raise_an_error_of_its_own() -> None:
     assert not isinstance(raised.value, OSError | ValueError | SyntaxError | EOFError | IndexError)
 
 
+WHOLE = to_jpeg(gradient()[:1], 90)[0]
+
+
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """A file with a few bytes changed, cut out or put in, or its end cut off."""
-    file = bytearray(to_jpeg(gradient()[:1], 90)[0])
+    file = bytearray(WHOLE)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(file)))
         match draw(st.sampled_from("xcpe")):
