@@ -444,7 +444,7 @@ def test_sigterm_answers_what_is_under_way_and_then_ends(launch: Start, hello: F
         "--max-wait-ms",
         "1500",
         "--max-under-way",
-        "20",
+        "32",
         before="import specact.server.http as http; http._BODY_WITHIN_S = 1; ",
     )
     posted: list[Response] = []

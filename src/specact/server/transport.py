@@ -15,6 +15,8 @@ from specact.server.connections import Connection, Connections, remember
 _LARGEST_HEAD, _MOST_PIPELINED, _MOST_FRAGMENTS, _MOST_AHEAD = 1 << 16, 16, 1024, 1024
 _REQUEST_WITHIN_S = 10.0
 _MOST_CONTROLS_PER_S = 200
+# Messages that wait when no more is read.
+_PAUSED_AT = 4
 # Read at once: few enough frames that others need not wait; a slice without a whole frame may be followed by a larger.
 _FRAMES_AT_ONCE, _SMALLEST_SLICE, _LARGEST_SLICE = 16, 512, 4096
 
@@ -223,12 +225,22 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text":
-            # It is refused whatever it says, and need not be UTF-8.
-            self.frames = [b""]
-        if self.queue.qsize() >= _MOST_AHEAD and not self.close_sent:
+        """Does what uvicorn does, but goes on reading while few messages wait: who asks and waits is never paused."""
+        data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+        self.frames = []
+        if self.close_sent:
+            return
+        if self.queue.qsize() >= _MOST_AHEAD:
             self._hang_up("too many messages at once")
-        super().send_receive_event_to_app()
+            return
+        # Text is refused whatever it says, and need not be UTF-8.
+        text = self.curr_msg_data_type == "text"
+        self.queue.put_nowait(
+            {"type": "websocket.receive", "text": ""} if text else {"type": "websocket.receive", "bytes": data}
+        )
+        if not self.read_paused and self.queue.qsize() >= _PAUSED_AT:
+            self.read_paused = True
+            self.transport.pause_reading()
 
     def _hang_up(self, why: str) -> None:
         self.frames = []
