@@ -31,8 +31,9 @@ class GateChoices:
         alpha: weight of the newest action in the average; 0.5.
         source: which actions feed the average, executed or draft; executed.
         uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; disagreement.
-        max_skips: longest run of skipped inferences of the deviation gate and the learned ones; no limit. What a bundle
-            recommends was chosen for the deviation and holds for it alone.
+        max_skips: longest run of skipped inferences; no limit. Asked for, it holds for the deviation gate and the learned
+            ones; recommended by a bundle, for the deviation alone.
+        learned_max_skips: what a bundle recommends for the learned gates; no limit.
 
     Raises:
         ConfigError: for a value that is not allowed.
@@ -43,6 +44,7 @@ class GateChoices:
     source: Source | None = None
     uncertainty: Kind | None = None
     max_skips: int | Literal["unlimited"] | None = None
+    learned_max_skips: int | Literal["unlimited"] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("reading", Reading), ("source", Source), ("uncertainty", Kind)):
@@ -51,11 +53,12 @@ class GateChoices:
                 raise unknown_name(f"value of the gate choice {name!r}", str(chosen), get_args(allowed))
         # A recipe's table comes here as it was read, so that the types are not certain.
         alpha: Any = self.alpha
-        limit: Any = self.max_skips
+        limits: dict[str, Any] = {"max_skips": self.max_skips, "learned_max_skips": self.learned_max_skips}
         if alpha is not None and not (isinstance(alpha, int | float) and 0.0 < alpha <= 1.0):
             raise ConfigError(f"alpha must be a number above 0 and at most 1, got {alpha!r}")
-        if limit not in (None, "unlimited") and not (type(limit) is int and limit >= 0):
-            raise ConfigError(f'max_skips must be an integer of at least 0, or "unlimited", got {limit!r}')
+        for name, limit in limits.items():
+            if limit not in (None, "unlimited") and not (type(limit) is int and limit >= 0):
+                raise ConfigError(f'{name} must be an integer of at least 0, or "unlimited", got {limit!r}')
 
     def over(self, recommended: Mapping[str, Any]) -> GateChoices:
         """These choices, filled up with what a bundle recommends.
@@ -95,9 +98,9 @@ class GateChoices:
             raise unknown_name("gate", gate, options)
         if gate.startswith("learned"):
             options[gate]["weights"] = head_fingerprint(bundle)
-        # A bundle's limit was chosen for the deviation; learned gates have one where the caller asks for it.
-        limits = {"deviation": choices.max_skips, "learned": self.max_skips, "learned_action": self.max_skips}
-        limit = limits.get(gate)
+        # What suits the deviation costs a gate that knows better when to ask, so each has a recommendation of its own.
+        learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
+        limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(gate)
         return GateSettings(
             gate, max_skips=None if limit == "unlimited" else limit, options=tuple(options[gate].items())
         )
