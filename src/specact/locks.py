@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from specact.errors import ConfigError
 from specact.files import remove_torn
@@ -36,6 +36,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise ConfigError(f"cannot lock {folder}: {error.strerror}; choose another --out") from error
     with file:
         try:
+            _sign(file)
             remove_torn(folder)
             yield
         finally:
@@ -45,12 +46,12 @@ def locked(folder: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _acquire(folder: Path) -> BinaryIO:
+def _acquire(folder: Path) -> FileIO:
     path = folder / _LOCK
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+b")
+            file = path.open("a+b", buffering=0)
         except FileNotFoundError:
             continue  # whoever held it has just removed the empty folder
         try:
@@ -64,28 +65,30 @@ def _acquire(folder: Path) -> BinaryIO:
             file.close()
             raise
         if _is_there(file, path):
-            break
+            return file
         file.close()  # whoever held it removed it between the two calls
+
+
+def _sign(file: FileIO) -> None:
     facts = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "command": shlex.join(sys.argv),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    file.truncate(0)
-    file.write(json.dumps(facts).encode())
-    file.flush()
-    return file
+    with suppress(OSError):  # on a full disk others are told less
+        file.truncate(0)
+        file.write(json.dumps(facts).encode())
 
 
-def _is_there(file: BinaryIO, path: Path) -> bool:
+def _is_there(file: FileIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
 
 
-def _holder(file: BinaryIO) -> str:
+def _holder(file: FileIO) -> str:
     file.seek(0)
     try:
         facts = json.loads(file.read())

@@ -144,7 +144,7 @@ class KilledError(Exception):
 
 def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "tiny"))
-    recipe, before = replace(FEW, steps=30), sorted(path.name for path in bundle.path.iterdir())
+    recipe, before = replace(FEW, steps=30, rates=(0.4,)), sorted(path.name for path in bundle.path.iterdir())
     seen: list[str] = []
 
     def stop(stage: str, done: int, total: int) -> None:
@@ -160,11 +160,9 @@ def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: P
         with pytest.raises(ConfigError, match="has no learned gate"):
             GateChoices().settings("learned", load_bundle(bundle.path))
         teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
-        whole = load_bundle(shutil.copytree(tiny_bundle, tmp_path / "whole"))
-        teach_head(whole, recipe, roll, whole.path / "gate", lambda stage, done, total: None)
     again = load_bundle(bundle.path)
     assert again.fingerprint == bundle.fingerprint
-    assert fingerprint_of(again.path / HEAD) == again.manifest["head"] == fingerprint_of(whole.path / HEAD)
+    assert fingerprint_of(again.path / HEAD) == again.manifest["head"]
 
 
 def test_a_head_that_the_manifest_does_not_name_is_refused(
