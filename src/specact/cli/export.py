@@ -12,12 +12,12 @@ from specact.errors import ConfigError
 
 
 def export(run: tyro.conf.Positional[Path], /, out: Path, bundle: str | None = None, json: bool = False) -> None:
-    """Copy a finished run's bundle to where it will be deployed, and check that it loads there.
+    """Copy a bundle of a finished training run to a folder, and check that it loads.
 
     Args:
         run: folder of a training run.
-        out: folder to make.
-        bundle: which of the run's bundles, if it made several.
+        out: folder to create.
+        bundle: name of the bundle, if the run made several.
         json: print path, fingerprints and parity as JSON.
     """
     from specact.policies.bundle import load_bundle
