@@ -38,7 +38,7 @@ SERVER = "bench server --out OUT "
         (EVAL + "--deadline-ms 0", "deadline_ms must be above 0, got 0"),
         (EVAL + "--env swarm --workers 1", "but the task 'swarm' has action width 10"),
         ("eval --bundle pusht --out OUT --workers 1 --mse --data FOLDER", "there is nothing at"),
-        ("reproduce adahi --out OUT --pairs ball,", "--pairs names bundles with commas between them, got 'ball,'"),
+        ("reproduce adahi --out OUT --pairs ball,", "--pairs must be bundle names separated by commas, got 'ball,'"),
         (SWEEP + "--episodes 0", "episodes must be at least 1, got 0"),
         (SWEEP + "--paces nan", "paces must be at least 0 and finite, got nan"),
         (SWEEP + "--target-ms -1", "target_ms must be at least 0, got -1"),

@@ -166,11 +166,12 @@ def test_train_a_tiny_recipe(specact_run: Run, tmp_path: Path) -> None:
     recipe.write_text(
         'env = "ball"\ngenerate_episodes = 3\nchunk = 2\n[tokenizer]\ncodes = 4\nsteps = 20\nlatent = 4\n'
         "[policies.only]\nlayers = 1\nheads = 1\nwidth = 8\nhead_width = 0\nsteps = 5\nbatch = 8\n"
+        '[bundles]\nmine = ["only", "only"]\n'
     )
     done = specact_run("train", recipe, "--out", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     made = strictly(done.stdout)
-    assert made["bundles"] == []
+    assert made["bundles"] == [str(tmp_path / "run" / "bundles" / "mine")]
     assert {name: line["step"] for name, line in made["metrics"].items()} == {"tokenizer": 20, "only": 5}
     assert (tmp_path / "run" / "only.safetensors").exists()
     recipe.write_text(recipe.read_text().replace("steps = 5", "steps = 6"))

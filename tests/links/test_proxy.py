@@ -44,7 +44,7 @@ def test_it_relays_until_it_is_told_to_end(environment: dict[str, str], echo_por
         assert process.stdout is not None and process.stderr is not None
         lines, complaints = process.stdout.read().splitlines(), process.stderr.read()
     assert complaints == ""
-    assert lines[0].startswith("shaped by this process, a relay in user space")
+    assert lines[0].startswith("shaped by a relay in this process")
     assert lines[1].startswith("kernel netem: ")
     assert "connection 0 opened" in lines
     assert any(line.startswith("connection 0 ") and line.endswith(", 4 bytes up, 4 bytes down") for line in lines)
@@ -54,7 +54,7 @@ def test_it_relays_until_it_is_told_to_end(environment: dict[str, str], echo_por
 def test_without_netem_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "find_netem", lambda: Netem(False, "the kernel shows none"))
     assert mechanism(load_link("lan"))[1:] == [
-        "kernel netem: not available here, the kernel shows none; the relay does without it"
+        "kernel netem: not available here, the kernel shows none; the relay does not need it"
     ]
 
 
@@ -69,7 +69,7 @@ def test_with_netem_it_gives_the_equivalent_commands(monkeypatch: pytest.MonkeyP
 
 def test_netem_has_no_form_for_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "find_netem", lambda: Netem(True, "built in"))
-    assert mechanism(TraceLink(np.array([1.0])))[-1] == "  it has no form for this link, which is a recording"
+    assert mechanism(TraceLink(np.array([1.0])))[-1] == "  it cannot replay this link, which is a recording"
 
 
 @pytest.mark.parametrize(

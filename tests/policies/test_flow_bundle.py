@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "units of another robot": (other_units, r"does not hold centre, scale, low, high of 2 actions"),
     "another format": (lambda b: rewrite(b, format=99), r"has format 99, this version .* reads 1; export it again"),
     "another kind": (lambda b: rewrite(b, kind="tree"), r"of a kind that this version does not know, 'tree'"),
-    "no kind": (lambda b: rewrite(b, kind=None), r"is a pair of draft and target, .* wanted here is a flow policy"),
+    "no kind": (lambda b: rewrite(b, kind=None), r"is a pair of draft and target, .* needs a flow policy"),
     "no spec": (lambda b: rewrite(b, spec=None), r"manifest\.json lacks spec; copy the bundle again"),
     "spec of another version": (edit_spec(colour=3), r"no usable spec.*export the bundle again"),
     "no rate": (edit_spec(rate_hz=0.0), r"rate_hz must be positive and finite, its manifest says"),
@@ -104,9 +104,9 @@ def test_a_bundle_that_does_not_fit_is_refused_with_a_sentence(flow_copy: Path, 
 
 def test_pairs_and_flows_are_not_taken_for_each_other(tiny_bundle: Path, tiny_flow: Path) -> None:
     assert (kind_of(tiny_bundle), kind_of(tiny_flow)) == ("pair", "flow")
-    with pytest.raises(BundleError, match=r"is a flow policy, which load_flow reads; what is wanted here is a pair"):
+    with pytest.raises(BundleError, match=r"is a flow policy, which load_flow reads; this needs a pair"):
         load_bundle(tiny_flow)
-    with pytest.raises(BundleError, match=r"is a pair of draft and target, which load_bundle reads; what is wanted"):
+    with pytest.raises(BundleError, match=r"is a pair of draft and target, which load_bundle reads; this needs"):
         load_flow(tiny_bundle)
 
 

@@ -20,7 +20,7 @@ from specact.ranges import COUNT, INSIDE, NOT_NEGATIVE, POSITIVE, SEED, Range, c
 
 @dataclass
 class Latency:
-    """Time draft, remote target, hybrid and ADAHI on the same steps: the paper's codec and ours, overlap off and on."""
+    """Measure the latency of draft, remote target, hybrid and ADAHI on the same steps, with both codecs."""
 
     bundle: str = "ball"
     """Path or name of the pair."""
@@ -31,11 +31,11 @@ class Latency:
     rate: float = 0.6
     """ADAHI's transmission rate; its threshold is found on the steps that are timed."""
     stand_in: bool = True
-    """Let the target run a 12-layer 768-wide transformer besides, as a large policy would; needs the extra train."""
+    """Add a 12-layer transformer of width 768 to the target, to model a large policy; needs the extra train."""
     draft_ms: float | None = None
-    """Time of the draft, to stand in for a slower device; this machine's own if not given."""
+    """Time of a draft inference, to model a slower device; measured on this machine if not given."""
     seed: int = 0
-    """Of everything random."""
+    """Random seed."""
     out: Path | None = None
     """Folder for latency.json and, with the extra report, pictures."""
     json: bool = False
@@ -70,24 +70,27 @@ class Latency:
 
 @dataclass
 class Server:
-    """Ask one server with 1, 16, 64 and 256 robots, batching on and off, interleaved; then beside greedy neighbours."""
+    """Measure the throughput of one server with 1, 16, 64 and 256 clients, with and without batching, interleaved.
+
+    Then measure what one robot misses beside neighbours that keep many requests in flight.
+    """
 
     bundle: str = "ball"
     """Path or name of the bundle."""
     robots: tuple[int, ...] = (1, 16, 64, 256)
     """Numbers of robots."""
     offered_hz: float = 1000.0
-    """Besides as fast as possible: requests per second of all robots together."""
+    """Offered load of the second measurement: requests per second of all clients. The first one is unlimited."""
     seconds: float = 4.0
     """Of each measurement."""
     rounds: int = 3
-    """How often everything is measured; 0 for the neighbours alone."""
+    """Number of repetitions of each measurement; 0 for the neighbours alone."""
     neighbours: tuple[int, ...] = (0, 8, 32)
-    """Then drive one robot at 20 Hz with a deadline of 50 ms beside as many that keep 32 requests under way each."""
+    """Then drive one robot at 20 Hz with a deadline of 50 ms beside as many clients that keep 32 requests in flight each."""
     steps: int = 160
-    """Of that robot, beside each number of neighbours; 0 for none."""
+    """Steps of that robot for each number of neighbours; 0 for none."""
     soak_s: float = 0.0
-    """Then keep 64 robots asking for this long, and watch the server's memory."""
+    """Duration of a final soak test with 64 clients that measures the server's memory; 0 for none."""
     out: Path | None = None
     """Folder for server.json."""
     json: bool = False
@@ -157,7 +160,7 @@ def bench(
         tyro.conf.arg(name=""),
     ],
 ) -> None:
-    """Measure what steps cost over a link, or what a server gives to many robots; on loopback only."""
+    """Measure the latency of steps over a link, or the throughput of a server; on loopback only."""
     action.run()
 
 
@@ -177,7 +180,7 @@ def _draw(found: dict[str, Any], out: Path) -> None:
     try:
         from specact.report.latency import draw_latency
     except ModuleNotFoundError:
-        remarks.print("no pictures: pip install 'specact\\[report]'")
+        remarks.print("no figures: pip install 'specact\\[report]'")
         return
     draw_latency(found, out / "latency.png")
 
@@ -198,7 +201,7 @@ def _latency_table(found: dict[str, Any]) -> Table:
             f"{quantiles['p50']:.2f}", f"{quantiles['p99']:.2f}", f"{1e3 / mean['mean']:.1f}", f"{way['bound_ms']:.2f}",
             f"{way['over_bound']:+.1%}",
         )  # fmt: skip
-    table.caption = "bound: draft + sent x (link + target), one after the other; over: median of blocks above it"
+    table.caption = "bound: draft + sent x (link + target), one after the other; over: median of blocks relative to it"
     return table
 
 

@@ -36,17 +36,17 @@ def calibrate(
 ) -> None:
     """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
 
-    A learned gate is trained first where the bundle has none yet; its head is written into the bundle.
+    A learned gate is trained first if the bundle has none. Its head is written into the bundle.
 
     Args:
         bundle: path or name of a bundle.
         gate: deviation, uncertainty, learned, learned_action, oracle or oracle_action.
-        rate: wanted share of inferences to transmit.
+        rate: target share of inferences to transmit.
         episodes: per round, and for the held-out check.
         rounds: on states of the gated policy.
-        seed: of everything random.
+        seed: random seed.
         retrain: train a learned gate anew, even where the bundle has one.
-        lessons: inferences that a learned gate is taught from, in each of its two rounds.
+        lessons: number of inferences to train a learned gate on, in each of two rounds.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
@@ -90,7 +90,9 @@ def calibrate(
         results.print(f"{form} rejection model: slope {fit['slope']:+.3g}, R² {fit['r2']:.2f}", highlight=False)
     results.print(f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps", highlight=False)
     if model["linear"]["slope"] < 0:
-        remarks.print("the slope is negative: this gate asks where the target would have agreed", style="yellow")
+        remarks.print(
+            "the slope is negative: this gate transmits steps that the target would have accepted", style="yellow"
+        )
     if abs(made.held_out["rate"] - rate) > TOLERANCE:
         remarks.print(
             f"the held-out rate is more than {TOLERANCE} away from the one asked for; use more --episodes or --rounds",

@@ -14,7 +14,7 @@ from specact.cli.output import print_json, progress_bars, remarks, results
 
 @dataclass(frozen=True)
 class Info:
-    """Print what demonstrations hold, and warn of what would spoil training."""
+    """Describe demonstrations and warn of problems for training."""
 
     path: tyro.conf.Positional[Path]
     """npz file, zarr replay buffer, LeRobot dataset folder (v2.1, v3.0), or robomimic HDF5 file."""
@@ -38,18 +38,18 @@ class Info:
 
 @dataclass(frozen=True)
 class Generate:
-    """Let a scripted expert make demonstrations."""
+    """Generate demonstrations with a scripted expert."""
 
     env: tyro.conf.Positional[str]
-    """ball or swarm."""
+    """A task with a scripted expert: ball, ball-chase, swarm or peg."""
     out: Path
     """The .npz file to write."""
     episodes: int = 200
     """Successful episodes to keep."""
     seed: int = 0
-    """Of everything random."""
+    """Random seed."""
     noise: float = 0.0
-    """Strength of the bursts of noise on executed actions; recorded actions stay the expert's own."""
+    """Standard deviation of bursts of noise on executed actions. Recorded actions are the expert's."""
     json: bool = False
     """Print the counts as JSON."""
 
@@ -78,7 +78,7 @@ def data(
         tyro.conf.arg(name=""),  # else the words were "action:info" and "--action.json"
     ],
 ) -> None:
-    """Look at demonstrations, or make some."""
+    """Describe or generate demonstrations."""
     action.run()
 
 

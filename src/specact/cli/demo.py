@@ -24,7 +24,7 @@ def demo(
     workers: int | None = None,
     json: bool = False,
 ) -> None:
-    """Watch a policy pair at work: draft, target, hybrid, random and ADAHI on the same simulated episodes.
+    """Run draft, target, hybrid, random and ADAHI on the same simulated episodes and print a comparison.
 
     Args:
         bundle: path or name of a bundle.

@@ -26,12 +26,12 @@ def doctor(
     ca: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Say what this installation can do, how long the policies of a bundle take here, and how good a server's link is.
+    """Report the installed extras, the inference times of a bundle and, with --server, the latency of a server.
 
     Args:
-        bundle: path or name of the bundle to try.
-        server: URL of a server to measure before a robot moves, such as ws://127.0.0.1:8600.
-        requests: how many requests it is sent, at the bundle's rate of inferences.
+        bundle: path or name of a bundle.
+        server: URL of a server to measure, such as ws://127.0.0.1:8600.
+        requests: number of requests to send, at the bundle's inference rate.
         token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
         ca: PEM file of the authority that signed the server's certificate.
         json: print the findings as JSON.
@@ -112,8 +112,8 @@ def _say(server: dict[str, Any], period_ms: float) -> None:
     )
     if deadline_ms > period_ms:
         results.print(
-            f"  that is longer than the control period of {period_ms:.0f} ms: a verified step makes the loop late; "
-            "send fewer steps (--rate), or take a faster link",
+            f"  this is longer than the control period of {period_ms:.0f} ms: verified steps delay the control loop; "
+            "lower --rate or use a faster link",
             style="yellow",
         )
 

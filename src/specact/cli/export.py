@@ -20,14 +20,14 @@ def export(
     device: bool = False,
     json: bool = False,
 ) -> None:
-    """Copy a finished run's bundle, or any other, to where it will be deployed, and check that it loads there.
+    """Copy a bundle, of a finished training run or any other, to a folder, and check that it loads.
 
     Args:
         run: folder of a training run, or path or name of a bundle.
-        out: folder to make.
-        bundle: which of the run's bundles, if it made several.
+        out: folder to create.
+        bundle: name of the bundle, if the run made several.
         device: leave out the target, which a robot with a server does not need. The fingerprint stays the same, so that
-            both sides still know each other.
+            device and server still match.
         json: print path, fingerprints and parity as JSON.
     """
     from specact.files import write_json

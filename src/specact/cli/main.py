@@ -56,7 +56,7 @@ def main() -> None:
         tyro.extras.subcommand_cli_from_dict(
             VERBS,  # type: ignore[arg-type]
             prog="specact",
-            description="Speculative action inference: a small policy acts, a large one is asked when it matters.",
+            description="Speculative action inference: a small policy acts, a gate decides when to query a large one.",
         )
     except SpecactError as error:
         say_error("; ".join([str(error), *getattr(error, "__notes__", [])]))

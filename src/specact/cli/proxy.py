@@ -28,20 +28,20 @@ def proxy(
     netem: str | None = None,
     end: Literal["robot", "server"] = "robot",
 ) -> None:
-    """Put a link between a robot and its server: a TCP relay with delay, jitter, rate, losses and outages.
+    """Relay TCP connections between a robot and its server with the delay, jitter, rate, losses and outages of a link.
 
     Runs until Ctrl-C or SIGTERM.
 
     Args:
         target: HOST:PORT of the server.
-        listen: HOST:PORT for the robot to connect to instead; port 0 for a free one.
+        listen: HOST:PORT that the robot connects to; port 0 selects a free one.
         link: loopback, wifi-paper, lan, 5g, lte, rtt:PATH or mahimahi:UP_PATH,DOWN_PATH, then any of +delay=MS,
             +rate=MBIT_S, +loss=PROBABILITY, +rto=MS, +outage=START_S:DURATION_S, +start=S, +period=MS.
-        seed: of delays and losses.
-        netem: instead of a relay, let the kernel delay what leaves this network device, until the command ends; needs
-            root. Only what is steady about the link: no outages, no recordings.
-        end: with --netem: which end of the link this machine is.
-        allow_remote: listen on an address other machines can reach; the relay itself asks nobody for a password.
+        seed: random seed of delays and losses.
+        netem: instead of a relay, configure netem on this network device until the command ends; needs root. Supports
+            constant link parameters only, without outages and recordings.
+        end: with --netem: the end of the link that this machine is.
+        allow_remote: allow a --listen address that other machines can reach. The relay has no authentication.
     """
     model = load_link(link)
     with _signals_blocked() as ends:  # threads that are started now inherit it, so they stay undisturbed
@@ -49,7 +49,7 @@ def proxy(
             with kernel_shaped(netem, model, end == "robot") as command:
                 _say(f"shaped by the kernel until Ctrl-C: {command}")
                 signal.sigwait(ends)
-            _say(f"{netem} is as it was")
+            _say(f"the configuration of {netem} is restored")
             return
         (host, port), (here, door) = _relayed(target, listen, allow_remote)
         with Shaper(model, host, port, seed=seed, listen_host=here, listen_port=door, on_event=_say_event) as shaper:
@@ -78,23 +78,23 @@ def _relayed(target: str, listen: str, allow_remote: bool) -> tuple[tuple[str, i
         raise ConfigError("--target needs the server's port, which cannot be 0")
     if not allow_remote and not ipaddress.ip_address(resolve(here, door)[1][0].split("%")[0]).is_loopback:
         raise ConfigError(
-            f"--listen {listen} can be reached from other machines, and the relay lets everyone through to {target}; "
-            "listen on 127.0.0.1, or add --allow-remote if that is what you want"
+            f"--listen {listen} can be reached from other machines, and the relay has no authentication; "
+            "listen on 127.0.0.1, or add --allow-remote"
         )
     return (host, port), (here, door)
 
 
 def mechanism(link: Link) -> list[str]:
     """What shapes the link, and what else on this machine could: one line each."""
-    lines = ["shaped by this process, a relay in user space; it changes nothing about the machine's network"]
+    lines = ["shaped by a relay in this process; the network configuration of the machine is unchanged"]
     netem = find_netem()
     if not netem.available:
-        return [*lines, f"kernel netem: not available here, {netem.why}; the relay does without it"]
+        return [*lines, f"kernel netem: not available here, {netem.why}; the relay does not need it"]
     lines.append(f"kernel netem: available ({netem.why}), not used by the relay")
     ways = [(end, netem_options(link, up)) for end, up in (("robot", True), ("server", False))]
     if any(options is None for _, options in ways):
-        return [*lines, "  it has no form for this link, which is a recording"]
-    lines.append("  to let it do the steady part instead: specact proxy --netem DEV as root, or by hand")
+        return [*lines, "  it cannot replay this link, which is a recording"]
+    lines.append("  to use it for the constant part: specact proxy --netem DEV as root, or manually:")
     return lines + [f"  on the {end}: tc qdisc add dev DEV root netem {options}" for end, options in ways]
 
 

@@ -17,13 +17,13 @@ def report(
     films: bool = True,
     json: bool = False,
 ) -> None:
-    """Make one self-contained HTML page from run folders: tables, figures, films, manifests, and what is missing.
+    """Write one self-contained HTML page from run folders: tables, figures, films, manifests and missing results.
 
     Args:
-        runs: run folders of specact eval, or folders that hold some at any depth.
+        runs: run folders of specact eval, or folders that contain some at any depth.
         out: the page.
         files: folder for the figures as PNG, SVG and CSV, and the tables as CSV; PAGE_files beside it if not given.
-        films: show rollouts as films: they are simulated again, drawn, and kept in the run folders.
+        films: render rollouts as films. They are simulated again and cached in the run folders.
         json: print what was written as JSON.
     """
     from specact.report.report import write_report

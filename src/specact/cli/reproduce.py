@@ -25,16 +25,16 @@ def reproduce(
 ) -> None:
     """Run ADAHI's study: tables, sweeps over the transmission rate, rejection over deviation, real time; then a page.
 
-    Run again after a stop, it goes on with what is missing; the page is written from what there is.
+    An interrupted study resumes.
 
     Args:
-        paper: whose study.
+        paper: the study to run.
         out: folder of the study: one run folder per part, and report.html.
-        pairs: comma-separated bundles; all that the study covers if not given.
-        quick: a few episodes of everything, to see the whole page first. Its numbers mean nothing.
+        pairs: comma-separated bundles; all bundles of the study if not given.
+        quick: run a few episodes of each part, to check that everything works. The results are not meaningful.
         data: folder with the demonstrations, for errors along them; see the recipes.
-        seed: of everything random. The bundles' own choices were made on seed 0.
-        films: show rollouts as films on the page.
+        seed: random seed. Seed 0 was used to choose the settings of the bundles.
+        films: add films of rollouts to the page.
         workers: processes; one per core if not given.
     """
     from specact.evaluation.pool import Pool
@@ -43,7 +43,7 @@ def reproduce(
 
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
     if not all(wanted):
-        raise ConfigError(f"--pairs names bundles with commas between them, got {pairs!r}")
+        raise ConfigError(f"--pairs must be bundle names separated by commas, got {pairs!r}")
     chapters = plan(wanted, seed=seed, quick=quick, data=data)
     left = [chapter for chapter in chapters if not finished(chapter.what, out / chapter.folder)]
     remarks.print(f"{paper}: {len(chapters)} runs, {len(chapters) - len(left)} of them done", highlight=False)

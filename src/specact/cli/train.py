@@ -24,14 +24,15 @@ def train(
     threads: Annotated[int, tyro.conf.arg(help="threads of PyTorch; results are exact for the same number")] = 1,
     json: bool = False,
 ) -> None:
-    """Make the policies and bundles of a recipe; run again after a stop, it goes on where it was.
+    """Train the policies and bundles of a recipe. An interrupted run resumes.
 
     Args:
-        recipe: TOML file, see recipes/; with kind = "flow" it makes a flow policy, else tokenizer, target and drafts.
+        recipe: TOML file, see recipes/; kind = "flow" trains a flow policy, otherwise tokenizer, target and
+            drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
-        distil: instead of a recipe a bundle, by path or name: makes NAME-distilled, with a draft that was taught by
-            the target on states of the gated policy.
-        lessons: with --distil: inferences that the draft is taught from, in each of its two rounds.
+        distil: instead of a recipe: a bundle, by path or name. Makes NAME-distilled, whose draft is trained on the
+            target's output in states of the gated policy.
+        lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
         data: folder that the recipe's data paths are relative to.
         json: print the result as JSON.
     """
@@ -42,7 +43,7 @@ def train(
     from specact.training.train import train as train_pairs
 
     if (recipe is None) == (distil is None):
-        raise ConfigError("say what to train: either a recipe (see recipes/), or --distil BUNDLE, and not both")
+        raise ConfigError("give either a recipe (see recipes/) or --distil BUNDLE")
     if threads < 1:
         raise ConfigError(f"--threads must be at least 1, got {threads}")
     check_folder(out)

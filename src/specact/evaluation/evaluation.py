@@ -79,6 +79,9 @@ class Evaluation:
         check_ranges(self, {"seed": SEED, "draft_ms": NOT_NEGATIVE, "target_ms": NOT_NEGATIVE})
         check_ranges(self, {"kappa": POSITIVE, "deadline_ms": POSITIVE})
         if self.realtime and any(load_method(method).gate.startswith("oracle") for method in self.methods):
-            raise ConfigError("an oracle asks the target before it decides, so its time means nothing; leave it out")
+            raise ConfigError(
+                "the latency of an oracle gate is not meaningful, because it queries the target before it decides; "
+                "remove it from --methods"
+            )
         if not 0.0 < self.rate < 1.0:
             raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")

@@ -70,7 +70,7 @@ def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str,
     found = _kind(manifest)
     if found != kind:
         holds = _KINDS.get(found, f"of a kind that this version does not know, {found!r}")
-        raise BundleError(f"the bundle {path} is {holds}; what is wanted here is {_KINDS[kind]}")
+        raise BundleError(f"the bundle {path} is {holds}; this needs {_KINDS[kind]}")
     fingerprints = manifest["fingerprints"]
     unknown = parts.keys() - fingerprints.keys()
     if unknown:

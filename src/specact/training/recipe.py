@@ -170,7 +170,7 @@ class Recipe:
         if bool(self.data) == bool(self.generate_episodes):
             raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
         if "tokenizer" in self.policies:
-            raise ConfigError("no policy may be called 'tokenizer': that stage has the name")
+            raise ConfigError("no policy may be named 'tokenizer', which is the name of a training stage")
         for name in self.bundles:
             check_name("a bundle", name)
         for name, policy in self.policies.items():
@@ -226,7 +226,7 @@ def _written_out(policies: Any) -> Any:
         # One that is written below may be referred to as well, unless it refers to another one itself.
         source: dict[str, Any] = whole[base] if base in whole else policies[base]
         if "like" in source:
-            raise ConfigError(f"policies.{name}.like: the policy {base!r} says like itself; move it above {name!r}")
+            raise ConfigError(f"policies.{name}.like: the policy {base!r} has like as well; move it above {name!r}")
         whole[name] = {**source, "snapshot": 0.0, **{key: policy[key] for key in policy if key != "like"}}
     return whole
 
