@@ -86,7 +86,7 @@ class Server:
     rounds: int = 3
     """Number of repetitions of each measurement; 0 for the neighbours alone."""
     neighbours: tuple[int, ...] = (0, 8, 32)
-    """Then drive one robot at 20 Hz with a deadline of 50 ms beside as many clients that keep 32 requests in flight each."""
+    """Then drive a robot at 20 Hz, deadline 50 ms, beside so many clients that keep 32 requests in flight each."""
     steps: int = 160
     """Steps of that robot for each number of neighbours; 0 for none."""
     soak_s: float = 0.0

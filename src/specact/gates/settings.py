@@ -31,8 +31,8 @@ class GateChoices:
         alpha: weight of the newest action in the average; 0.5.
         source: which actions feed the average, executed or draft; executed.
         uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; disagreement.
-        max_skips: longest run of skipped inferences; no limit. Asked for, it holds for the deviation gate and the learned
-            ones; recommended by a bundle, for the deviation alone.
+        max_skips: longest run of skipped inferences; no limit. Asked for, it holds for the deviation gate and the
+            learned ones; recommended by a bundle, for the deviation alone.
         learned_max_skips: what a bundle recommends for the learned gates; no limit.
 
     Raises:
