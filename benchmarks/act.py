@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import CodePolicy
 from specact.gates import Always, Gate, Never
-from specact.policies.bundle import Bundle
-from specact.policies.policy import CodePolicy
 from specact.types import CodeDistribution, Window
 from specact.verifiers import LocalTarget, SpeculativeVerifier
 

@@ -28,18 +28,18 @@ from typing import Any
 import numpy as np
 
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
-from specact.calibration import find_calibration
 from specact.clock import VirtualClock
-from specact.envs import load_task
-from specact.evaluation.rollout import start_of
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import CodePolicy
+from specact.gates.audit import Shadow, expected_true_skip
+from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
 from specact.gates.drift import DriftAlarm
 from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLES_OWN
-from specact.gates.shadow import Shadow, expected_true_skip
+from specact.lab.envs import load_task
+from specact.lab.rollout.rollout import start_of
 from specact.links.link import load_link, round_trip
-from specact.policies.bundle import Bundle
-from specact.policies.policy import CodePolicy
 from specact.rng import Role, stream
 from specact.sampling import rejection_probability
 from specact.types import CodeDistribution, OffloadTimes, Window

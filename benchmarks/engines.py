@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from specact.policies.onnx import OnnxPolicy
-from specact.policies.policy import PolicySpec
-from specact.training.export import LastPosition, example_inputs, export_policy
-from specact.training.recipe import Recipe, load_recipe
-from specact.training.vqbet import Shapes, Statistics, VQBeT
+from specact.families.codes.network import OnnxPolicy
+from specact.families.codes.spec import PolicySpec
+from specact.lab.train.export import LastPosition, example_inputs, export_policy
+from specact.lab.train.recipe import Recipe, load_recipe
+from specact.lab.train.vqbet import Shapes, Statistics, VQBeT
 from specact.types import Window
 
 RECIPES = Path(__file__).parents[1] / "recipes"

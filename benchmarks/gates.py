@@ -21,16 +21,16 @@ from readings import EPISODES
 from study import RESULTS, ROOT
 
 from specact.cli.output import progress_bars
-from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.lessons import collector
-from specact.evaluation.pool import Pool
-from specact.evaluation.run import evaluate
-from specact.evaluation.statistics import holm
+from specact.families.codes.bundle import load_bundle
+from specact.families.codes.head import HEAD
 from specact.gates.settings import GateChoices
 from specact.gates.uncertainty import Kind
-from specact.policies.bundle import load_bundle
-from specact.policies.head import HEAD
-from specact.training.head import HeadRecipe, teach_head
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.distillation import collector
+from specact.lab.rollout.pool import Pool
+from specact.lab.statistics import holm
+from specact.lab.train.head import HeadRecipe, teach_head
 
 RATE, SEED = 0.4, 1
 LESSONS = 50_000

@@ -16,11 +16,11 @@ from typing import Any
 from study import RESULTS, ROOT
 
 from specact.cli.output import progress_bars
-from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.pool import Pool
-from specact.evaluation.run import evaluate
-from specact.evaluation.statistics import holm
 from specact.gates.settings import GateChoices
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.pool import Pool
+from specact.lab.statistics import holm
 
 CHOICES = {
     "euclidean": GateChoices(reading="euclidean", max_skips="unlimited"),

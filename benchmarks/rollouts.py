@@ -11,10 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.methods import METHODS
-from specact.evaluation.pool import Pool
-from specact.evaluation.run import evaluate
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.methods import METHODS
+from specact.lab.rollout.pool import Pool
 
 
 def main() -> None:

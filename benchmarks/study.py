@@ -21,13 +21,13 @@ from matplotlib.figure import Figure
 from pages import fill
 from study_tables import Summary
 
-from specact.evaluation.study import PAIRS
-from specact.report.drawing import legend_below, style
-from specact.report.goals import count, goals_of
-from specact.report.looks import look_of
-from specact.report.rejection import rejections_of
-from specact.report.runs import find_runs
-from specact.report.studies import Study, group
+from specact.lab.evaluation.study import PAIRS
+from specact.lab.report.drawing import legend_below, style
+from specact.lab.report.goals import count, goals_of
+from specact.lab.report.rejection import rejections_of
+from specact.lab.report.runs import find_runs
+from specact.lab.report.studies import Study, group
+from specact.lab.report.style import look_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

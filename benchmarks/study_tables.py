@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specact.evaluation.statistics import holm
-from specact.evaluation.study import PAIRS
-from specact.report.networks import all_networks
+from specact.lab.evaluation.study import PAIRS
+from specact.lab.report.networks import all_networks
+from specact.lab.statistics import holm
 
 Summary = dict[str, Any]
 Metrics = dict[str, Any]

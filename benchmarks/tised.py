@@ -20,7 +20,7 @@ from typing import Any
 
 from pages import fill
 
-from specact.evaluation.tised.frontier import FRONTIER, method_of
+from specact.lab.tised.frontier import FRONTIER, method_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "tised"

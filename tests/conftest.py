@@ -100,8 +100,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     with (shared / "tiny.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            from specact.training.recipe import load_recipe
-            from specact.training.train import train
+            from specact.lab.train.recipe import load_recipe
+            from specact.lab.train.train import train
 
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -133,8 +133,8 @@ def tiny_flow(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     with (shared / "tiny-flow.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            from specact.training.flow_recipe import load_flow_recipe
-            from specact.training.flow_train import train_flow
+            from specact.lab.train.flow_recipe import load_flow_recipe
+            from specact.lab.train.flow_train import train_flow
 
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()

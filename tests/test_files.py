@@ -14,15 +14,15 @@ from typing import IO
 import pytest
 
 from specact.errors import ConfigError
-from specact.evaluation.evaluation import Evaluation
-from specact.evaluation.pool import Pool
-from specact.evaluation.run import evaluate
 from specact.files import check_name, is_name, remove_torn, write_whole
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.pool import Pool
+from specact.lab.train.flow_recipe import load_flow_recipe
+from specact.lab.train.flow_train import train_flow
+from specact.lab.train.recipe import load_recipe
+from specact.lab.train.train import train
 from specact.locks import locked
-from specact.training.flow_recipe import load_flow_recipe
-from specact.training.flow_train import train_flow
-from specact.training.recipe import load_recipe
-from specact.training.train import train
 
 WRITE = """
 import sys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specact.child import serving
+from specact.lab.processes import serving
 
 ROOT = Path(__file__).parents[1]
 BALL = "specact/pretrained/ball/"
@@ -66,8 +66,8 @@ import sys
 import numpy as np
 
 import specact
-from specact.remote.channel import Endpoint
-from specact.remote.line import Line
+from specact.remote.transport import Endpoint
+from specact.remote.client import Line
 from specact.remote.target import remote_verifier
 
 bundle = specact.load_bundle("ball")

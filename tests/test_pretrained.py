@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from specact import calibrated_gate, load_bundle
-from specact.calibration import file_name, read_calibration
-from specact.evaluation.rollout import Shard, run_shard
 from specact.gates import ActionDeviation, Learned
+from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices
-from specact.policies.manifest import fingerprint_of
+from specact.lab.rollout.rollout import Shard, run_shard
+from specact.runtime.manifest import fingerprint_of
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from specact import Bundle, SpeculativePolicy, load_bundle
-from specact.child import Child, serving
 from specact.errors import BundleError, ConfigError, RemoteError
+from specact.families.codes.network import OnnxPolicy
 from specact.gates import Always
-from specact.policies.onnx import OnnxPolicy
-from specact.remote.channel import Endpoint
-from specact.remote.line import Line
+from specact.lab.processes import Child, serving
+from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.train import train
+from specact.remote.client import Line
 from specact.remote.target import remote_verifier
-from specact.training.recipe import PolicyRecipe, Recipe, TokenizerRecipe
-from specact.training.train import train
+from specact.remote.transport import Endpoint
 from specact.types import StepRecord
 from specact.verifiers import Verifier
 

@@ -11,10 +11,10 @@ import os
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from specact import gates, sampling
-from specact.agent import SpeculativePolicy
-from specact.calibration import calibrated_gate
 from specact.errors import SpecactError
-from specact.policies.bundle import Bundle, load_bundle
+from specact.families.codes.bundle import Bundle, load_bundle
+from specact.gates.calibration import calibrated_gate
+from specact.policy import SpeculativePolicy
 
 __version__ = "0.1.0"
 

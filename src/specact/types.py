@@ -146,7 +146,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One inference of a :class:`~specact.agent.SpeculativePolicy`.
+    """One inference of a :class:`~specact.policy.SpeculativePolicy`.
 
     Attributes:
         episode, step: which inference, counted from 0; a step is one inference, not one control period.

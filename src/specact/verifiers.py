@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock, RealClock
-from specact.policies.policy import CodePolicy
-from specact.policies.tokenizer import ActionTokenizer
+from specact.families.codes.spec import CodePolicy
+from specact.families.codes.tokenizer import ActionTokenizer
 from specact.sampling import sample_codes, verify
 from specact.types import CodeDistribution, OffloadTimes, Proposal, Verdict, Window
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specact import load_bundle
-from specact.child import Child, serving
+from specact.lab.processes import Child, serving
 from specact.wire.exchange import exchange_bytes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from specact import load_bundle
-from specact.calibration import find_calibration
-from specact.data.readers import read
 from specact.errors import BundleError
+from specact.gates.calibration import find_calibration
+from specact.lab.data.readers import read
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -232,11 +232,11 @@ def test_export_for_a_device(specact_run: Run, tiny_run: Path, tiny_bundle: Path
 
 def test_a_device_acts_with_the_target_on_the_server(specact_run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
     from specact import SpeculativePolicy
-    from specact.child import serving
     from specact.gates import Always
-    from specact.remote.channel import Endpoint
-    from specact.remote.line import Line
+    from specact.lab.processes import serving
+    from specact.remote.client import Line
     from specact.remote.target import remote_verifier
+    from specact.remote.transport import Endpoint
 
     out = tmp_path / "device"
     assert specact_run("export", tiny_bundle, "--device", "--out", out).returncode == 0
@@ -257,7 +257,7 @@ def test_a_device_acts_with_the_target_on_the_server(specact_run: Run, tiny_bund
 
 
 def test_files_are_json_too(tiny_bundle: Path, tmp_path: Path) -> None:
-    from specact.calibration import Calibration
+    from specact.gates.calibration import Calibration
     from specact.gates.settings import GateSettings
 
     undefined = {"auroc": float("nan")}

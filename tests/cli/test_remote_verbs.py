@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specact.child import Child, linked, serving
+from specact.lab.processes import Child, linked, serving
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

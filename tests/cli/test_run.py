@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from specact import SpeculativePolicy, load_bundle
-from specact.child import Child, serving
 from specact.gates import Never
+from specact.lab.processes import Child, serving
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

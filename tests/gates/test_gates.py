@@ -12,8 +12,8 @@ from scipy import stats
 from tests.gates.fixed import Fixed
 
 from specact.errors import ConfigError
+from specact.families.codes.tokenizer import ActionTokenizer
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
-from specact.policies.tokenizer import ActionTokenizer
 from specact.sampling import softmax
 from specact.types import CodeDistribution, Proposal, Window
 

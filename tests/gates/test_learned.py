@@ -12,18 +12,18 @@ import pytest
 from tests.gates.fixed import Fixed
 
 from specact import load_bundle
-from specact.calibration import calibrated_gate
 from specact.errors import BundleError, ConfigError
-from specact.evaluation.lessons import collect, collector
-from specact.evaluation.pool import Pool
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.head import HEAD, TargetHead
+from specact.families.codes.tokenizer import ActionTokenizer
 from specact.gates import Learned, Oracle
+from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
-from specact.policies.bundle import Bundle
-from specact.policies.head import HEAD, TargetHead
-from specact.policies.manifest import fingerprint_of
-from specact.policies.tokenizer import ActionTokenizer
+from specact.lab.rollout.distillation import collect, collector
+from specact.lab.rollout.pool import Pool
+from specact.lab.train.head import HeadRecipe, teach_head
+from specact.runtime.manifest import fingerprint_of
 from specact.sampling import sample_codes
-from specact.training.head import HeadRecipe, teach_head
 from specact.types import CodeDistribution, Proposal, Window
 
 G, K, CHUNK, A = 2, 5, 2, 3

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from specact.errors import ConfigError
+from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.hop import HopLink
 from specact.links.steady import SteadyLink
 
 NOTHING = SteadyLink(0.0, 0.0, math.inf, math.inf)

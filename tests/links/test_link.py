@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
+from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.hop import HopLink
 from specact.links.link import LINKS, load_link
 from specact.links.mahimahi import MahimahiLink
 from specact.links.steady import SteadyLink

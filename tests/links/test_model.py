@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from specact.errors import ConfigError
+from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.hop import HopLink
 from specact.links.link import LINKS
 from specact.links.mahimahi import MahimahiLink
 from specact.links.model import Link, round_trip

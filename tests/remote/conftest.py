@@ -23,14 +23,14 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
-from specact.child import Child, serving
 from specact.errors import RemoteError
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates import Always
-from specact.gates.forecast import Forecast
-from specact.remote.channel import Endpoint
-from specact.remote.line import DEFAULT_SETTINGS, Line, LineSettings
+from specact.gates.prefetch import Forecast
+from specact.lab.processes import Child, serving
+from specact.remote.client import DEFAULT_SETTINGS, Line, LineSettings
 from specact.remote.target import remote_verifier
+from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
 from specact.sampling import verify
 from specact.types import StepRecord

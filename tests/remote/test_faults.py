@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from specact.child import Child, serving
+from specact.lab.processes import Child, serving
 from specact.links.link import Link, load_link
 from specact.links.shaper import Shaper
-from specact.remote import line as line_module
-from specact.remote.line import LineSettings
+from specact.remote import client as line_module
+from specact.remote.client import LineSettings
 
 if TYPE_CHECKING:
     from tests.remote.conftest import Robot

@@ -11,8 +11,8 @@ import pytest
 
 from specact import Bundle
 from specact.remote import websocket
-from specact.remote.channel import ChannelClosedError, Endpoint
-from specact.remote.line import Line, LineSettings
+from specact.remote.client import Line, LineSettings
+from specact.remote.transport import ChannelClosedError, Endpoint
 from specact.remote.websocket import WebSocketChannel
 from specact.wire.handshake import Hello, hello_fields, shared_spec
 

@@ -7,8 +7,8 @@ import pytest
 
 from specact import Bundle
 from specact.errors import ConfigError
-from specact.remote.channel import Endpoint
-from specact.remote.line import Line
+from specact.remote.client import Line
+from specact.remote.transport import Endpoint
 from specact.types import Window
 from specact.wire import msgpack
 from specact.wire.images import read_image

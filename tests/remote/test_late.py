@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from specact import Bundle, SpeculativePolicy
-from specact.child import Child, serving
 from specact.errors import ConfigError
 from specact.gates import Always, Never
-from specact.gates.forecast import Forecast
-from specact.remote.channel import Endpoint
-from specact.remote.line import Line
+from specact.gates.prefetch import Forecast
+from specact.lab.processes import Child, serving
+from specact.remote.client import Line
 from specact.remote.target import remote_verifier
+from specact.remote.transport import Endpoint
 
 WaitFor = Callable[..., float]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from specact import Bundle, SpeculativePolicy, calibrated_gate
-from specact.child import Child, serving
 from specact.gates import Always, Gate
-from specact.gates.forecast import Forecast
-from specact.remote.channel import Endpoint
-from specact.remote.line import Line
+from specact.gates.prefetch import Forecast
+from specact.lab.processes import Child, serving
+from specact.remote.client import Line
 from specact.remote.target import RemoteTarget, remote_verifier
+from specact.remote.transport import Endpoint
 from specact.types import StepRecord
 from specact.verifiers import LocalTarget, TargetSampler, Verifier
 

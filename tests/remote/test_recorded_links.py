@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from specact.child import Child
+from specact.lab.processes import Child
 from specact.links.link import load_link
 from specact.links.mahimahi import read_deliveries
 from specact.links.shaper import Shaper
 from specact.links.trace import read_round_trips
-from specact.remote.line import LineSettings
+from specact.remote.client import LineSettings
 
 if TYPE_CHECKING:
     from tests.remote.conftest import Robot

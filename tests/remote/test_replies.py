@@ -14,8 +14,8 @@ import pytest
 
 from specact import Bundle
 from specact.fallback import Fallback
-from specact.remote.channel import Endpoint
-from specact.remote.line import Line, LineSettings
+from specact.remote.client import Line, LineSettings
+from specact.remote.transport import Endpoint
 from specact.types import CodeDistribution
 from specact.wire import msgpack
 from specact.wire.protocol import ErrorCode, max_message_bytes

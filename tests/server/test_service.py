@@ -22,9 +22,9 @@ from specact.server import http as server_http
 from specact.server import stream as server_stream
 from specact.server.access import Access
 from specact.server.app import create_app
+from specact.server.batcher import TargetWorker
 from specact.server.service import Sender, Service
 from specact.server.settings import ServerSettings, is_loopback
-from specact.server.worker import TargetWorker
 from specact.types import CodeDistribution, Window
 from specact.wire import msgpack
 from specact.wire.protocol import ErrorCode

@@ -16,9 +16,9 @@ from tests.browser import Browser, running_browser, stop, until
 
 from specact import SpeculativePolicy, load_bundle
 from specact.gates.baseline import Always
-from specact.remote.channel import Endpoint
-from specact.remote.line import Line
+from specact.remote.client import Line
 from specact.remote.target import RemoteTarget
+from specact.remote.transport import Endpoint
 from specact.server import app
 from specact.server.telemetry import Telemetry
 from specact.verifiers import SpeculativeVerifier

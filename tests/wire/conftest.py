@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.types import CodeDistribution, Verdict, Window
 from specact.wire.handshake import Hello, Welcome, hello_fields, shared_spec, welcome_fields
 from specact.wire.protocol import ErrorCode

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from specact.errors import SpecactError
-from specact.policies.policy import PolicySpec
-from specact.remote import channel
+from specact.families.codes.spec import PolicySpec
+from specact.remote import transport as channel
 from specact.rng import Role, stream
 from specact.server import acceptor, http, serve, transport
 from specact.server import stream as server_stream

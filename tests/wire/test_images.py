@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.example_count import example_count
 
 from specact.errors import MissingExtraError, WireError
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.wire import json, msgpack
 from specact.wire.images import read_image, to_jpeg
 from specact.wire.protocol import max_message_bytes

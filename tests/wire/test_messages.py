@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.example_count import example_count
 
 from specact.errors import WireError
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.types import CodeDistribution, Verdict, Window
 from specact.wire import json, msgpack
 from specact.wire.handshake import (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from specact.errors import WireError
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.wire import json, msgpack
 from specact.wire.handshake import check_hello, read_hello, read_welcome, shared_spec
 from specact.wire.protocol import max_message_bytes

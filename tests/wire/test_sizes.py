@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.example_count import example_count
 
-from specact.policies.manifest import kind_of
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
+from specact.runtime.manifest import kind_of
 from specact.types import CodeDistribution, Verdict, Window
 from specact.wire import json, msgpack
 from specact.wire.handshake import Hello, hello_fields, read_hello, shared_spec

@@ -42,9 +42,9 @@ class Latency:
     """Print the measurement as JSON."""
 
     def run(self) -> None:
-        from specact.evaluation.latency import BLOCK, measure_latency
+        from specact.families.codes.bundle import load_bundle
+        from specact.lab.evaluation.latency import BLOCK, measure_latency
         from specact.links.link import load_link
-        from specact.policies.bundle import load_bundle
 
         check_ranges(self, {"steps": Range(2 * BLOCK), "rate": INSIDE, "draft_ms": NOT_NEGATIVE, "seed": SEED})
         load_link(self.link)
@@ -97,10 +97,10 @@ class Server:
     """Print the measurement as JSON."""
 
     def run(self) -> None:
-        from specact.child import serving
-        from specact.evaluation.load import run_load, run_soak
-        from specact.evaluation.neighbours import run_beside
-        from specact.policies.bundle import load_bundle
+        from specact.families.codes.bundle import load_bundle
+        from specact.lab.evaluation.load import run_load, run_soak
+        from specact.lab.evaluation.neighbours import run_beside
+        from specact.lab.processes import serving
 
         check_ranges(self, {"offered_hz": POSITIVE, "seconds": POSITIVE, "rounds": COUNT, "soak_s": NOT_NEGATIVE})
         if min(self.robots, default=0) < 1:
@@ -170,7 +170,7 @@ def _check_out(out: Path | None) -> None:
 
 
 def _stand_in(pair: Any, folder: Path) -> Path:
-    from specact.training.standin import make_stand_in
+    from specact.lab.train.heavy import make_stand_in
 
     make_stand_in(pair, folder)
     return folder
@@ -178,7 +178,7 @@ def _stand_in(pair: Any, folder: Path) -> Path:
 
 def _draw(found: dict[str, Any], out: Path) -> None:
     try:
-        from specact.report.latency import draw_latency
+        from specact.lab.report.latency import draw_latency
     except ModuleNotFoundError:
         remarks.print("no figures: pip install 'specact\\[report]'")
         return

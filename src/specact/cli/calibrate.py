@@ -16,8 +16,8 @@ from specact.files import check_folder
 from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
 
 if TYPE_CHECKING:
-    from specact.evaluation.pool import Pool
-    from specact.policies.bundle import Bundle
+    from specact.families.codes.bundle import Bundle
+    from specact.lab.rollout.pool import Pool
 
 
 def calibrate(
@@ -51,11 +51,11 @@ def calibrate(
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
-    from specact.evaluation.calibrate import TOLERANCE, CalibrationRun
-    from specact.evaluation.calibrate import calibrate as run
-    from specact.evaluation.pool import Pool
-    from specact.policies.bundle import load_bundle
-    from specact.policies.head import HEAD
+    from specact.families.codes.bundle import load_bundle
+    from specact.families.codes.head import HEAD
+    from specact.lab.evaluation.calibrate import TOLERANCE, CalibrationRun
+    from specact.lab.evaluation.calibrate import calibrate as run
+    from specact.lab.rollout.pool import Pool
 
     if gate not in CALIBRATED:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED)
@@ -103,8 +103,8 @@ def calibrate(
 
 def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]) -> None:
     """Trains the bundle's target head in a folder of its own, which is removed when the head is there."""
-    from specact.evaluation.lessons import collector
-    from specact.training.head import HeadRecipe, teach_head
+    from specact.lab.rollout.distillation import collector
+    from specact.lab.train.head import HeadRecipe, teach_head
 
     folder = bundle.path / "gate"
     metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update), folder, update)

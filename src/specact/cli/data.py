@@ -22,8 +22,8 @@ class Info:
     """Print the description as JSON."""
 
     def run(self) -> None:
-        from specact.data.info import describe
-        from specact.data.readers import read
+        from specact.lab.data.info import describe
+        from specact.lab.data.readers import read
 
         description = describe(read(self.path), self.path)
         if self.json:
@@ -54,8 +54,8 @@ class Generate:
     """Print the counts as JSON."""
 
     def run(self) -> None:
-        from specact.data.generate import generate, save
-        from specact.envs import load_task
+        from specact.lab.data.generate import generate, save
+        from specact.lab.envs import load_task
 
         task = load_task(self.env)
         with progress_bars() as update:

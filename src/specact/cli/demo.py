@@ -11,7 +11,7 @@ from specact.cli.output import command_line, contrast_lines, print_json, progres
 from specact.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specact.report.paths import TracedEpisode
+    from specact.lab.report.paths import TracedEpisode
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
 
@@ -34,9 +34,9 @@ def demo(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
-    from specact.evaluation.evaluation import Evaluation
-    from specact.evaluation.pool import Pool
-    from specact.evaluation.run import evaluate
+    from specact.lab.evaluation.evaluation import Evaluation
+    from specact.lab.evaluation.run import evaluate
+    from specact.lab.rollout.pool import Pool
 
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     with Pool(workers) as pool, progress_bars() as update:
@@ -68,13 +68,13 @@ def _reading(summary: dict[str, Any]) -> str:
 def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> Path | None:
     """The rollouts as a picture, where Matplotlib is there to draw and the environment can be drawn."""
     try:
-        from specact.report.paths import POINTS, choose, draw_paths, trace
+        from specact.lab.report.paths import POINTS, choose, draw_paths, trace
     except ModuleNotFoundError:
         return None
-    from specact.agent import SpeculativePolicy
-    from specact.calibration import calibrated_gate
+    from specact.families.codes.bundle import load_bundle
     from specact.gates import Always, Never
-    from specact.policies.bundle import load_bundle
+    from specact.gates.calibration import calibrated_gate
+    from specact.policy import SpeculativePolicy
 
     if summary["env"] not in POINTS:
         return None

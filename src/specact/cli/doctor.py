@@ -15,7 +15,7 @@ from specact.errors import ConfigError
 from specact.extras import EXTRAS
 
 if TYPE_CHECKING:
-    from specact.policies.bundle import Bundle
+    from specact.families.codes.bundle import Bundle
 
 
 def doctor(
@@ -39,8 +39,8 @@ def doctor(
     import onnxruntime
 
     from specact import __version__
-    from specact.policies.bundle import load_bundle
-    from specact.policies.timing import measure_inference
+    from specact.families.codes.bundle import load_bundle
+    from specact.families.codes.timing import measure_inference
 
     if requests < 1:
         raise ConfigError(f"--requests must be at least 1, got {requests}")
@@ -78,9 +78,9 @@ def doctor(
 
 
 def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: Path | None) -> Any:
-    from specact.remote.channel import Endpoint, trusting
-    from specact.remote.line import Line
+    from specact.remote.client import Line
     from specact.remote.probe import probe
+    from specact.remote.transport import Endpoint, trusting
 
     with Line(Endpoint.parse(server, token, trusting(ca)), bundle, "doctor") as line:
         welcome = line.connect(10.0)

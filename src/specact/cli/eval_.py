@@ -7,9 +7,9 @@ from typing import Literal
 
 import tyro
 
-from specact.agent import Offset
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
 from specact.gates.settings import BUNDLES_OWN, GateChoices
+from specact.policy import Offset
 
 
 def eval_(
@@ -67,9 +67,9 @@ def eval_(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
-    from specact.evaluation.evaluation import Evaluation
-    from specact.evaluation.pool import Pool
-    from specact.evaluation.run import evaluate, parse_methods
+    from specact.lab.evaluation.evaluation import Evaluation
+    from specact.lab.evaluation.run import evaluate, parse_methods
+    from specact.lab.rollout.pool import Pool
 
     what = Evaluation(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,

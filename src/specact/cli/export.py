@@ -30,10 +30,10 @@ def export(
             device and server still match.
         json: print path, fingerprints and parity as JSON.
     """
+    from specact.families.chunks.bundle import load_flow
+    from specact.families.codes.bundle import PARTS, load_bundle
     from specact.files import write_json
-    from specact.policies.bundle import PARTS, load_bundle
-    from specact.policies.flow_bundle import load_flow
-    from specact.policies.manifest import kind_of
+    from specact.runtime.manifest import kind_of
 
     source = _source(run, bundle)
     flow = kind_of(source) == "flow"
@@ -57,7 +57,7 @@ def export(
 
 def _source(run: Path, bundle: str | None) -> Path:
     """The bundle's folder."""
-    from specact.policies.bundle import find_bundle
+    from specact.families.codes.bundle import find_bundle
 
     a_name = len(run.parts) == 1 and not run.is_dir()
     if a_name or (run / "manifest.json").is_file():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from specact.calibration import calibrated_gate, find_calibration
 from specact.cli.output import remarks
 from specact.errors import ConfigError
+from specact.families.codes.bundle import Bundle
 from specact.gates import Always, DriftAlarm, Never
+from specact.gates.audit import Shadow, expected_true_skip
+from specact.gates.calibration import calibrated_gate, find_calibration
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
 from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLES_OWN
-from specact.gates.shadow import Shadow, expected_true_skip
-from specact.policies.bundle import Bundle
 from specact.types import StepRecord
 from specact.wire.exchange import exchange_bytes
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from specact.files import to_json
-from specact.report.networks import all_networks
+from specact.lab.report.networks import all_networks
 
 # Progress and remarks go to stderr, so that stdout holds the result and nothing else.
 remarks = Console(stderr=True)

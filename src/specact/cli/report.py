@@ -26,7 +26,7 @@ def report(
         films: render rollouts as films. They are simulated again and cached in the run folders.
         json: print what was written as JSON.
     """
-    from specact.report.report import write_report
+    from specact.lab.report.report import write_report
 
     with progress_bars() as update:
         written = write_report(runs, out, files or out.with_name(f"{out.stem}_files"), update, films=films)

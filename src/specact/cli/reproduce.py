@@ -37,9 +37,9 @@ def reproduce(
         films: add films of rollouts to the page.
         workers: processes; one per core if not given.
     """
-    from specact.evaluation.pool import Pool
-    from specact.evaluation.run import evaluate, finished
-    from specact.evaluation.study import PAIRS, plan
+    from specact.lab.evaluation.run import evaluate, finished
+    from specact.lab.evaluation.study import PAIRS, plan
+    from specact.lab.rollout.pool import Pool
 
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
     if not all(wanted):

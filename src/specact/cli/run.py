@@ -93,15 +93,15 @@ def run(
         seed: of everything random.
         json: print the summary as JSON.
     """
-    from specact.agent import SpeculativePolicy
     from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
     from specact.clock import RealClock
-    from specact.control import Journal, Robot, Tick, run_loop
-    from specact.gates.forecast import Forecast
-    from specact.policies.bundle import load_bundle
-    from specact.remote.channel import Endpoint, trusting
-    from specact.remote.line import Line
+    from specact.families.codes.bundle import load_bundle
+    from specact.gates.prefetch import Forecast
+    from specact.policy import SpeculativePolicy
+    from specact.remote.client import Line
     from specact.remote.target import remote_verifier
+    from specact.remote.transport import Endpoint, trusting
+    from specact.robot.loop import Journal, Robot, Tick, run_loop
 
     for option, value in (
         ("rate-hz", rate_hz), ("deadline-ms", deadline_ms), ("max-chunk-age-ms", max_chunk_age_ms),
@@ -269,9 +269,9 @@ def _make(path: str) -> Any:
 
 def _simulated(env: str) -> tuple[Any, Any]:
     try:
-        from specact.envs import load_task
-        from specact.envs.robot import SimulatedRobot
-        from specact.evaluation.rollout import start_of
+        from specact.lab.envs import load_task
+        from specact.lab.envs.robot import SimulatedRobot
+        from specact.lab.rollout.rollout import start_of
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
     return SimulatedRobot(load_task(env)), start_of

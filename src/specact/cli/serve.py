@@ -51,7 +51,7 @@ def serve(
         provider: execution provider of ONNX Runtime, such as CUDAExecutionProvider.
         threads: threads of one inference.
     """
-    from specact.policies.bundle import load_bundle
+    from specact.families.codes.bundle import load_bundle
     from specact.server.serve import serve as run
     from specact.server.service import Service
     from specact.server.settings import ServerSettings

@@ -15,12 +15,12 @@ from specact.errors import ConfigError
 from specact.files import write_json
 
 if TYPE_CHECKING:
-    from specact.evaluation.tised.analysis import Analysis
-    from specact.evaluation.tised.cells import Cell
-    from specact.evaluation.tised.contrasts import LeverContrast
-    from specact.evaluation.tised.curves import Place
-    from specact.evaluation.tised.frontier import MethodContrast
-    from specact.evaluation.tised.settings import Subject
+    from specact.lab.tised.aggregates import Cell
+    from specact.lab.tised.analysis import Analysis
+    from specact.lab.tised.contrasts import LeverContrast
+    from specact.lab.tised.curves import Place
+    from specact.lab.tised.frontier import MethodContrast
+    from specact.lab.tised.settings import Subject
 
 
 @dataclass
@@ -59,11 +59,11 @@ class Sweep:
     """Processes; one per core if not given."""
 
     def run(self) -> None:
-        from specact.evaluation.tised.curves import ON_BOARD
-        from specact.evaluation.tised.levers import settings_of
-        from specact.evaluation.tised.records import read_manifest
-        from specact.evaluation.tised.sweep import Sweep as Request
-        from specact.evaluation.tised.sweep import run_sweep
+        from specact.lab.tised.curves import ON_BOARD
+        from specact.lab.tised.levers import settings_of
+        from specact.lab.tised.records import read_manifest
+        from specact.lab.tised.sweep import Sweep as Request
+        from specact.lab.tised.sweep import run_sweep
 
         subject = _subject(self.bundle, self.steps, self.execute, self.out)
         asked = [lever.partition("=") for lever in self.levers]
@@ -106,8 +106,8 @@ class Analyse:
 
     def run(self) -> None:
         analysis, links = _analysed(self.runs)
-        from specact.evaluation.tised.analysis import as_rows
-        from specact.evaluation.tised.records import read_calibrations
+        from specact.lab.tised.analysis import as_rows
+        from specact.lab.tised.records import read_calibrations
 
         gates = read_calibrations(self.runs)
         everything = {name: as_rows(values) for name, values in vars(analysis).items()} | {"calibrations": gates}
@@ -172,7 +172,7 @@ class Levers:
     """Say what levers and which hardware profiles there are."""
 
     def run(self) -> None:
-        from specact.evaluation.tised.levers import LEVERS
+        from specact.lab.tised.levers import LEVERS
         from specact.tised.hardware import named_hardware
 
         for name, lever in LEVERS.items():
@@ -199,13 +199,13 @@ def tised(
 
 
 def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject:
-    from specact.evaluation.tised.drivers import driver_of
-    from specact.evaluation.tised.settings import Subject
-    from specact.evaluation.tised.windows import typical_windows
-    from specact.policies.bundle import find_bundle, load_bundle
-    from specact.policies.flow_bundle import FlowBundle, load_flow
-    from specact.policies.manifest import kind_of
-    from specact.training.variants import BundleVariants
+    from specact.families.chunks.bundle import FlowBundle, load_flow
+    from specact.families.codes.bundle import find_bundle, load_bundle
+    from specact.lab.tised.drivers import driver_of
+    from specact.lab.tised.settings import Subject
+    from specact.lab.tised.windows import typical_windows
+    from specact.lab.train.variants import BundleVariants
+    from specact.runtime.manifest import kind_of
 
     path = find_bundle(bundle)
     loaded = load_flow(path) if kind_of(path) == "flow" else load_bundle(path)
@@ -228,8 +228,8 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _analysed(runs: tuple[Path, ...]) -> tuple[Analysis, list[str]]:
     """The analysis of sweeps, and the links in them."""
-    from specact.evaluation.tised.analysis import analyse
-    from specact.evaluation.tised.records import read_sweeps
+    from specact.lab.tised.analysis import analyse
+    from specact.lab.tised.records import read_sweeps
 
     if not runs:
         raise ConfigError("name at least one folder of a sweep; make one with: specact tised sweep")
@@ -238,12 +238,12 @@ def _analysed(runs: tuple[Path, ...]) -> tuple[Analysis, list[str]]:
 
 
 def _draw(analysis: Analysis, out: Path, links: list[str]) -> None:
-    from specact.evaluation.tised.curves import ON_BOARD
+    from specact.lab.tised.curves import ON_BOARD
     from specact.links.link import load_link
     from specact.links.model import mean_round_trip_ms
 
     try:
-        from specact.report.tised.figures import save_figures
+        from specact.lab.report.tised.figures import save_figures
     except ModuleNotFoundError:
         remarks.print("no pictures: pip install 'specact\\[report]'")
         return
@@ -261,7 +261,7 @@ def _calibrated(row: dict[str, Any]) -> str:
 
 def _compared(methods: Sequence[MethodContrast]) -> list[str]:
     """The pairs of methods that differ beyond doubt."""
-    from specact.evaluation.tised.contrasts import LEVEL, in_words
+    from specact.lab.tised.contrasts import LEVEL, in_words
 
     if not methods:
         return []

@@ -36,11 +36,11 @@ def train(
         data: folder that the recipe's data paths are relative to.
         json: print the result as JSON.
     """
-    from specact.training.flow_recipe import load_flow_recipe
-    from specact.training.flow_train import train_flow
-    from specact.training.recipe import load_recipe
-    from specact.training.toml import read_toml
-    from specact.training.train import train as train_pairs
+    from specact.lab.train.flow_recipe import load_flow_recipe
+    from specact.lab.train.flow_train import train_flow
+    from specact.lab.train.recipe import load_recipe
+    from specact.lab.train.toml import read_toml
+    from specact.lab.train.train import train as train_pairs
 
     if (recipe is None) == (distil is None):
         raise ConfigError("give either a recipe (see recipes/) or --distil BUNDLE")
@@ -72,10 +72,10 @@ def train(
 
 
 def _distil(name_or_path: str, lessons: int, out: Path, threads: int) -> Path:
-    from specact.evaluation.lessons import collector
-    from specact.evaluation.pool import Pool
-    from specact.policies.bundle import load_bundle
-    from specact.training.distil import DistilRecipe, distil
+    from specact.families.codes.bundle import load_bundle
+    from specact.lab.rollout.distillation import collector
+    from specact.lab.rollout.pool import Pool
+    from specact.lab.train.distil import DistilRecipe, distil
 
     with progress_bars() as update, Pool() as pool:
         roll = collector(lessons, pool, update)

@@ -1,5 +1,6 @@
 """Gates: which steps are worth the target's time."""
 
+from specact.gates.audit import Shadow
 from specact.gates.baseline import Always, Never, Random
 from specact.gates.controller import Controller, LatencyBudget, LinkBudget, RateBudget
 from specact.gates.deviation import ActionDeviation
@@ -7,7 +8,6 @@ from specact.gates.drift import DriftAlarm
 from specact.gates.gate import Gate
 from specact.gates.learned import Learned
 from specact.gates.oracle import Oracle
-from specact.gates.shadow import Shadow
 from specact.gates.uncertainty import Uncertainty
 
 __all__ = [

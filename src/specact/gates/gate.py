@@ -28,7 +28,7 @@ class Gate(ABC):
         force_first: whether an episode's first inference is always transmitted; a score that looks back knows nothing
             there.
         audit_rate: chance, in [0, 1), that a step which would be skipped is transmitted all the same, see
-            :mod:`specact.gates.shadow`; it may be changed at any time.
+            :mod:`specact.gates.audit`; it may be changed at any time.
 
     Raises:
         ConfigError: for a value outside its range.

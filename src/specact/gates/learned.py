@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specact.gates.lookahead import Lookahead
-from specact.policies.head import TargetHead
+from specact.families.codes.head import TargetHead
+from specact.gates.rejection import Lookahead
 from specact.types import CodeDistribution, Proposal
 
 
@@ -16,7 +16,7 @@ class Learned(Lookahead):
     distribution; for ``action_change`` the recovered codes are decoded with the draft's offsets, the only ones known.
 
     Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.lookahead.Lookahead`.
+        threshold, tokenizer, on: see :class:`~specact.gates.rejection.Lookahead`.
         head: estimates the target's distribution.
     """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specact.gates.lookahead import Lookahead
-from specact.policies.policy import CodePolicy
+from specact.families.codes.spec import CodePolicy
+from specact.gates.rejection import Lookahead
 from specact.types import CodeDistribution, Proposal
 
 
@@ -13,7 +13,7 @@ class Oracle(Lookahead):
     """Asks the target first and then decides whether asking was worth it.
 
     Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.lookahead.Lookahead`.
+        threshold, tokenizer, on: see :class:`~specact.gates.rejection.Lookahead`.
         target: the target policy; its time is not the method's.
     """
 

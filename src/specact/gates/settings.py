@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from specact.errors import BundleError, ConfigError, unknown_name
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.head import HEAD, head_fingerprint, load_head
+from specact.families.codes.spec import CodePolicy
 from specact.gates.baseline import Always, Never, Random
 from specact.gates.deviation import ActionDeviation, Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.learned import Learned
 from specact.gates.oracle import Oracle
 from specact.gates.uncertainty import Kind, Uncertainty
-from specact.policies.bundle import Bundle
-from specact.policies.head import HEAD, head_fingerprint, load_head
-from specact.policies.policy import CodePolicy
 
 # The gates that need a threshold, and so a calibration.
 CALIBRATED = ("deviation", "uncertainty", "learned", "learned_action", "oracle", "oracle_action")

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.timing import empty_window
 from specact.gates.gate import Gate
-from specact.policies.bundle import Bundle
-from specact.policies.timing import empty_window
 from specact.rng import Role, stream
 from specact.sampling import sample_codes
 from specact.types import Proposal

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specact.errors import ConfigError, unknown_name
+from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.hop import HopLink
 from specact.links.mahimahi import MahimahiLink, read_deliveries
 from specact.links.model import Link, round_trip
 from specact.links.steady import SteadyLink

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
+from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.hop import HopLink
 from specact.links.model import Link
 from specact.links.steady import SteadyLink
 

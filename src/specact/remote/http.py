@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from specact.remote.channel import ChannelClosedError, Endpoint, Fields, receive_some, send_all
+from specact.remote.transport import ChannelClosedError, Endpoint, Fields, receive_some, send_all
 from specact.wire import json
 
 _PATHS = {"hello": "/v1/hello", "infer": "/v1/infer", "verify": "/v1/verify"}
@@ -14,7 +14,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?:\r\n|$)", 
 
 
 class HttpChannel:
-    """A kept-alive HTTP connection; see :class:`~specact.remote.channel.Channel`.
+    """A kept-alive HTTP connection; see :class:`~specact.remote.transport.Channel`.
 
     The replies are read here and not by the standard library, whose reader waits for a slow one as long as it takes.
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import RemoteError
-from specact.policies.bundle import Bundle
-from specact.remote.call import Call
-from specact.remote.line import Line
+from specact.families.codes.bundle import Bundle
+from specact.remote.client import Line
+from specact.remote.pending import Call
 from specact.types import Window
 from specact.verifiers import Miss
 from specact.wire.request import InferRequest

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 
 from specact.errors import ConfigError, unknown_name
-from specact.policies.bundle import Bundle
-from specact.policies.policy import PolicySpec
-from specact.remote.call import Call
-from specact.remote.line import Line
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import PolicySpec
+from specact.remote.client import Line
+from specact.remote.pending import Call
 from specact.types import Proposal, Window
 from specact.verifiers import Answer, Miss, SpeculativeVerifier, Verification, Verifier
 from specact.wire.reply import DistributionReply, VerdictReply

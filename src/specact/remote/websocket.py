@@ -13,7 +13,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from specact.errors import RemoteError, WireError
-from specact.remote.channel import ChannelClosedError, Endpoint, Fields, receive_some, send_all
+from specact.remote.transport import ChannelClosedError, Endpoint, Fields, receive_some, send_all
 from specact.wire import json, msgpack
 from specact.wire.reply import read_error
 
@@ -29,7 +29,7 @@ _EARNING_BYTES, _EARNING_S, _MOST_SAVED = 8, 0.1, 128
 
 
 class WebSocketChannel:
-    """Binary msgpack over one WebSocket; see :class:`~specact.remote.channel.Channel`.
+    """Binary msgpack over one WebSocket; see :class:`~specact.remote.transport.Channel`.
 
     Args:
         endpoint: where to.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.wire.checks import LARGEST_ID
 from specact.wire.protocol import PROTOCOL, ErrorCode
 from specact.wire.request import LONGEST_DEADLINE_MS, REPORTED

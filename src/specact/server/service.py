@@ -12,14 +12,14 @@ from typing import Any
 
 from specact import __version__
 from specact.errors import ConfigError, WireError
-from specact.policies.bundle import Bundle
+from specact.families.codes.bundle import Bundle
 from specact.server.access import Access, Caller
 from specact.server.access_log import AccessLog
+from specact.server.batcher import Job, Result, TargetWorker
 from specact.server.connections import Connection, Connections
 from specact.server.settings import ServerSettings
 from specact.server.telemetry import Robot, Telemetry
 from specact.server.turns import Lane
-from specact.server.worker import Job, Result, TargetWorker
 from specact.wire.checks import request_id
 from specact.wire.handshake import Welcome, check_hello, read_hello, shared_spec, welcome_fields
 from specact.wire.protocol import ErrorCode, max_message_bytes

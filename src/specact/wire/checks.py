@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import WireError
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.wire.protocol import PROTOCOL, ErrorCode
 
 LARGEST_ID = 2**63 - 1

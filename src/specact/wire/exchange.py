@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.types import CodeDistribution, Window
 from specact.wire import msgpack
 from specact.wire.reply import DistributionReply, ServerTimes, reply_fields

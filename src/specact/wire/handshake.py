@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specact.errors import WireError
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.wire.checks import bad, check_head, is_integer, is_plain, said
 from specact.wire.protocol import PROTOCOL, ErrorCode
 from specact.wire.reply import read_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 
 PROTOCOL = 1
 

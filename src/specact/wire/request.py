@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.policies.policy import PolicySpec
+from specact.families.codes.spec import PolicySpec
 from specact.types import Codes, Window
 from specact.wire.checks import LARGEST_ID, array, bad, check_head, conditional_law, is_integer, law, number, request_id
 from specact.wire.images import read_image, to_jpeg

@@ -1,0 +1,97 @@
+"""A bundle that holds a flow policy: its networks, its units, and a manifest that ties them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from specact.errors import BundleError, unknown_name
+from specact.families.chunks.flow import FlowPolicy
+from specact.families.chunks.flow_networks import FlowNetworks
+from specact.families.chunks.flow_units import FlowUnits
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.codes.bundle import check_units, find_bundle
+from specact.runtime.manifest import BundleFolder, read_manifest
+
+NETWORKS = {"encoder": "encoder.onnx", "prefix": "prefix.onnx", "expert": "expert.onnx", "guide": "guide.onnx"}
+FLOW_PARTS = {**NETWORKS, "normalisation": "normalisation.safetensors"}
+
+
+@dataclass(frozen=True)
+class FlowBundle(BundleFolder):
+    """A loaded bundle that holds a flow policy.
+
+    Attributes:
+        spec, networks, units: the parts.
+    """
+
+    spec: ChunkSpec
+    networks: FlowNetworks
+    units: FlowUnits
+
+    def policy(self, steps: int = 10, beta: float = 5.0) -> FlowPolicy:
+        """The policy with so many Euler steps; all of them share the networks."""
+        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, beta=beta)
+
+
+def load_flow(
+    name_or_path: str | Path,
+    *,
+    variants: Mapping[str, Path] | None = None,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
+) -> FlowBundle:
+    """Loads a flow bundle and refuses parts that do not fit together.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``pusht-flow``.
+        variants: networks to run instead of the bundle's own, such as a quantised ``expert``; their shapes are checked,
+            their origin is not.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if a part is missing, damaged, or not the one the manifest was written for, or if it is not a flow
+            policy's bundle.
+        ConfigError: if there is no bundle of that name, no such network, or no such execution provider.
+    """
+    path = find_bundle(name_or_path)
+    manifest = read_manifest(path, "flow", FLOW_PARTS)
+    files = {part: path / file for part, file in NETWORKS.items()}
+    for part in variants or ():
+        if part not in files:
+            raise unknown_name("network of a flow policy", part, files)
+    try:
+        spec = ChunkSpec(**manifest["spec"])
+    except TypeError as error:
+        raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
+    units = _read_units(path / FLOW_PARTS["normalisation"], spec)
+    networks = FlowNetworks(files | dict(variants or {}), spec, provider=provider, threads=threads)
+    return FlowBundle(path, manifest, spec, networks, units)
+
+
+def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks
+        raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
+    names = ("centre", "scale", "low", "high")
+    if any(
+        name not in tensors or tensors[name].shape != (spec.actions,) or tensors[name].dtype.kind != "f"
+        for name in names
+    ):
+        raise BundleError(
+            f"{file} does not hold {', '.join(names)} of {spec.actions} actions: it does not belong to this bundle"
+        )
+    check_units(file, tensors, spec.actions)
+    low, high = tensors["low"], tensors["high"]
+    if not (np.isfinite(low) & np.isfinite(high) & (low <= high)).all():
+        raise BundleError(
+            f"{file} holds a range of actions from {low.tolist()} to {high.tolist()}: all of it must be finite, and "
+            "low at most high; train and export the bundle again"
+        )
+    return FlowUnits(*(tensors[name] for name in names))

@@ -1,0 +1,45 @@
+"""A policy of action codes as a chunk policy: draw codes, decode them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError
+from specact.families.chunks.policy import ChunkSpec, Inpainting
+from specact.families.codes.spec import CodePolicy, PolicySpec
+from specact.families.codes.tokenizer import ActionTokenizer
+from specact.sampling import sample_codes
+from specact.types import Window
+
+
+class CodeChunks:
+    """A VQ-BeT that answers with chunks, see :class:`~specact.families.chunks.policy.ChunkPolicy`.
+
+    Given the generator that an agent draws the codes from, the chunk is the one that agent executes.
+
+    Args:
+        policy: draft or target of a bundle.
+        tokenizer: of the same bundle.
+        spec: of the same bundle, or for a policy that sees less (a shorter window) what that policy sees.
+    """
+
+    inpaints = False
+
+    def __init__(self, policy: CodePolicy, tokenizer: ActionTokenizer, spec: PolicySpec) -> None:
+        self._policy, self._tokenizer = policy, tokenizer
+        self.spec = ChunkSpec(
+            spec.window, spec.state, spec.goal, spec.chunk, spec.actions, spec.rate_hz, image=spec.image
+        )
+
+    def infer(
+        self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
+    ) -> NDArray[np.float32]:
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`."""
+        if inpainting is not None:
+            raise ConfigError(
+                "a policy of action codes cannot inpaint; choose another execution for it, or a flow policy"
+            )
+        distribution = self._policy.infer(window)
+        codes = sample_codes(distribution, rng)
+        return self._tokenizer.to_environment(self._tokenizer.decode(codes, distribution.offsets))

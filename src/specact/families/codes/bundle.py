@@ -1,0 +1,166 @@
+"""A bundle: the folder that is deployed. Tokenizer, draft, target, calibrations, and a manifest that ties them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from specact.errors import BundleError, ConfigError, unknown_name
+from specact.families.codes.head import check_head
+from specact.families.codes.network import OnnxPolicy
+from specact.families.codes.spec import PolicySpec
+from specact.families.codes.tokenizer import ActionTokenizer
+from specact.runtime.manifest import BundleFolder, left_out, read_manifest
+
+PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": "target.onnx"}
+
+# Bundles that come with the package, and those of a source checkout.
+_CHECKOUT = Path(__file__).parents[4] / "pretrained"
+_SHELVES = (Path(__file__).parents[2] / "pretrained", _CHECKOUT)
+
+
+@dataclass(frozen=True)
+class Bundle(BundleFolder):
+    """A loaded bundle that holds a pair.
+
+    Attributes:
+        spec: what its parts agree on.
+        tokenizer, draft: parts.
+        local_target: the target, or None where the bundle was exported for a device.
+    """
+
+    spec: PolicySpec
+    tokenizer: ActionTokenizer
+    draft: OnnxPolicy
+    local_target: OnnxPolicy | None
+
+    @property
+    def target(self) -> OnnxPolicy:
+        """The target.
+
+        Raises:
+            BundleError: if the bundle was exported for a device.
+        """
+        if self.local_target is None:
+            raise BundleError(
+                f"the bundle {self.path} was exported for a device: its target is on the server. Connect to one, "
+                "as with specact run --server URL, or use the whole bundle"
+            )
+        return self.local_target
+
+    @property
+    def recommended_gates(self) -> dict[str, Any]:
+        """Choices for the gates that serve this pair well, see :class:`~specact.gates.settings.GateChoices`."""
+        return dict(self.manifest.get("gates", {}))
+
+
+def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> Bundle:
+    """Loads a bundle and refuses parts that do not fit together.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``ball``.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if a part is missing, damaged, not the one the manifest was written for, or not what a bundle may
+            hold, see :mod:`specact.runtime.graph`.
+        ConfigError: if there is no bundle of that name, or no such execution provider.
+    """
+    path = find_bundle(name_or_path)
+    manifest = read_manifest(path, "pair", PARTS)
+    check_head(path, manifest)
+    spec = _read_spec(path, manifest)
+    return Bundle(
+        path=path,
+        manifest=manifest,
+        spec=spec,
+        tokenizer=_read_tokenizer(path, manifest, spec),
+        draft=OnnxPolicy(path / PARTS["draft"], spec, provider=provider, threads=threads),
+        local_target=(
+            None
+            if "target" in left_out(manifest)
+            else OnnxPolicy(path / PARTS["target"], spec, provider=provider, threads=threads)
+        ),
+    )
+
+
+def find_bundle(name_or_path: str | Path) -> Path:
+    """The folder of a bundle given by path or by name.
+
+    Raises:
+        ConfigError: if there is none; the message names those that exist.
+    """
+    path = Path(name_or_path)
+    if (path / "manifest.json").is_file():
+        return path
+    shelved = {found.name: found for shelf in _SHELVES if shelf.is_dir() for found in sorted(shelf.iterdir())}
+    if str(name_or_path) in shelved:
+        return shelved[str(name_or_path)]
+    if path.is_dir():
+        # Whoever reads it says what is missing. A folder of data that happens to be called like a bundle comes last.
+        return path
+    unknown = unknown_name("bundle", str(name_or_path), shelved)
+    if _CHECKOUT.is_dir():
+        raise unknown
+    raise ConfigError(
+        f"{unknown}. No other bundle comes with the package: the others are in the folder pretrained/ of a source "
+        "checkout, where scripts/make-pretrained makes them; copy one from there and give its path"
+    )
+
+
+def check_units(file: Path, tensors: dict[str, NDArray[Any]], actions: int) -> None:
+    """Refuses a normalisation of actions by which a valid policy would give anything but finite actions.
+
+    Raises:
+        BundleError: if ``centre`` or ``scale`` are not float32 ``[A]``, a number of them is not finite, a scale is not
+            positive, or their sum is beyond float32.
+    """
+    for name in ("centre", "scale"):
+        found = tensors.get(name)
+        if found is None or found.shape != (actions,) or found.dtype != np.float32:
+            raise BundleError(f"{file} holds no {name} of {actions} actions in float32; export the bundle again")
+    centre, scale = tensors["centre"], tensors["scale"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not (np.isfinite(np.abs(centre) + scale) & (scale > 0.0)).all():
+            raise BundleError(
+                f"{file} holds a centre {centre.tolist()} and a scale {scale.tolist()}: all of them must be finite and "
+                "every scale positive; train and export the bundle again"
+            )
+
+
+def _read_spec(path: Path, manifest: dict[str, Any]) -> PolicySpec:
+    try:
+        return PolicySpec(**manifest["spec"] | {"image": tuple(manifest["spec"]["image"] or ()) or None})
+    except (TypeError, KeyError) as error:
+        raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
+
+
+def _read_tokenizer(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> ActionTokenizer:
+    file = path / PARTS["tokenizer"]
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks
+        raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
+    shape = (spec.codes**spec.codebooks, spec.chunk, spec.actions)
+    if "table" not in tensors or tensors["table"].shape != shape or tensors["table"].dtype.kind != "f":
+        table = f"of {spec.codes}^{spec.codebooks} chunks [{spec.chunk}, {spec.actions}]"
+        raise BundleError(
+            f"{file} holds no decoder table {table}, as floating-point numbers: it does not belong to this bundle; "
+            "copy the bundle again"
+        )
+    check_units(file, tensors, spec.actions)
+    if not np.isfinite(tensors["table"]).all():
+        raise BundleError(f"{file} holds a table with NaN or infinite numbers; export the bundle again")
+    return ActionTokenizer(
+        tensors["table"].astype(np.float32),
+        tensors["centre"],
+        tensors["scale"],
+        manifest["fingerprints"]["tokenizer"],
+        spec.codes,
+    )

@@ -1,0 +1,135 @@
+"""Policies on ONNX Runtime: the one inference engine of device and server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as raised
+
+from specact.errors import BundleError, ConfigError
+from specact.families.codes.spec import PolicySpec
+from specact.runtime.graph import ROWS, check_sizes, outline_of
+from specact.sampling import softmax
+from specact.types import CodeDistribution, Window
+
+# What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
+_UNREADABLE = (
+    raised.EPFail,
+    raised.Fail,  # sizes or versions that do not fit
+    raised.InvalidArgument,  # empty files, dangling inputs
+    raised.InvalidGraph,
+    raised.InvalidProtobuf,  # cut files, anything else than ONNX
+    raised.NoSuchFile,
+    raised.NotImplemented,  # operators the provider lacks
+    raised.RuntimeException,
+    UnicodeDecodeError,  # its own messages, where they quote a damaged name
+)
+
+
+class OnnxPolicy:
+    """An exported VQ-BeT.
+
+    Args:
+        path: the ``.onnx`` file.
+        spec: of the bundle it belongs to; the file's inputs and outputs are checked against it.
+        provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
+        threads: threads of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
+
+    Raises:
+        BundleError: if the file is no ONNX model or does not fit the spec.
+        ConfigError: if this installation of ONNX Runtime has no such provider.
+    """
+
+    def __init__(
+        self, path: Path, spec: PolicySpec, *, provider: str = "CPUExecutionProvider", threads: int = 1
+    ) -> None:
+        self._session = open_session(path, provider, threads)
+        self._spec = spec
+        self._check(path)
+
+    def infer(self, window: Window) -> CodeDistribution:
+        """See :class:`~specact.families.codes.spec.CodePolicy`."""
+        return self.infer_batch([window])[0]
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        """See :class:`~specact.families.codes.spec.CodePolicy`."""
+        inputs: dict[str, NDArray[np.generic]] = {"state": np.stack([window.state for window in windows])}
+        if self._spec.goal:
+            inputs["goal"] = np.stack([window.goal for window in windows if window.goal is not None])
+        if self._spec.image:
+            inputs["image"] = np.stack([window.image for window in windows if window.image is not None])
+        logits, offsets, *conditional = self._session.run(None, inputs)
+        probs = softmax(logits, self._spec.temperature)
+        if not conditional:
+            return [CodeDistribution(p, o) for p, o in zip(probs, offsets, strict=True)]
+        rows = softmax(conditional[0], self._spec.temperature)
+        # Row 1 of the probabilities is the marginal of the secondary code.
+        marginal = np.einsum("bi,bij->bj", probs[:, 0], rows)
+        probs = np.stack([probs[:, 0], marginal], axis=1)
+        return [CodeDistribution(p, o, c) for p, o, c in zip(probs, offsets, rows, strict=True)]
+
+    def _check(self, path: Path) -> None:
+        spec = self._spec
+        wanted = {"state": [spec.window, spec.state]}
+        if spec.goal:
+            wanted["goal"] = [spec.goal]
+        if spec.image:
+            wanted["image"] = [spec.window, *spec.image, 3]
+        found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
+        if found != wanted:
+            raise BundleError(
+                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not belong together"
+            )
+        outputs = self._session.get_outputs()
+        if len(outputs) != 2 + spec.sequential:
+            raise BundleError(
+                f"{path} gives {len(outputs)} outputs, but the bundle's manifest (sequential: {spec.sequential}) says "
+                f"{2 + spec.sequential}: they do not belong together; export the bundle again"
+            )
+        offsets = outputs[1].shape[1:]
+        if offsets != [spec.codebooks, spec.codes, spec.chunk, spec.actions]:
+            raise BundleError(
+                f"{path} gives offsets of shape {offsets}, but the bundle's manifest says "
+                f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not belong together"
+            )
+
+
+def open_session(path: Path, provider: str, threads: int) -> onnxruntime.InferenceSession:
+    """An ONNX model, ready to run, of which :mod:`specact.runtime.graph` says that it may.
+
+    Arguments and errors as for :class:`OnnxPolicy`.
+    """
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise ConfigError(
+            f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
+        )
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
+    outline, options = outline_of(path, content), _options(threads)
+    unoptimised = _options(threads)
+    unoptimised.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for name in outline.free:
+        unoptimised.add_free_dimension_override_by_name(name, ROWS)
+    try:
+        inferred = onnxruntime.InferenceSession(outline.content, unoptimised, providers=["CPUExecutionProvider"])
+        check_sizes(path, inferred.get_outputs())
+        return onnxruntime.InferenceSession(content, options, providers=[provider])
+    except _UNREADABLE as error:
+        raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
+
+
+def _options(threads: int) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    options.add_session_config_entry(
+        "session.load_model_format", "ONNX"
+    )  # what was checked, and no other reading of it
+    return options

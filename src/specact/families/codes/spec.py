@@ -1,0 +1,85 @@
+"""What every policy that speaks in action codes offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from specact.errors import BundleError
+from specact.runtime.limits import check_positive, check_whole
+from specact.types import CodeDistribution, Window
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What draft, target and tokenizer of one bundle agree on.
+
+    Attributes:
+        window: T, observations a policy looks at.
+        state, goal: O and D; D is 0 where there is no goal.
+        image: (H, W) of the camera frames, or None.
+        codebooks, codes: G and K.
+        chunk, actions: n and A.
+        execute: how many actions of a chunk are executed before the next inference.
+        overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
+        temperature: of both softmaxes.
+        rate_hz: control rate of the demonstrations [Hz].
+        sequential: whether both policies have a sequential secondary head, which gives the law of the secondary code
+            given the primary one (``CodeDistribution.conditional``); only with two codebooks.
+
+    Raises:
+        BundleError: for values that no bundle can have.
+    """
+
+    window: int
+    state: int
+    goal: int
+    image: tuple[int, int] | None
+    codebooks: int
+    codes: int
+    chunk: int
+    actions: int
+    execute: int
+    overlap: Literal["drop", "average"]
+    temperature: float
+    rate_hz: float
+    sequential: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("window", "state", "codes", "chunk", "actions", "execute"):
+            check_whole(name, getattr(self, name), least=1)
+        check_whole("goal", self.goal, least=0)
+        check_whole("codebooks", self.codebooks, least=1, most=1 << 13)
+        if self.image is not None:
+            if len(self.image) != 2:
+                raise BundleError(f"a bundle's image is height and width, its manifest says {self.image!r:.60}")
+            for size in self.image:
+                check_whole("image size", size, least=1)
+        check_positive("temperature", self.temperature)
+        check_positive("rate_hz", self.rate_hz)
+        if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):
+            raise BundleError(
+                "a bundle's overlap is drop or average and its sequential true or false, its manifest says "
+                f"{self.overlap!r:.60} and {self.sequential!r:.60}"
+            )
+        if not 1 <= self.execute <= self.chunk:
+            raise BundleError(
+                f"a bundle executes between 1 and chunk = {self.chunk} actions, its manifest says {self.execute}"
+            )
+        if self.sequential and self.codebooks != 2:
+            raise BundleError(
+                f"a sequential secondary head needs 2 codebooks, the bundle's manifest says {self.codebooks}"
+            )
+
+
+class CodePolicy(Protocol):
+    """A policy that answers an observation window with a distribution over action codes; it never samples."""
+
+    def infer(self, window: Window) -> CodeDistribution:
+        """The distribution for one window."""
+        ...
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        """The distributions for several windows, in one pass."""
+        ...

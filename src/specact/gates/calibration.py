@@ -1,0 +1,127 @@
+"""From a wanted transmission rate to a gate's threshold, and the file that keeps it beside the weights it fits.
+
+With the rejection model ``r = f(D)`` increasing, ADAHI's equations 9 and 10 together say that the threshold for a
+rate rho is the (1 - rho) quantile of the score; the quantile is what is used here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import BundleError, ConfigError
+from specact.families.codes.bundle import Bundle
+from specact.files import write_json
+from specact.gates.gate import Gate
+from specact.gates.settings import GateSettings
+
+
+def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:
+    """Threshold and tie probability that transmit a share ``rate`` of the steps.
+
+    Args:
+        scores: of the steps a gate was free to decide, ``[N]``.
+        rate: wanted share of them, in [0, 1].
+
+    Returns:
+        ``(threshold, tie_probability)``: transmit above the threshold, and with that probability at it.
+
+    Raises:
+        ConfigError: if there are no scores.
+    """
+    if not len(scores):
+        raise ConfigError("every step was transmitted by force, so there is no threshold to find; raise max_skips")
+    ordered = np.sort(scores)
+    index = min(int((1.0 - rate) * len(ordered)), len(ordered) - 1)
+    threshold = float(ordered[index])
+    above, equal = float(np.mean(scores > threshold)), float(np.mean(scores == threshold))
+    return threshold, float(np.clip((rate - above) / equal, 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A gate's settings for one pair of policies and one rate.
+
+    Attributes:
+        fingerprint: of the bundle it was made for.
+        rate: the transmission rate asked for.
+        settings: the gate.
+        held_out: what it gave on episodes not used for it: ``rate``, ``episodes``, ``inferences``.
+        rounds: threshold and achieved rate of every round on states of the gated policy.
+        model: fit of rejection over score, see :mod:`specact.lab.evaluation.rejection`.
+        made_by: the settings of the run that made it.
+    """
+
+    fingerprint: str
+    rate: float
+    settings: GateSettings
+    held_out: dict[str, float]
+    rounds: list[dict[str, float]]
+    model: dict[str, Any]
+    made_by: dict[str, Any]
+
+    def save(self, folder: Path) -> Path:
+        """Writes ``GATE-RATE.json`` into a folder."""
+        path = folder / file_name(self.settings.name, self.rate)
+        write_json(path, dataclasses.asdict(self))
+        return path
+
+
+def file_name(gate: str, rate: float) -> str:
+    """Name of a calibration's file."""
+    return f"{gate}-{rate:.2f}.json"
+
+
+def read_calibration(path: Path, bundle: Bundle) -> Calibration:
+    """Reads a calibration and refuses one made for other weights.
+
+    Raises:
+        BundleError: if it is damaged, or its fingerprint is not the bundle's.
+    """
+    try:
+        raw = json.loads(path.read_text())
+        options = tuple((name, value) for name, value in raw["settings"].pop("options"))
+        calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate") from None
+    if calibration.fingerprint != bundle.fingerprint:
+        raise BundleError(
+            f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.path} has "
+            f"{bundle.fingerprint}; calibrate again with: specact calibrate --bundle {bundle.path}"
+        )
+    return calibration
+
+
+def find_calibration(bundle: Bundle, gate: str, rate: float) -> Calibration | None:
+    """The calibration stored in the bundle for this gate and rate, or None."""
+    path = bundle.path / "calibration" / file_name(gate, rate)
+    return read_calibration(path, bundle) if path.is_file() else None
+
+
+def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
+    """A gate that holds a transmission rate, from the bundle's stored calibration.
+
+    Args:
+        bundle: the policies.
+        gate: one of :data:`~specact.gates.settings.CALIBRATED`.
+        rate: wanted share of inferences to transmit, in (0, 1).
+
+    Raises:
+        ConfigError: if the bundle has no calibration for it; the message names those it has.
+        BundleError: if the calibration was made for other weights.
+    """
+    calibration = find_calibration(bundle, gate, rate)
+    if calibration is None:
+        stored = sorted(path.stem for path in (bundle.path / "calibration").glob("*.json"))
+        raise ConfigError(
+            f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}; "
+            f"it has {', '.join(stored) or 'none'}. Make one with: "
+            f"specact calibrate --bundle {bundle.path} --gate {gate} --rate {rate:g}"
+        )
+    return calibration.settings.build(bundle)

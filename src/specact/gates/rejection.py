@@ -1,0 +1,91 @@
+"""What gates share that judge a step by the target's distribution: the true one, or an estimate of it."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import unknown_name
+from specact.families.codes.tokenizer import ActionTokenizer
+from specact.gates.gate import Gate
+from specact.sampling import code_rejection, residual
+from specact.types import CodeDistribution, Proposal
+
+Quantity = Literal["rejection", "action_change"]
+
+
+class Lookahead(Gate):
+    """What verification would do to the drafted step, were the target's distribution the one a subclass names.
+
+    ``rejection``: ``R(z)``, the probability that any drafted code would be rejected. ``action_change``: the expected
+    distance between the drafted action and the one verification would give, over verification's randomness (mean
+    over the chunk, normalised units).
+
+    Args:
+        threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
+        tokenizer: turns codes into actions.
+        on: which of the two.
+
+    Raises:
+        ConfigError: for an unknown quantity.
+    """
+
+    def __init__(
+        self, threshold: float, *, tokenizer: ActionTokenizer, on: Quantity = "rejection", **limits: Any
+    ) -> None:
+        super().__init__(threshold, **limits)
+        if on not in get_args(Quantity):
+            raise unknown_name("quantity to judge a step by", on, get_args(Quantity))
+        self.on = on
+        self._tokenizer = tokenizer
+
+    @abstractmethod
+    def target(self, proposal: Proposal) -> CodeDistribution:
+        """The distribution that verification would compare the draft's with."""
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """In [0, 1] for ``rejection``; at least 0 for ``action_change``."""
+        target = self.target(proposal)
+        p, q = _rows(target, proposal), _rows(proposal.draft, proposal)
+        rejection = np.array(list(map(code_rejection, p, q, proposal.codes)))
+        if self.on == "rejection":
+            return float(1.0 - math.prod((1.0 - rejection).tolist()))
+        law = residual(p, q) * rejection[:, None]
+        law[np.arange(len(law)), proposal.codes] += 1.0 - rejection
+        return self._expected_change(_joint(law, target, proposal), target, proposal.chunk)
+
+    def _expected_change(
+        self, joint: NDArray[np.float64], target: CodeDistribution, chunk: NDArray[np.float32]
+    ) -> float:
+        offsets = target.offsets[0]
+        for added in target.offsets[1:]:
+            offsets = offsets[..., None, :, :] + added
+        likely = np.flatnonzero(joint > 1e-6)
+        actions = self._tokenizer.table[likely] + offsets.reshape(-1, *chunk.shape)[likely]
+        distances = np.linalg.norm(actions - chunk, axis=-1).mean(axis=-1)
+        return float(joint.ravel()[likely] @ distances)
+
+
+def _joint(law: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
+    """The joint law ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
+    if target.conditional is None:
+        joint: NDArray[np.float64] = law[0]
+        for row in law[1:]:
+            joint = np.multiply.outer(joint, row)
+        return joint
+    # A replaced primary voids the drafted secondary, which then comes from the target's conditional.
+    primary = proposal.codes[0]
+    joint = law[0][:, None] * target.conditional
+    joint[primary] = law[0][primary] * law[1]
+    return joint
+
+
+def _rows(distribution: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
+    """The rows ``[G, K]`` that verification would compare."""
+    if distribution.conditional is None:
+        return distribution.probs
+    return np.stack([distribution.probs[0], distribution.conditional[proposal.codes[0]]])

@@ -1,0 +1,149 @@
+"""What a set of demonstrations holds, and what looks wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.readers import format_of
+
+QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What :func:`describe` found.
+
+    Attributes:
+        source: where the demonstrations came from.
+        format: a key of :data:`specact.lab.data.readers.READERS`, or ``"memory"``.
+        episodes, steps: how many of each.
+        rate_hz: control rate; None where unknown.
+        shapes: shape of each array.
+        length_min, length_median, length_max: steps per episode.
+        action_min, action_max: over all finite values of each action dimension ``[A]``; None where there is none.
+        action_quantiles: the same for each of :data:`QUANTILES`, by its name (``"0.01"``).
+        warnings: sentences on what may be wrong; empty if nothing is.
+    """
+
+    source: str
+    format: str
+    episodes: int
+    steps: int
+    rate_hz: float | None
+    shapes: dict[str, list[int]]
+    length_min: int
+    length_median: float
+    length_max: int
+    action_min: list[float | None]
+    action_max: list[float | None]
+    action_quantiles: dict[str, list[float | None]]
+    warnings: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as JSON can hold it."""
+        return asdict(self)
+
+
+def describe(episodes: Episodes, source: Path | str) -> Description:
+    """Describe demonstrations that were read from ``source``. Images are not loaded."""
+    lengths = np.diff(episodes.ends, prepend=0)
+    arrays = {name: getattr(episodes, name) for name in ("state", "action", "goal", "image")}
+    return Description(
+        source=str(source),
+        format=format_of(source) if Path(source).exists() else "memory",
+        episodes=len(episodes),
+        steps=episodes.steps,
+        rate_hz=episodes.rate_hz,
+        shapes={name: [int(n) for n in array.shape] for name, array in arrays.items() if array is not None},
+        length_min=int(lengths.min()),
+        length_median=float(np.median(lengths)),
+        length_max=int(lengths.max()),
+        action_min=_quantile(episodes.action, 0),
+        action_max=_quantile(episodes.action, 1),
+        action_quantiles={str(q): _quantile(episodes.action, q) for q in QUANTILES},
+        warnings=[
+            *not_finite(episodes),
+            *_outside(episodes.action),
+            *_constant("action", episodes.action),
+            *_constant("observation", episodes.state),
+            *_lengths(lengths),
+            *_duplicates(episodes),
+        ],
+    )
+
+
+def _quantile(values: NDArray[np.float32], q: float) -> list[float | None]:
+    finite = (column[np.isfinite(column)] for column in values.T)
+    return [float(np.quantile(column, q)) if column.size else None for column in finite]
+
+
+def not_finite(episodes: Episodes) -> list[str]:
+    """A sentence on each array that holds NaN or an infinite number, with the first place; empty if none does."""
+    found = []
+    for name in ("state", "action", "goal"):
+        values: NDArray[np.float32] | None = getattr(episodes, name)
+        places = np.argwhere(~np.isfinite(values)) if values is not None else np.empty((0, 2), np.int64)
+        if len(places):
+            row, dimension = places[0].tolist()
+            episode = int(np.searchsorted(episodes.ends, row, side="right"))
+            found.append(
+                f"{len(places)} values of {name} are NaN or infinite; the first is in episode {episode}, "
+                f"step {row - int(episodes.starts[episode])}, dimension {dimension}"
+            )
+    return found
+
+
+def _outside(action: NDArray[np.float32]) -> list[str]:
+    """Actions that leave [-1, 1] although most do not: a robot that clips will not do what was recorded."""
+    share = float(np.mean(np.abs(action[np.isfinite(action)]) > 1)) if np.isfinite(action).any() else 0.0
+    if not 0 < share < 0.5:
+        return []
+    text = (
+        f"{100 * share:.2g} % of the action values lie outside [-1, 1]: if the robot or environment clips actions, "
+        f"it will not do what was recorded; if these are physical units, ignore this"
+    )
+    return [text]
+
+
+def _constant(name: str, values: NDArray[np.float32]) -> list[str]:
+    # A dimension with NaN compares unequal to itself; the other warning speaks of it.
+    constant = np.flatnonzero((values == values[:1]).all(axis=0)) if len(values) > 1 else np.zeros(0, np.int64)
+    text = f"{len(constant)} of {values.shape[1]} {name} dimensions never change: {_some(constant)}"
+    return [text] if len(constant) else []
+
+
+def _lengths(lengths: NDArray[np.int64]) -> list[str]:
+    """Too short to hold a transition, or beyond Tukey's outer fences (with a spread of at least a tenth)."""
+    short = np.flatnonzero(lengths < 2)
+    low, middle, high = np.quantile(lengths, [0.25, 0.5, 0.75])
+    margin = 3 * max(high - low, 0.1 * middle)
+    odd = np.flatnonzero((lengths < low - margin) | (lengths > high + margin))
+    found = [f"{len(short)} episodes are shorter than 2 steps: {_some(short)}"] if len(short) else []
+    if len(odd):
+        found.append(
+            f"{len(odd)} episodes are far shorter or longer than the others (half have {low:g} to {high:g} "
+            f"steps): {', '.join(f'{e} ({lengths[e]} steps)' for e in odd[:5])}{' ...' if len(odd) > 5 else ''}"
+        )
+    return found
+
+
+def _duplicates(episodes: Episodes) -> list[str]:
+    first: dict[bytes, int] = {}
+    pairs = []
+    for number, span in enumerate(episodes.slices()):
+        digest = hashlib.blake2b(episodes.state[span].tobytes() + episodes.action[span].tobytes()).digest()
+        earlier = first.setdefault(digest, number)
+        if earlier != number:
+            pairs.append(f"{number} (as {earlier})")
+    return [f"{len(pairs)} episodes repeat an earlier one exactly: {_some(pairs)}"] if pairs else []
+
+
+def _some(items: Any) -> str:
+    return ", ".join(str(item) for item in items[:10]) + (" ..." if len(items) > 10 else "")

@@ -1,0 +1,161 @@
+"""Demonstrations in one ``.npz`` file, and the names under which flat arrays are known."""
+
+from __future__ import annotations
+
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import DataError
+from specact.lab.data.episodes import Episodes
+
+STATE = ("state", "obs", "observation")
+ACTION = ("action", "actions")
+GOAL = ("goal", "current_subtask")
+IMAGE = ("image", "img")
+
+# What numpy, zipfile and zlib raise on damaged files. MemoryError: a damaged header can ask for any size.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+    struct.error,
+    ValueError,
+    EOFError,
+    OSError,
+    KeyError,
+    TypeError,
+    SyntaxError,
+    NotImplementedError,
+    RuntimeError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+)
+
+
+def read_npz(path: Path) -> Episodes:
+    """Read the demonstrations of an .npz archive.
+
+    ``state|obs|observation``, ``action|actions``, ``episode_ends``; ``goal|current_subtask``, ``image|img`` and
+    ``rate_hz`` where present. The earlier name is preferred, other arrays are ignored.
+
+    Raises:
+        DataError: for damaged files, missing arrays, arrays of objects (they would have to be unpickled, which can run
+            any code) and lengths that contradict each other.
+    """
+    try:
+        # Opened here, because numpy leaves a file open that turns out not to be an archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return from_columns(arrays)
+    except AttributeError as error:  # a single .npy array under this name is no context manager
+        raise DataError("this is not an npz archive; write it with numpy.savez_compressed") from error
+    except _DAMAGE as error:
+        if "allow_pickle" in str(error):
+            raise DataError(
+                "this file holds pickled objects, which are refused because unpickling can run any code; "
+                "save plain numeric arrays, concatenated over episodes, with 'episode_ends'"
+            ) from error
+        raise DataError(f"this file is damaged or not an npz archive ({error}); copy or record it again") from error
+
+
+def from_columns(columns: Mapping[str, NDArray[Any]]) -> Episodes:
+    """Episodes from named flat arrays, ``[N, ...]`` each, and ``episode_ends`` ``[E]`` (exclusive)."""
+    rate = columns.get("rate_hz")
+    goal, image = first_of(columns, GOAL), first_of(columns, IMAGE)
+    return Episodes(
+        state=matrix("observations", columns[_needed(columns, STATE)]),
+        action=matrix("actions", columns[_needed(columns, ACTION)]),
+        ends=indices("episode_ends", columns[_needed(columns, ("episode_ends",))]),
+        goal=None if goal is None else _goal(columns[goal]),
+        image=None if image is None else frames(columns[image]),
+        rate_hz=None if rate is None else positive_rate(rate),
+    )
+
+
+def first_of(columns: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The first of ``names`` that exists."""
+    return next((name for name in names if name in columns), None)
+
+
+def _needed(columns: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    found = first_of(columns, names)
+    if found is None:
+        raise DataError(
+            f"there is no {' or '.join(map(repr, names))}; found: {', '.join(sorted(columns)) or 'nothing'}. "
+            f"Rename the array, or convert the data"
+        )
+    return found
+
+
+def numbers(name: str, value: NDArray[Any]) -> NDArray[Any]:
+    """``value`` itself, if it is an array of real numbers."""
+    value = np.asarray(value)
+    if value.dtype.kind not in "fiub":
+        raise DataError(f"{name} has the type {value.dtype}; real numbers are needed, save float32")
+    return value
+
+
+def matrix(name: str, value: NDArray[Any]) -> NDArray[np.float32]:
+    """float32 ``[N, width]``. What float32 cannot hold becomes infinite, which :func:`describe` reports."""
+    value = numbers(name, value)
+    if value.ndim != 2:
+        raise DataError(f"{name} have shape {value.shape}; [steps, width] is needed: one flat row per step")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(value, dtype=np.float32)
+
+
+def indices(name: str, value: NDArray[Any]) -> NDArray[np.int64]:
+    """int64 ``[E]``."""
+    value = np.asarray(value)
+    if value.dtype.kind not in "iu" or value.ndim != 1:
+        raise DataError(f"{name} has type {value.dtype} and shape {value.shape}; a flat array of integers is needed")
+    return value.astype(np.int64)
+
+
+def positive_rate(value: Any) -> float:
+    """A control rate [Hz]."""
+    value = numbers("rate_hz", value)
+    if value.size != 1 or not np.isfinite(value).all() or not (value > 0).all():
+        raise DataError(f"the rate is {value.tolist()}; one positive number is needed [Hz]")
+    return float(value.item())
+
+
+def frames(value: NDArray[Any], scale: float | None = None) -> NDArray[np.uint8]:
+    """Camera frames as uint8 ``[..., H, W, 3]``. Floats are taken as 0..255, or as 0..1 where none is above 1.
+
+    Args:
+        value: real numbers ``[N, H, W, 3]``.
+        scale: factor to 0..255 if it is known already.
+    """
+    value = numbers("image", value)
+    check_frames(value.shape)
+    if value.dtype == np.uint8:
+        return value
+    if not np.isfinite(value).all():
+        raise DataError("the image holds values that are not finite; record it again or leave it out")
+    factor = frame_scale(value) if scale is None else scale
+    return np.clip(np.rint(value * np.float32(factor)), 0, 255).astype(np.uint8)
+
+
+def frame_scale(value: NDArray[Any]) -> float:
+    """255 if these are floats within 0..1, else 1."""
+    return 255.0 if value.dtype.kind == "f" and value.size and value.max() <= 1 else 1.0
+
+
+def check_frames(shape: tuple[int, ...]) -> None:
+    """Refuse anything but ``[N, H, W, 3]``."""
+    if len(shape) != 4 or shape[-1] != 3:
+        raise DataError(f"the image has shape {shape}; [steps, height, width, 3] is needed")
+
+
+def _goal(value: NDArray[Any]) -> NDArray[np.float32]:
+    value = np.asarray(value)
+    return matrix("goals", value[:, None] if value.ndim == 1 else value)

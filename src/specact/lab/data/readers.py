@@ -1,0 +1,71 @@
+"""Demonstrations from disk: what is at a path decides who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specact.errors import DataError
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.lerobot import read_lerobot
+from specact.lab.data.npz import read_npz
+from specact.lab.data.robomimic import read_robomimic
+from specact.lab.data.zarr_buffer import read_zarr
+
+READERS: dict[str, Callable[[Path], Episodes]] = {
+    "npz": read_npz,
+    "zarr": read_zarr,
+    "lerobot": read_lerobot,
+    "robomimic": read_robomimic,
+}
+SUPPORTED = (
+    "a .npz file, a zarr replay buffer (folder with .zgroup or zarr.json), a LeRobot dataset (folder with "
+    "meta/info.json), a robomimic .hdf5 or .h5 file"
+)
+
+
+def read(path: Path | str) -> Episodes:
+    """Read demonstrations.
+
+    Args:
+        path: a ``.npz`` file, a zarr replay buffer, a LeRobot dataset's folder or a robomimic HDF5 file.
+
+    Raises:
+        DataError: if there is nothing at ``path``, nothing that is known, or something damaged; names the path.
+        MissingExtraError: if the package that reads this format is not installed.
+    """
+    path = Path(path)
+    reader = READERS[format_of(path)]
+    try:
+        return reader(path)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def format_of(path: Path | str) -> str:
+    """The format at ``path``, a key of :data:`READERS`; nothing but names is looked at."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            return _format_of_folder(path)
+        if path.is_file():
+            found = {".npz": "npz", ".hdf5": "robomimic", ".h5": "robomimic"}.get(path.suffix.lower())
+            if found:
+                return found
+            raise DataError(f"{path} is a file of unknown kind {path.suffix!r}; supported: {SUPPORTED}")
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened ({error}); check its permissions") from error
+    raise DataError(f"there is nothing at {path}; check the path. Supported: {SUPPORTED}")
+
+
+def _format_of_folder(path: Path) -> str:
+    if path.suffix == ".zarr" or (path / ".zgroup").exists() or (path / "zarr.json").exists():
+        return "zarr"
+    if (path / "meta/info.json").is_file():
+        return "lerobot"
+    names = sorted(entry.name for entry in path.iterdir())
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    raise DataError(
+        f"{path} is a folder with {shown or 'nothing in it'}; supported: {SUPPORTED}. "
+        f"Give the path of the dataset itself"
+    )

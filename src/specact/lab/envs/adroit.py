@@ -1,0 +1,130 @@
+"""Adroit relocate: a hand with 24 joints on a moving arm picks up a ball and carries it to a point in the air.
+
+``AdroitHandRelocate-v1`` of gymnasium-robotics (Rajeswaran et al. 2018). Ball and point are drawn anew every episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, ClassVar
+
+import farama_notifications  # type: ignore[import-untyped, unused-ignore]
+import gymnasium as gym
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specact.errors import DataError
+from specact.lab.data.episodes import Episodes
+from specact.lab.envs.drawing import drawing
+from specact.lab.envs.task import Task
+
+# On import gymnasium-robotics prints a note on the dense rewards of Adroit, which nothing here looks at.
+farama_notifications.notifications.pop("gymnasium_robotics", None)
+_relocate = import_module("gymnasium_robotics.envs.adroit_hand.adroit_relocate")
+
+MAX_STEPS = 200
+RATE_HZ = 100.0
+SUCCESS_STEPS = 25  # more than this many steps with the ball at its target, as in Rajeswaran et al. 2018
+WIDTH = 39
+ACTIONS = 30
+BOUND = 100.0  # [rad or m] far outside anything reachable; finite, so that the spaces can be checked and sampled
+
+
+def observe(raw: ArrayLike) -> NDArray[np.float32]:
+    """The observation ``state``, the simulator's own ``[..., 39]`` as float32.
+
+    Arm (3 m, 3 rad) and hand joints (24 rad), then three differences of positions [m]: palm - ball, palm - target,
+    ball - target. There are no velocities in it.
+    """
+    return np.asarray(np.clip(np.asarray(raw), -BOUND, BOUND), dtype=np.float32)
+
+
+def features(episodes: Episodes) -> Episodes:
+    """Recorded relocate demonstrations in the environment's terms: the same numbers, actions cut to [-1, 1].
+
+    Args:
+        episodes: ``state`` ``[N, 39]`` the simulator's observation, ``action`` ``[N, 30]``.
+
+    Raises:
+        DataError: if the widths are others; Adroit's other tasks have observations of the same width.
+    """
+    if episodes.state.shape[1] != WIDTH or episodes.action.shape[1] != ACTIONS:
+        raise DataError(
+            f"relocate demonstrations have state width {WIDTH} and action width {ACTIONS}, got "
+            f"{episodes.state.shape[1]} and {episodes.action.shape[1]}; pass AdroitHandRelocate-v1's own observations"
+        )
+    return replace(
+        episodes,
+        state=observe(episodes.state),
+        action=np.clip(episodes.action, -1.0, 1.0).astype(np.float32),
+        goal=None,
+    )
+
+
+class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):
+    """AdroitHandRelocate-v1.
+
+    Observation: ``{"state": float32 [39]}``, see :func:`observe`. Action: float32 ``[30]`` in [-1, 1], wanted joint
+    positions over each actuator's range, held for 10 ms.
+    Reward: 1 on a step with the ball at its target (within 0.1 m), else 0. ``info``: ``score`` the number of such steps
+    so far, ``success`` whether that is more than 25. Never terminates; truncated after 200 steps (2 s).
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.observation_space = gym.spaces.Dict({"state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32)})
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
+        self._sim = _relocate.AdroitHandRelocateEnv(render_mode=render_mode)
+        self._steps = 0
+        self._there = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+        """Ball and target at random places that the seed alone decides; the hand always starts alike."""
+        super().reset(seed=seed)
+        raw, _ = self._sim.reset(seed=seed)
+        self._steps, self._there = 0, 0
+        return {"state": observe(raw)}, self._info()
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+        """Act for 10 ms."""
+        raw, _, _, _, info = self._sim.step(np.asarray(action, dtype=np.float64))
+        there = bool(info["success"])
+        self._steps += 1
+        self._there += there
+        return {"state": observe(raw)}, float(there), False, self._steps >= MAX_STEPS, self._info()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
+
+        Raises:
+            RenderError: if this machine cannot draw.
+        """
+        if self.render_mode is None:
+            return None
+        with drawing():
+            frame: NDArray[np.uint8] = self._sim.render()
+        return frame
+
+    def close(self) -> None:
+        self._sim.close()
+
+    def _info(self) -> dict[str, Any]:
+        return {"score": float(self._there), "success": self._there > SUCCESS_STEPS}
+
+
+TASK = Task(
+    name="relocate",
+    make=Relocate,
+    rate_hz=RATE_HZ,
+    max_steps=MAX_STEPS,
+    score="steps with the ball at its target so far, 0 to 200; success above 25",
+    features=features,
+    hold=lambda last: last,
+)

@@ -1,0 +1,276 @@
+"""Plate and ball: tilt a plate so that the ball on it rolls around a pillar and comes to rest on a goal.
+
+The pillar stands in the middle and lies between start and goal, so a demonstration passes it on the left or on the
+right. The plate has no rim: a ball that rolls over the edge is lost and ends the episode as a failure.
+
+With a pace the goal moves at that speed on a circle around the pillar, one way or the other. The ball then has to come
+to rest *on the goal*: what counts is its speed relative to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import cos, sin
+from typing import Any, ClassVar, cast
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError
+from specact.lab.envs.drawing import drawing
+from specact.lab.envs.orbit import Orbit
+from specact.lab.envs.servo import follow
+from specact.lab.envs.task import Seen, Task
+
+HALF_SIZE = 0.4  # plate, centre to edge [m]
+PILLAR_RADIUS = 0.1  # [m]
+BALL_RADIUS = 0.02  # [m]
+MAX_TILT = 0.15  # per axis [rad]
+GOAL_RADIUS = 0.02  # ball centre to goal [m]
+SLOW = 0.04  # speed relative to the goal below which the ball counts as resting [m/s]
+HOLD_STEPS = 10  # control steps on the goal that make a success: 0.5 s
+RATE_HZ = 20.0
+MAX_STEPS = 160
+PACES = (0.0, 0.1)  # of the goal where it is drawn at random [m/s]
+SERVO_RATE = 20.0  # of the plate's servos [rad/s]
+
+_SUBSTEPS = 10
+_SPEED_SCALE = 0.5  # [m/s], brings velocities to about [-1, 1]
+_TILT_RATE_SCALE = 1.5  # [rad/s]
+_LIMIT = 4.0  # the largest scaled observation; sensors saturate there
+
+# The tilt axes are chosen such that a positive tilt rolls the ball towards positive x (first) and y (second).
+# Servos: 0.2 kg m^2 and 20 rad/s, critically damped, so the plate lags its command by about 0.1 s.
+# The goal's site is off centre here because MuJoCo fixes a site compiled at its body's origin to it for good.
+# The pillar has priority and no friction, otherwise a spinning ball climbs it.
+_XML = f"""
+<mujoco model="ball">
+  <option timestep="{1 / RATE_HZ / _SUBSTEPS}" integrator="implicitfast"/>
+  <visual><global offwidth="640" offheight="640"/><headlight ambient="0.3 0.3 0.3" diffuse="0.3 0.3 0.3"/></visual>
+  <asset><texture name="sky" type="skybox" builtin="flat" rgb1="0.95 0.95 0.96" width="64" height="64"/></asset>
+  <worldbody>
+    <light pos="0.4 -0.6 1.6" dir="-0.25 0.35 -1" diffuse="0.5 0.5 0.5"/>
+    <camera name="view" pos="0 -0.72 0.98" xyaxes="1 0 0 0 0.81 0.59"/>
+    <body name="plate">
+      <joint name="tilt_x" axis="0 1 0" armature="0.2"/>
+      <joint name="tilt_y" axis="-1 0 0" armature="0.2"/>
+      <geom type="box" size="{HALF_SIZE} {HALF_SIZE} 0.005" pos="0 0 -0.005" mass="0.5" rgba="0.75 0.79 0.84 1"/>
+      <geom type="cylinder" size="{PILLAR_RADIUS} 0.03" pos="0 0 0.03" mass="0.1" condim="1" priority="1"
+            rgba="0.35 0.4 0.5 1"/>
+      <site name="goal" type="cylinder" size="{GOAL_RADIUS} 0.001" pos="0.2 0 0" rgba="0.15 0.65 0.35 1"/>
+    </body>
+    <body name="ball">
+      <freejoint/>
+      <geom type="sphere" size="{BALL_RADIUS}" mass="0.02" condim="3" friction="1 0 0" rgba="0.9 0.35 0.15 1"/>
+    </body>
+  </worldbody>
+  <actuator>
+    <position joint="tilt_x" kp="80" kv="8"/>
+    <position joint="tilt_y" kp="80" kv="8"/>
+  </actuator>
+</mujoco>
+"""
+
+
+class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
+    """The plate-and-ball environment; see the module for the task.
+
+    Observation: ``state`` float32 ``[8]`` = ball position (2) / HALF_SIZE, ball velocity (2) / 0.5 m/s, tilt (2) /
+    MAX_TILT, tilt rate (2) / 1.5 rad/s, all in the plate's frame; ``goal`` float32 ``[2]`` / HALF_SIZE. With
+    ``goal_in_state`` there is no ``goal``, and ``state`` ``[12]`` goes on with goal position (2) / HALF_SIZE and goal
+    velocity (2) / 0.5 m/s.
+    Action: float32 ``[2]`` in [-1, 1], the wanted tilt towards x and y as a fraction of MAX_TILT; held for 50 ms.
+    Reward: 1 on the step that succeeds, else 0. Ends on success or when the ball leaves the plate.
+
+    :meth:`step` is :meth:`command`, :meth:`run` for a control period, :meth:`settle` and :meth:`look`, for worlds in
+    which a command may come at another moment (:class:`~specact.lab.envs.moving.Ticking`).
+
+    Args:
+        render_mode: None or ``rgb_array``.
+        pace: speed of the goal [m/s], >= 0; None draws it for every episode, uniformly from :data:`PACES`.
+        goal_in_state: see above.
+
+    Attributes:
+        position, velocity: of the ball in the plate's frame, float64 ``[2]`` [m], [m/s].
+        tilt, tilt_rate: of the plate, float64 ``[2]`` [rad], [rad/s].
+        goal, goal_velocity: in the plate's frame, float64 ``[2]`` [m], [m/s].
+        tick_s: a tick of the physics [s].
+        ticks: in a control period.
+
+    Raises:
+        ConfigError: for a pace that is not a number >= 0.
+    """
+
+    tick_s = 1 / RATE_HZ / _SUBSTEPS
+    ticks = _SUBSTEPS
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
+
+    def __init__(self, render_mode: str | None = None, pace: float | None = 0.0, goal_in_state: bool = False) -> None:
+        if pace is not None and not 0.0 <= pace < np.inf:
+            raise ConfigError(f"the pace of the ball's goal is a speed in m/s, at least 0, got {pace}")
+        self.render_mode = render_mode
+        self._pace, self._goal_in_state = pace, goal_in_state
+        seen: dict[str, spaces.Space[Any]] = {
+            "state": spaces.Box(-_LIMIT, _LIMIT, (12 if goal_in_state else 8,), np.float32)
+        }
+        if not goal_in_state:
+            seen["goal"] = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.observation_space = spaces.Dict(seen)
+        self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.model = mujoco.MjModel.from_xml_string(_XML)
+        self.data = mujoco.MjData(self.model)
+        self.goal = self.goal_velocity = np.zeros(2)
+        self._renderer: mujoco.Renderer | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+        """Ball near the edge with a little speed, goal roughly across the pillar, plate level."""
+        super().reset(seed=seed)
+        random = self.np_random
+        angle = random.uniform(-np.pi, np.pi)
+        across = angle + np.pi + random.uniform(-0.35, 0.35)
+        start = random.uniform(0.26, 0.34) * np.array([cos(angle), sin(angle)])
+        radius = random.uniform(0.18, 0.34)
+        velocity = random.uniform(-0.05, 0.05, 2)
+        # Drawn last, and the way before the pace: so an episode begins the same at every pace.
+        way = random.choice([-1.0, 1.0])
+        self._orbit = Orbit(radius, across, way * (random.uniform(*PACES) if self._pace is None else self._pace))
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[2:5] = *start, BALL_RADIUS
+        self.data.qvel[2:4] = velocity
+        self.data.qvel[5:7] = -velocity[1] / BALL_RADIUS, velocity[0] / BALL_RADIUS  # it rolls from the start
+        self._held = 0
+        self._success = False
+        return self.look(), self._info()
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+        """Advance by 50 ms; actions outside [-1, 1] are clipped."""
+        self.command(action)
+        self.run(_SUBSTEPS)
+        reward, terminated, truncated, info = self.settle()
+        return self.look(), reward, terminated, truncated, info
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        """Tell the servos which tilt is wanted from now on."""
+        self.data.ctrl[:] = np.clip(action, -1.0, 1.0) * MAX_TILT
+
+    def run(self, ticks: int) -> None:
+        """Let the physics go on."""
+        mujoco.mj_step(self.model, self.data, nstep=ticks)
+
+    def settle(self) -> tuple[float, bool, bool, dict[str, Any]]:
+        """End a control period: has the ball come to rest, has it been lost?"""
+        self._measure()
+        (x, y), (vx, vy), (goal_x, goal_y) = self.position, self.velocity - self.goal_velocity, self.goal
+        resting = (x - goal_x) ** 2 + (y - goal_y) ** 2 < GOAL_RADIUS**2 and vx * vx + vy * vy < SLOW**2
+        self._held = self._held + 1 if resting else 0
+        self._success = self._success or self._held >= HOLD_STEPS
+        lost = max(abs(x), abs(y)) > HALF_SIZE
+        return float(self._success), bool(self._success or lost), False, self._info()
+
+    def look(self) -> dict[str, NDArray[np.float32]]:
+        """The observation of this very moment."""
+        self._measure()
+        return self._observation()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """A frame, uint8 ``[480, 480, 3]``; None without render mode. The renderer is made on first use.
+
+        Raises:
+            RenderError: if this machine cannot draw.
+        """
+        if self.render_mode is None:
+            return None
+        if self._renderer is None:
+            with drawing():
+                self._renderer = mujoco.Renderer(self.model, 480, 480)
+        self.model.site("goal").pos[:2] = self.goal
+        mujoco.mj_kinematics(self.model, self.data)  # not mj_forward: that would change the next step's last bits
+        mujoco.mj_camlight(self.model, self.data)
+        self._renderer.update_scene(self.data, camera="view")
+        frame: NDArray[np.uint8] = self._renderer.render()
+        return frame
+
+    def close(self) -> None:
+        """Free the renderer, if there is one."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+    def _measure(self) -> None:
+        """The ball in the plate's frame: ``p = R^T x`` and ``v = R^T x' - w x p``, with ``R = Ry(a) Rx(-b)``."""
+        a, b, x, y, z = self.data.qpos[:5].tolist()
+        a_rate, b_rate, vx, vy, vz = self.data.qvel[:5].tolist()
+        ca, sa, cb, sb = cos(a), sin(a), cos(b), sin(b)
+        x, z = ca * x - sa * z, sa * x + ca * z
+        y, z = cb * y - sb * z, sb * y + cb * z
+        vx, vz = ca * vx - sa * vz, sa * vx + ca * vz
+        vy = cb * vy - sb * vz
+        wx, wy, wz = -b_rate, a_rate * cb, a_rate * sb
+        self.position = np.array([x, y])
+        self.velocity = np.array([vx - (wy * z - wz * y), vy - (wz * x - wx * z)])
+        self.tilt = np.array([a, b])
+        self.tilt_rate = np.array([a_rate, b_rate])
+        self.goal, self.goal_velocity = self._orbit.at(self.data.time)
+
+    def _observation(self) -> dict[str, NDArray[np.float32]]:
+        state = np.empty(12 if self._goal_in_state else 8, np.float32)
+        state[:2] = self.position / HALF_SIZE
+        state[2:4] = self.velocity / _SPEED_SCALE
+        state[4:6] = self.tilt / MAX_TILT
+        state[6:8] = self.tilt_rate / _TILT_RATE_SCALE
+        if not self._goal_in_state:
+            return {"state": state.clip(-_LIMIT, _LIMIT), "goal": (self.goal / HALF_SIZE).astype(np.float32)}
+        state[8:10] = self.goal / HALF_SIZE
+        state[10:] = self.goal_velocity / _SPEED_SCALE
+        return {"state": state.clip(-_LIMIT, _LIMIT)}
+
+    def _info(self) -> dict[str, Any]:
+        return {"success": self._success, "score": float(self._success)}
+
+
+def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    """The observation with tilt and tilt rate as they will be after ``actions`` ``[m, 2]``, 50 ms each.
+
+    The plate is taken for critically damped servos of 20 rad/s; its own inertia makes it a little slower than that.
+    """
+    state = seen["state"].astype(np.float64)
+    tilt, rate = state[4:6] * MAX_TILT, state[6:8] * _TILT_RATE_SCALE
+    for action in np.clip(actions.astype(np.float64), -1.0, 1.0):
+        tilt, rate = follow(tilt, rate, action * MAX_TILT, SERVO_RATE, 1 / RATE_HZ)
+    state[4:6], state[6:8] = tilt / MAX_TILT, rate / _TILT_RATE_SCALE
+    return {**seen, "state": state.clip(-_LIMIT, _LIMIT).astype(np.float32)}
+
+
+def tilt(env: gym.Env[Any, Any]) -> NDArray[np.float64]:
+    """The plate's tilt ``[2]`` [rad]: what the robot moves."""
+    return np.array(cast(BallEnv, env.unwrapped).data.qpos[:2])
+
+
+def expert(seed: int) -> Any:
+    """The scripted expert, see :class:`~specact.lab.envs.experts.BallExpert`."""
+    from specact.lab.envs.experts import BallExpert  # here, not above: the experts import this file
+
+    return BallExpert(seed)
+
+
+TASK = Task(
+    name="ball",
+    make=BallEnv,
+    rate_hz=RATE_HZ,
+    max_steps=MAX_STEPS,
+    score="1 if the ball came to rest on the goal, else 0",
+    features=lambda episodes: episodes,
+    expert=expert,
+    pace="speed of the goal on a circle around the pillar [m/s]",
+    hold=lambda last: last,
+    effector=tilt,
+    roll_forward=roll_forward,
+)

@@ -1,0 +1,236 @@
+"""Franka kitchen: a robot arm does four household subtasks in a given order (FrankaKitchen-v1, gymnasium-robotics).
+
+The goal in the observation is the present subtask. It is advanced by the simulator's own completion test, which a
+robot does not have: results are those of a policy **with an oracle planner**. Demonstrations are labelled by the same
+test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, ClassVar
+
+import farama_notifications  # type: ignore[import-untyped, unused-ignore]
+import gymnasium as gym
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specact.errors import ConfigError, DataError
+from specact.lab.data.episodes import Episodes
+from specact.lab.envs.drawing import drawing
+from specact.lab.envs.task import Task
+
+# On import gymnasium-robotics prints a note on Adroit's rewards, which is no news to anybody in the kitchen.
+farama_notifications.notifications.pop("gymnasium_robotics", None)
+_franka = import_module("gymnasium_robotics.envs.franka_kitchen.kitchen_env")
+BONUS_THRESH: float = _franka.BONUS_THRESH
+OBS_ELEMENT_GOALS: dict[str, NDArray[np.float64]] = _franka.OBS_ELEMENT_GOALS
+OBS_ELEMENT_INDICES: dict[str, NDArray[np.int64]] = _franka.OBS_ELEMENT_INDICES
+
+MAX_STEPS = 560  # the longest clean demonstration has 518
+RATE_HZ = 12.5
+CHAIN = 4
+ROBOT = 9
+RAW_WIDTH = 59  # robot positions 9 and velocities 9, objects' positions 21 and velocities 20
+WIDTH = 30
+BOUND = 100.0  # [rad or m] far outside anything reachable; finite, so that the spaces can be checked and sampled
+# In the order in which the demonstrations number them.
+SUBTASKS = (
+    "microwave", "kettle", "slide cabinet", "light switch", "top burner", "bottom burner", "hinge cabinet",
+)  # fmt: skip
+
+
+def observe(raw: ArrayLike) -> NDArray[np.float32]:
+    """The observation ``state``: positions only, float32 ``[..., 30]`` from the simulator's ``[..., 59]``.
+
+    Robot joints (9; rad, gripper fingers m), then objects (21: burner knobs, light switch, cabinets, microwave in rad
+    or m; the kettle's position [m] and quaternion). Not scaled. With velocities a policy copies its own last motion.
+    """
+    raw = np.asarray(raw)
+    positions = np.concatenate([raw[..., :ROBOT], objects(raw)], axis=-1)
+    return np.asarray(np.clip(positions, -BOUND, BOUND), dtype=np.float32)
+
+
+def objects(raw: ArrayLike) -> NDArray[np.float64]:
+    """The objects' positions ``[..., 21]`` in the simulator's observation ``[..., 59]``."""
+    return np.asarray(raw)[..., 2 * ROBOT : 2 * ROBOT + WIDTH - ROBOT]
+
+
+def completed(positions: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    """Which subtasks are at their goal: ``|position - goal| < 0.3``, the environment's test, bool ``[..., 7]``.
+
+    Args:
+        positions: the objects' positions ``[..., 21]``.
+    """
+    distances = [
+        np.linalg.norm(positions[..., OBS_ELEMENT_INDICES[name] - ROBOT] - OBS_ELEMENT_GOALS[name], axis=-1)
+        for name in SUBTASKS
+    ]
+    return np.asarray(np.stack(distances, axis=-1) < BONUS_THRESH)
+
+
+def current(chain: Sequence[int], done: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The subtask to do next: the first of the chain never completed so far, the last one when all are, ``[...]``.
+
+    Args:
+        chain: subtask numbers 0..6, all different, length C.
+        done: completed at any time so far, bool ``[..., 7]``.
+    """
+    left = ~done[..., list(chain)]
+    place = np.where(left.any(axis=-1), left.argmax(axis=-1), len(chain) - 1)
+    return np.asarray(chain, dtype=np.int64)[place]
+
+
+def one_hot(subtask: ArrayLike) -> NDArray[np.float32]:
+    """Subtask numbers 0..6 as the observation ``goal``, float32 ``[..., 7]``."""
+    return np.eye(len(SUBTASKS), dtype=np.float32)[np.asarray(subtask, dtype=np.int64)]
+
+
+def features(episodes: Episodes) -> Episodes:
+    """Recorded kitchen demonstrations in the environment's terms.
+
+    The expert's own label changes only when it has let go and moved away, 30 to 110 steps after the subtask is
+    complete. A policy that has learnt from it would meet, in the environment, goals that it never saw in those states.
+    So only the order of the subtasks is taken from the recording; each one ends where the completion test says so.
+
+    Args:
+        episodes: ``state`` ``[N, 59]`` the environment's ``observation``, ``action`` ``[N, 9]``, ``goal`` ``[N, 1]``
+            the number 0..6 of the subtask that the expert was at.
+
+    Raises:
+        DataError: if the widths are others or a subtask number is unknown.
+    """
+    if episodes.state.shape[1] != RAW_WIDTH or episodes.action.shape[1] != ROBOT:
+        raise DataError(
+            f"kitchen demonstrations have state width {RAW_WIDTH} (positions and velocities) and action width {ROBOT}, "
+            f"got {episodes.state.shape[1]} and {episodes.action.shape[1]}; pass the environment's own observation"
+        )
+    numbers = episodes.goal
+    if numbers is None or numbers.shape != (episodes.steps, 1) or not np.isin(numbers, range(len(SUBTASKS))).all():
+        got = "none" if numbers is None else f"shape {numbers.shape}, values {np.min(numbers)} to {np.max(numbers)}"
+        raise DataError(
+            f"kitchen demonstrations need the number of the present subtask, 0 to {len(SUBTASKS) - 1}, as goal "
+            f"[steps, 1]; got {got}"
+        )
+    goal = np.empty(episodes.steps, dtype=np.int64)
+    for steps in episodes.slices():
+        order = numbers[steps, 0].astype(np.int64)
+        chain = [int(number) for number in dict.fromkeys(order.tolist())]
+        done = np.logical_or.accumulate(completed(objects(episodes.state[steps])), axis=0)
+        goal[steps] = current(chain, done)
+    return replace(
+        episodes,
+        state=observe(episodes.state),
+        action=np.clip(episodes.action, -1.0, 1.0).astype(np.float32),
+        goal=one_hot(goal),
+    )
+
+
+class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
+    """FrankaKitchen-v1 asking for a chain of four of its seven subtasks.
+
+    Observation: ``state`` float32 ``[30]``, see :func:`observe`, and ``goal`` float32 ``[7]``, the present subtask
+    one-hot. **The goal is an oracle planner's**: it goes to the next subtask of the chain at the very step at which
+    the simulator's completion test holds. A subtask of the chain that is completed before its turn counts and is
+    skipped; one that is undone later stays counted.
+    Action: float32 ``[9]`` in [-1, 1], joint velocities as FrankaKitchen-v1 scales them.
+    Reward: number of subtasks of the chain completed by this step. ``info``: ``score`` subtasks of the chain completed
+    so far (0..4), ``success`` all of them, ``chain`` their numbers. Terminates on success; truncated after 560 steps
+    (45 s).
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 12}  # type: ignore[misc]
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        kinds = len(SUBTASKS)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32),
+                "goal": gym.spaces.Box(0.0, 1.0, (kinds,), np.float32),
+            }
+        )
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (ROBOT,), np.float32)
+        self._sim = _franka.KitchenEnv(
+            terminate_on_tasks_completed=False, remove_task_when_completed=False, render_mode=render_mode
+        )
+        _render_fast(self._sim.model)
+        self._chain: tuple[int, ...] = tuple(range(CHAIN))
+        self._done = np.zeros(kinds, dtype=np.bool_)
+        self._steps = 0
+        self.raw: NDArray[np.float64] = np.zeros(RAW_WIDTH)
+        """The simulator's observation ``[59]``, as recorded in demonstrations."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+        """Start with a random chain (uniform over ordered choices), or with ``options={"chain": [numbers]}``."""
+        super().reset(seed=seed)
+        drawn = self.np_random.permutation(len(SUBTASKS))[:CHAIN]
+        chain = tuple(int(number) for number in (options or {}).get("chain", drawn))
+        if len(set(chain)) != CHAIN or len(chain) != CHAIN or not set(chain) <= set(range(len(SUBTASKS))):
+            allowed = f"0 to {len(SUBTASKS) - 1}"
+            raise ConfigError(f"a chain is {CHAIN} different subtask numbers from {allowed}, got {chain}")
+        self._chain, self._steps = chain, 0
+        self._done[:] = False
+        observation, _ = self._sim.reset(seed=seed)
+        return self._observe(observation), self._info()
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+        """Act for 0.08 s."""
+        before = self._score()
+        observation, *_ = self._sim.step(np.asarray(action, dtype=np.float64))
+        self._steps += 1
+        seen = self._observe(observation)
+        score = self._score()
+        return seen, float(score - before), score == CHAIN, self._steps >= MAX_STEPS, self._info()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
+
+        Raises:
+            RenderError: if this machine cannot draw.
+        """
+        if self.render_mode is None:
+            return None
+        with drawing():
+            frame: NDArray[np.uint8] = self._sim.render()
+        return frame
+
+    def close(self) -> None:
+        self._sim.close()
+
+    def _observe(self, observation: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+        self.raw = observation["observation"]
+        # The true positions, as the simulator tests them; those in the observation carry noise.
+        self._done |= completed(self._sim.data.qpos[ROBOT:])
+        return {"state": observe(self.raw), "goal": one_hot(current(self._chain, self._done))}
+
+    def _score(self) -> int:
+        return int(self._done[list(self._chain)].sum())
+
+    def _info(self) -> dict[str, Any]:
+        score = self._score()
+        return {"score": float(score), "success": score == CHAIN, "chain": self._chain}
+
+
+def _render_fast(model: Any) -> None:
+    # At the default quality software rendering manages less than two frames a second. Read when a renderer is made.
+    model.vis.quality.shadowsize = 0
+    model.vis.quality.offsamples = 0
+    model.mat_reflectance[:] = 0.0
+
+
+TASK = Task(
+    name="kitchen",
+    make=Kitchen,
+    rate_hz=RATE_HZ,
+    max_steps=MAX_STEPS,
+    score="subtasks of the chain completed so far, 0 to 4; the chain is advanced by an oracle",
+    features=features,
+    hold=np.zeros_like,
+)

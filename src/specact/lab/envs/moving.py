@@ -1,0 +1,155 @@
+"""The moving world: a task's simulation goes on while the policy thinks and while the link carries."""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Any, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError, unknown_name
+from specact.lab.envs.task import Idle, Task
+from specact.lab.envs.ticking import Seen, Ticking, WholePeriods
+
+
+class MovingWorld:
+    """A task's environment whose time does not wait for the policy.
+
+    World time is exact; physics goes in ticks. A tick runs as soon as world time passes its middle, under the command
+    then in force; a sensor sees the world after the ticks that have run. A delay is so rounded to the nearest tick, up
+    as often as down, and as the remainder is kept, many short delays add up to what they are. Where an environment can
+    be stopped only between control periods (see :class:`WholePeriods`) the tick is a whole period, and this is the
+    rounding of delays in "The Speedup Paradox" (arXiv 2606.28529).
+
+    What is seen can so be half a tick ahead of world time, or behind.
+
+    Success, loss and time limit are looked at where they are in the plain environment: every control period of the
+    world's, counted from the reset, whenever actions begin. An episode ends when it succeeds, also where the plain
+    environment goes on for a better score: no time counts after that.
+
+    Args:
+        task: the task.
+        idle: what the robot does when it has no action. ``hold`` gives the task's holding action once; ``last`` leaves
+            the last command in force (a position or a displacement's target: then the robot arrives there; an
+            environment of whole periods gets the action again); ``neutral`` commands zeros once, the middle of every
+            action's range: a level plate on ball, no displacement on PushT. Where the task holds by repeating the last
+            action, as ball does, the first two are the same.
+        pace: how fast the world changes by itself, >= 0, see :class:`~specact.lab.envs.task.Task`.
+        render_mode: of the environment.
+
+    Attributes:
+        task, idle, pace: as given.
+        static: whether the world stands still while the robot waits: at pace 0, and idle as the task says
+            (:attr:`Task.still <specact.lab.envs.task.Task.still>`).
+        env: the environment.
+        period_s, limit_s: a control period, and the time at which an episode is over [s].
+        now: world time since the reset [s]. At the end of the episode it stops, at the period that ended it.
+        done: whether the episode is over; True before the first :meth:`reset`.
+        success, score: of the episode so far, see :class:`~specact.lab.envs.task.Task`.
+        success_s: when it succeeded [s], or None.
+
+    Raises:
+        ConfigError: for an unknown way to idle or one that the task does not say, or a pace where nothing can move.
+    """
+
+    def __init__(self, task: Task, *, idle: Idle = "hold", pace: float = 0.0, render_mode: str | None = None) -> None:
+        if idle not in get_args(Idle):
+            raise unknown_name("way to idle", idle, get_args(Idle))
+        if idle == "hold" and task.hold is None:
+            raise ConfigError(
+                f"task {task.name!r} does not say how its robot holds still; choose idle 'last' or 'neutral'"
+            )
+        if pace and task.pace is None:
+            raise ConfigError(f"nothing in task {task.name!r} moves by itself, so its pace must be 0, got {pace}")
+        self.task, self.pace, self.idle = task, pace, idle
+        self.static = not pace and idle in task.still
+        paced = {} if task.pace is None else {"pace": pace}
+        self.env = task.make(render_mode=render_mode, **paced)
+        plain = self.env.unwrapped
+        self._ticking = cast(Ticking, plain) if hasattr(plain, "settle") else WholePeriods(self.env, task.rate_hz)
+        self.period_s, self.limit_s = 1.0 / task.rate_hz, task.max_steps / task.rate_hz
+        self.now, self.done, self.success, self.score = 0.0, True, False, 0.0
+        self.success_s: float | None = None
+
+    def reset(self, seed: int) -> None:
+        """Begins an episode. Before the first action, the last one is taken to have been zeros."""
+        _, info = self._ticking.reset(seed=seed)
+        self._last = np.zeros(self.env.action_space.shape or (), np.float32)
+        self._ticking.command(self._last)
+        self._acting = False
+        self._ticks = 0
+        self._positions: list[NDArray[np.float64]] = []
+        self._take(info)
+        self.now, self.done = 0.0, self.success
+        self.success_s = 0.0 if self.success else None
+
+    def observe(self) -> Seen:
+        """What a sensor sees at :attr:`now`."""
+        return self._ticking.look()
+
+    def advance(self, seconds: float, action: NDArray[np.float32] | None) -> None:
+        """The world goes on, under an action or idle; once the episode is over it stands still.
+
+        Args:
+            seconds: for how long, >= 0.
+            action: commanded now, ``[A]``; None idles as configured. Idling goes on through any number of calls.
+
+        Raises:
+            ValueError: for a negative time.
+        """
+        if seconds < 0:
+            raise ValueError(f"time cannot pass backwards: asked to advance {seconds} s")
+        if self.done:
+            return
+        self._steer(action)
+        self.now += seconds
+        due, period = floor(self.now / self._ticking.tick_s + 0.5), self._ticking.ticks
+        while self._ticks < due and not self.done:
+            ticks = min(due - self._ticks, period - self._ticks % period)
+            self._ticking.run(ticks)
+            self._ticks += ticks
+            if self._ticks % period == 0:
+                self._settle()
+
+    def motion(self) -> NDArray[np.float64]:
+        """Where what the robot moves was at every control period since the reset, ``[T, D]``.
+
+        Raises:
+            ConfigError: if the task does not say what its robot moves.
+        """
+        if self.task.effector is None:
+            raise ConfigError(f"task {self.task.name!r} does not say what its robot moves (Task.effector)")
+        return np.array(self._positions)
+
+    def close(self) -> None:
+        """Frees what the environment holds."""
+        self._ticking.close()
+
+    def _steer(self, action: NDArray[np.float32] | None) -> None:
+        if action is not None:
+            self._ticking.command(action)
+            self._last = action
+        elif self._acting and (resting := self._resting()) is not None:
+            self._ticking.command(resting)
+        self._acting = action is not None
+
+    def _resting(self) -> NDArray[np.float32] | None:
+        """The command with which idling begins, or None where the last one stays in force."""
+        if self.idle == "neutral":
+            return np.zeros_like(self._last)
+        return self.task.hold(self._last) if self.idle == "hold" and self.task.hold is not None else None
+
+    def _settle(self) -> None:
+        _, terminated, truncated, info = self._ticking.settle()
+        periods = self._ticks // self._ticking.ticks
+        self._take(info)
+        self.done = self.success or terminated or truncated or periods >= self.task.max_steps
+        if self.done:
+            self.now = periods * self.period_s
+            self.success_s = self.now if self.success else None
+
+    def _take(self, info: dict[str, Any]) -> None:
+        self.success, self.score = bool(info["success"]), float(info["score"])
+        if self.task.effector is not None:
+            self._positions.append(self.task.effector(self.env))

@@ -1,0 +1,198 @@
+"""Swarm: drones in a walled plane, each on its way to its own target, that have to pass each other.
+
+Each drone is a double integrator with drag, ``v' = ACCELERATION * action - DRAG * v``. Drones are discs that catch on
+each other: two that meet do not bounce and keep half of the velocity at which they slide past each other, so bumping
+costs time and head-on drones stand still. Who passes whom on which side is free, so demonstrations have many modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from specact.lab.envs.task import Task
+
+HALF_SIZE = 1.2  # arena, centre to wall [m]
+RADIUS = 0.1  # of a drone [m]
+ACCELERATION = 1.5  # at full command, per axis [m/s^2]
+DRAG = 0.5  # [1/s]
+OVERLAP = 1e-3  # by which two drones may be closer than touching at the end of a control step [m]
+SLIP = 0.5  # share of the sliding velocity that two drones in contact keep
+TARGET_RADIUS = 0.05  # drone centre to target [m]
+SLOW = 0.1  # speed below which a drone counts as hovering [m/s]
+HOLD_STEPS = 5  # control steps with all drones on target that make a success: 0.5 s
+RATE_HZ = 10.0
+MAX_STEPS = 120
+
+_SUBSTEPS = 5
+_SWEEPS = 100  # over the pairs that overlap, before a crowd counts as jammed and stays where it was
+_DT = 1 / RATE_HZ / _SUBSTEPS  # [s]
+_SPEED_SCALE = 1.0  # [m/s], brings velocities to about [-1, 1]
+_LIMIT = 4.0  # the largest scaled observation; above any speed drones can reach
+_GAP = 4 * RADIUS  # least distance between starts, and between targets [m]
+_TRIP = 0.8  # least distance from start to target [m]
+
+Array = NDArray[np.float64]
+
+
+class SwarmEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
+    """The swarm environment with N drones; see the module for the task.
+
+    Observation: ``state`` float32 ``[4 N]`` = positions ``[N, 2]`` / HALF_SIZE, then velocities ``[N, 2]`` / 1 m/s;
+    ``goal`` float32 ``[2 N]`` = targets / HALF_SIZE. Action: float32 ``[2 N]`` in [-1, 1], the acceleration of each
+    drone as a fraction of ACCELERATION, held for 100 ms.
+    Reward: 1 on the step that succeeds, else 0. Ends on success: all drones on target and slow, for 0.5 s.
+
+    Attributes:
+        position, velocity: of the drones, float64 ``[N, 2]`` [m], [m/s].
+        target: float64 ``[N, 2]`` [m].
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
+
+    def __init__(self, render_mode: str | None = None, drones: int = 5) -> None:
+        self.render_mode = render_mode
+        self.drones = drones
+        self.observation_space = spaces.Dict(
+            {
+                "state": spaces.Box(-_LIMIT, _LIMIT, (4 * drones,), np.float32),
+                "goal": spaces.Box(-1.0, 1.0, (2 * drones,), np.float32),
+            }
+        )
+        self.action_space = spaces.Box(-1.0, 1.0, (2 * drones,), np.float32)
+        self.position = self.velocity = self.target = np.zeros((drones, 2))
+        self._pairs = np.triu_indices(drones, 1)
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+        """Drones at rest at random places, targets at random places at least 0.8 m from their drone."""
+        super().reset(seed=seed)
+        self.position = self._scatter(np.full((self.drones, 2), np.inf))
+        self.target = self._scatter(self.position)
+        self.velocity = np.zeros((self.drones, 2))
+        self._held = 0
+        self._success = False
+        return self._observation(), self._info()
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+        """Advance by 100 ms; actions outside [-1, 1] are clipped."""
+        push = ACCELERATION * np.clip(np.asarray(action, np.float64).reshape(self.drones, 2), -1.0, 1.0)
+        for _ in range(_SUBSTEPS):
+            self.velocity = self.velocity + _DT * (push - DRAG * self.velocity)
+            before, self.position = self.position, self.position + _DT * self.velocity
+            self._collide()
+            if not self._separate():
+                self.position = before
+        distance = np.linalg.norm(self.position - self.target, axis=1).max()
+        arrived = distance < TARGET_RADIUS and np.linalg.norm(self.velocity, axis=1).max() < SLOW
+        self._held = self._held + 1 if arrived else 0
+        self._success = self._success or self._held >= HOLD_STEPS
+        return self._observation(), float(self._success), self._success, False, self._info()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """A frame, uint8 ``[360, 360, 3]``: drones as discs, targets as rings of the same colour; or None."""
+        if self.render_mode is None:
+            return None
+        size = 360
+        axis = (np.arange(size) + 0.5) / size * 2 * HALF_SIZE - HALF_SIZE
+        pixel = 2 * HALF_SIZE / size
+        image = np.full((size, size, 3), 244.0)
+        hue = 2 * np.pi * np.arange(self.drones) / self.drones
+        colours = 128 + 95 * np.cos(hue[:, None] - np.array([0.0, 2.1, 4.2]))
+        shapes = [(spot, RADIUS, colour, True) for spot, colour in zip(self.target, colours, strict=True)]
+        shapes += [(spot, RADIUS, colour, False) for spot, colour in zip(self.position, colours, strict=True)]
+        for spot, radius, colour, ring in shapes:
+            distance = np.hypot(axis[None, :] - spot[0], -axis[:, None] - spot[1])
+            edge = np.abs(distance - radius) - 2 * pixel if ring else distance - radius
+            cover = np.clip(0.5 - edge / pixel, 0.0, 1.0)[..., None]
+            image += cover * (colour - image)
+        return image.astype(np.uint8)
+
+    def _scatter(self, avoid: Array) -> Array:
+        """One place per drone, float64 ``[N, 2]``, apart from each other and ``_TRIP`` from ``avoid``."""
+        while True:
+            spots = self.np_random.uniform(-HALF_SIZE + 1.5 * RADIUS, HALF_SIZE - 1.5 * RADIUS, (self.drones, 2))
+            gaps = np.linalg.norm((spots[:, None] - spots[None])[self._pairs], axis=1)
+            if gaps.min() > _GAP and np.linalg.norm(spots - avoid, axis=1).min() > _TRIP:
+                return spots
+
+    def _collide(self) -> None:
+        """Resolve contacts, pair after pair: one pair at a time can only lose energy, all at once could gain it."""
+        for i, j in self._closer_than(2 * RADIUS):
+            apart = self.position[j] - self.position[i]  # an earlier pair may have moved them
+            closing = self.velocity[i] - self.velocity[j]
+            if apart @ closing > 0:
+                along = apart / _length(apart)
+                kept = SLIP * (closing - (closing @ along) * along)
+                mean = 0.5 * (self.velocity[i] + self.velocity[j])
+                self.velocity[i], self.velocity[j] = mean + 0.5 * kept, mean - 0.5 * kept
+            self._part(i, j)
+        inside = HALF_SIZE - RADIUS
+        self.velocity[(np.abs(self.position) > inside) & (self.position * self.velocity > 0)] = 0.0
+        np.clip(self.position, -inside, inside, out=self.position)
+
+    def _separate(self) -> bool:
+        """Part the drones that parting others has pushed together; whether that ended with none closer than allowed."""
+        for _ in range(_SWEEPS):
+            pairs = self._closer_than(2 * RADIUS - OVERLAP)
+            if not len(pairs):
+                return True
+            for i, j in pairs:
+                self._part(i, j)
+            np.clip(self.position, RADIUS - HALF_SIZE, HALF_SIZE - RADIUS, out=self.position)
+        return False
+
+    def _closer_than(self, distance: float) -> NDArray[np.intp]:
+        """The pairs of drones whose centres are closer, ``[P, 2]``."""
+        first, second = self._pairs
+        between = self.position[second] - self.position[first]
+        close = np.einsum("ij,ij->i", between, between) < distance**2
+        return np.stack([first[close], second[close]], axis=1)
+
+    def _part(self, i: int, j: int) -> None:
+        """Move two drones that overlap away from each other, both by the same distance, until they touch."""
+        apart = self.position[j] - self.position[i]
+        distance = _length(apart)
+        shift = max(RADIUS - 0.5 * distance, 0.0) * apart / distance
+        self.position[i] -= shift
+        self.position[j] += shift
+
+    def _observation(self) -> dict[str, NDArray[np.float32]]:
+        state = np.concatenate([self.position.ravel() / HALF_SIZE, self.velocity.ravel() / _SPEED_SCALE])
+        goal = self.target.ravel() / HALF_SIZE
+        return {"state": state.astype(np.float32), "goal": goal.astype(np.float32)}
+
+    def _info(self) -> dict[str, Any]:
+        return {"success": self._success, "score": float(self._success)}
+
+
+def _length(vector: Array) -> float:
+    """Of a vector that may be zero, but not smaller than what may be divided by."""
+    return max(float(np.hypot(*vector)), 1e-9)
+
+
+def _expert(seed: int) -> Any:
+    from specact.lab.envs.experts import SwarmExpert  # here, not above: the experts import this file
+
+    return SwarmExpert(seed)
+
+
+TASK = Task(
+    name="swarm",
+    make=SwarmEnv,
+    rate_hz=RATE_HZ,
+    max_steps=MAX_STEPS,
+    score="1 if all drones came to rest on their targets, else 0",
+    features=lambda episodes: episodes,
+    expert=_expert,
+    hold=np.zeros_like,  # they drift on, slowed by drag: an acceleration cannot stop a drone at once
+    effector=lambda env: cast(SwarmEnv, env.unwrapped).position.ravel().copy(),
+)

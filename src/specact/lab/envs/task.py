@@ -1,0 +1,71 @@
+"""A task: an environment, and how demonstrations are brought into its terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.lab.data.episodes import Episodes
+
+Seen = Mapping[str, NDArray[np.float32]]
+# What a robot does while it has no action to play, see :class:`specact.lab.envs.moving.MovingWorld`.
+Idle = Literal["hold", "last", "neutral"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment with everything evaluation and training need to know of it.
+
+    The environment's observation is a dict of float32 arrays: ``state`` ``[O]`` and, for goal-conditioned tasks,
+    ``goal`` ``[D]``. Its actions are a float32 :class:`gymnasium.spaces.Box` ``[A]``. The ``info`` of every ``reset``
+    and ``step`` holds ``success`` (bool: reached at any time so far) and ``score`` (float: the best so far).
+
+    Attributes:
+        name: the name used on the command line.
+        make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``, and where ``pace`` is
+            said, keyword ``pace`` is how fast the world changes by itself, >= 0.
+        rate_hz: control rate [Hz].
+        max_steps: control steps after which an episode is truncated.
+        score: what ``info["score"]`` measures, in words.
+        features: brings raw demonstrations, as a reader returns them, into the environment's observations and actions.
+        expert: builds a scripted expert from a seed, for tasks that have one: ``expert(seed).act(env) -> action``.
+        pace: what a pace is measured in, in words; None for a world in which nothing moves but what the robot moves.
+        hold: the action after which the robot stays as it is, given the last one ``[A]`` (zeros before the first);
+            None where nobody has said. Zeros for velocities and displacements, the last action for positions.
+        still: the ways to idle under which, at pace 0, the world soon stands still. Under the others something goes on
+            moving while the robot waits: a ball rolls on even over a level plate.
+        effector: where that which the robot moves is, ``effector(env)`` float64 ``[D]``; its jerk and path are the
+            robot's. None where nobody has said.
+        roll_forward: what the robot would see if it had run the actions ``[m, A]`` after an observation and nothing
+            else had moved: its own state carried forward by a model of the robot, everything else as it was. None
+            where there is no such model.
+    """
+
+    name: str
+    make: Callable[..., gym.Env[Any, Any]]
+    rate_hz: float
+    max_steps: int
+    score: str
+    features: Callable[[Episodes], Episodes]
+    expert: Callable[[int], Any] | None = None
+    pace: str | None = None
+    hold: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+    still: tuple[Idle, ...] = ()
+    effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
+    roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
+
+    def widths(self) -> dict[str, int]:
+        """How many numbers an ``action``, a ``state`` and, where there is one, a ``goal`` have."""
+        env = self.make(render_mode=None)
+        try:
+            observation, action = env.observation_space, env.action_space
+        finally:
+            env.close()
+        assert isinstance(observation, gym.spaces.Dict)
+        spaces = {"action": action, **observation.spaces}
+        return {name: space.shape[0] for name, space in sorted(spaces.items()) if space.shape}

@@ -1,0 +1,201 @@
+"""Calibration on policy: a gate shifts the states it later sees, so its threshold is taken where it leads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError
+from specact.families.codes.bundle import Bundle
+from specact.gates.calibration import Calibration, threshold_for_rate
+from specact.gates.settings import GateSettings
+from specact.lab.evaluation.rejection import rejection_models
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import COMPOSITION, Shard
+from specact.lab.rollout.steps import REASONS
+from specact.ranges import COUNT, SEED, check_ranges
+
+# Episode numbers nobody evaluates on: calibration and its held-out check start here.
+_FIRST_EPISODE, _FIRST_HELD_OUT = 1_000_000, 2_000_000
+TOLERANCE = 0.03
+
+
+@dataclass(frozen=True)
+class CalibrationRun:
+    """How to calibrate.
+
+    Attributes:
+        rate: wanted transmission rate, in (0, 1).
+        episodes: per round, and again for the held-out check.
+        rounds: on states of the gated policy; 3 or more, because a gate shifts the states it later sees.
+        seed: of everything random.
+        shard: episodes that run in one batch.
+    """
+
+    rate: float
+    episodes: int = 40
+    rounds: int = 4
+    seed: int = 0
+    shard: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rate < 1.0:
+            raise ConfigError(f"a rate to calibrate for lies strictly between 0 and 1, got {self.rate}")
+        check_ranges(self, {"episodes": COUNT, "rounds": COUNT, "seed": SEED, "shard": COUNT})
+
+
+def calibrate(
+    bundle: Bundle, env: str, gate: GateSettings, run: CalibrationRun, pool: Pool, advance: Callable[[int], None]
+) -> Calibration:
+    """Finds a gate's threshold for a rate and checks it on held-out episodes.
+
+    The first round transmits everything and reads the scores on the target's own states. Every further round tries a
+    threshold on the states it leads to, and the next one is chosen from what all of them achieved.
+
+    Args:
+        bundle: the policies.
+        env: the environment's name.
+        gate: without its threshold, see :class:`~specact.gates.settings.GateChoices`.
+        run: how.
+        pool: where.
+        advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
+
+    Raises:
+        ConfigError: for a rate that the gate's limit on skips does not allow.
+    """
+    finished = 0
+
+    def roll(settings: GateSettings, number: int) -> dict[str, np.ndarray]:
+        nonlocal finished
+        numbers = calibration_episodes(number, run.rounds, run.episodes)
+        shards = [
+            Shard(
+                str(bundle.path),
+                bundle.fingerprint,
+                env,
+                COMPOSITION,
+                settings,
+                tuple(numbers[i : i + run.shard]),
+                run.seed,
+                "loopback",
+                0,
+                0,
+            )
+            for i in range(0, run.episodes, run.shard)
+        ]
+        tables = {}
+        for shard, (_, table) in pool.run(shards):
+            tables[shard.episodes[0]] = table
+            finished += len(shard.episodes)
+            advance(finished)
+        return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
+
+    found = find_threshold(gate, run.rate, run.rounds, roll)
+    checked, free = found.checked, _free(found.checked)
+    return Calibration(
+        fingerprint=bundle.fingerprint,
+        rate=run.rate,
+        settings=found.settings,
+        held_out={
+            "rate": float(checked["transmitted"].mean()),
+            "episodes": run.episodes,
+            "inferences": len(checked["transmitted"]),
+        },
+        rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
+        model=rejection_models({name: checked[name][free] for name in ("score", "rejection", "rejection_0")}),
+        made_by={"env": env, **dataclasses.asdict(run)},
+    )
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of calibration: the gate, its rate over the steps it was free to decide, and over all steps."""
+
+    settings: GateSettings
+    free_rate: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """A calibrated gate, the rounds that led to it, and the steps of the held-out check."""
+
+    settings: GateSettings
+    rounds: list[Round]
+    checked: dict[str, np.ndarray]
+
+
+def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
+    """The episodes of round ``number`` of so many; ``rounds + 1`` is the held-out check. Nobody evaluates on them."""
+    first = _FIRST_HELD_OUT if number > rounds else _FIRST_EPISODE + number * episodes
+    return range(first, first + episodes)
+
+
+def find_threshold(
+    gate: GateSettings, rate: float, rounds: int, roll: Callable[[GateSettings, int], dict[str, np.ndarray]]
+) -> Found:
+    """Finds the threshold at which a gate holds a rate on the states it leads to.
+
+    Args:
+        gate: without its threshold.
+        rate: wanted transmission rate, in (0, 1).
+        rounds: thresholds to try, at least 1.
+        roll: runs the episodes of a round (0, which transmits everything, to ``rounds``, and ``rounds + 1`` for the
+            held-out check) with a gate; a row per inference with ``score``, ``reason`` (index into
+            :data:`~specact.lab.rollout.steps.REASONS`) and ``transmitted``.
+
+    Raises:
+        ConfigError: for a rate that the gate's limit on skips does not allow.
+    """
+    gate.check_rate(rate)
+    settings = dataclasses.replace(gate, threshold=-np.inf)
+    table = roll(settings, 0)
+    scores, tried = table["score"][_free(table)], list[Round]()
+    for number in range(1, rounds + 1):
+        settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+        table = roll(settings, number)
+        free = _free(table)
+        scores = np.concatenate([scores, table["score"][free]])
+        tried.append(Round(settings, float(table["transmitted"][free].mean()), float(table["transmitted"].mean())))
+    settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+    return Found(settings, tried, roll(settings, rounds + 1))
+
+
+def _next(settings: GateSettings, scores: NDArray[np.float64], rounds: Sequence[Round], wanted: float) -> GateSettings:
+    """The gate to try next, from all scores met so far and what the gates tried so far achieved.
+
+    Every gate is put in terms of the share of those scores it would transmit. On its own states it transmits another
+    share; the line through these pairs says which share to ask for. Working with shares and not with thresholds keeps
+    the ties of discrete scores exact.
+    """
+    share = wanted
+    if rounds:
+        asked = np.array([_share(scores, made.settings) for made in rounds])
+        got = np.array([made.free_rate for made in rounds])
+        spread = float(np.var(asked))
+        # Between a gate that damps its own feedback and one that triples it; outside that range it is noise.
+        slope = float(np.clip(np.cov(asked, got, ddof=0)[0, 1] / spread, 0.5, 3.0)) if spread > 1e-4 else 1.0
+        share = float(np.clip(asked.mean() + (wanted - got.mean()) / slope, 0.01, 0.99))
+    threshold, tie = threshold_for_rate(scores, share)
+    return dataclasses.replace(settings, threshold=threshold, tie_probability=tie)
+
+
+def _share(scores: NDArray[np.float64], settings: GateSettings) -> float:
+    tied = np.mean(scores == settings.threshold)
+    return float(np.mean(scores > settings.threshold) + settings.tie_probability * tied)
+
+
+def _wanted_of_free(table: dict[str, np.ndarray], rate: float) -> float:
+    """The share of freely decided steps that makes the wanted rate, given how many are transmitted by force."""
+    free = _free(table)
+    return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))
+
+
+def _free(table: dict[str, np.ndarray]) -> np.ndarray:
+    """Steps whose score decided; the first step's score knows nothing."""
+    forced = [REASONS.index("first"), REASONS.index("max_skips")]
+    return ~np.isin(table["reason"], forced)

@@ -1,0 +1,91 @@
+"""Chance with another gate's privileges: the free probability that makes a random gate's rate equal to that gate's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from specact.families.codes.bundle import Bundle
+from specact.gates.settings import GateSettings
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.rollout.methods import load_method
+
+# Inferences per episode, where nobody has told them: long enough that the first one does not count.
+_LONG: tuple[int, ...] = (1000,)
+
+
+def asked_gate(name: str, what: Evaluation, bundle: Bundle) -> GateSettings:
+    """A method's gate, which still needs its threshold; chance has the forced first step and the limit of its rival.
+
+    Raises:
+        ConfigError: if the gate, or the rival's, needs a head that the bundle does not have.
+    """
+    method = load_method(name)
+    settings = what.gates.settings(method.gate, bundle)
+    if method.limits_of is None:
+        return settings
+    rival = what.gates.settings(load_method(method.limits_of).gate, bundle)
+    return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
+
+
+def at_rate(settings: GateSettings, rate: float, rival: Mapping[str, NDArray[Any]] | None) -> GateSettings:
+    """Chance at its rival's rate, over episodes as long as the rival's.
+
+    Args:
+        settings: of the random gate, without its probability.
+        rate: for where the rival did not run.
+        rival: the rival's step table.
+    """
+    force_first, lengths = dict(settings.options).get("force_first", False), _LONG
+    if rival is not None:
+        rate = float(rival["transmitted"].mean())
+        lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
+    free = free_probability(rate, settings.max_skips, force_first=force_first, lengths=lengths)
+    return replace(settings, threshold=free)
+
+
+def free_probability(
+    rate: float, max_skips: int | None, *, force_first: bool = True, lengths: Sequence[int] = _LONG
+) -> float:
+    """Probability, in [0, 1], of transmitting a step that nothing forces, so that the rate over all steps is ``rate``.
+
+    Args:
+        rate: wanted share of inferences that are transmitted, forced ones included.
+        max_skips: longest run of skips; None for no limit.
+        force_first: whether an episode's first inference is always transmitted.
+        lengths: inferences of each episode.
+
+    Returns:
+        The probability; 0 where what is forced makes the rate or more by itself.
+    """
+
+    def beyond(free: float) -> float:
+        return expected_rate(free, max_skips, force_first=force_first, lengths=lengths) - rate
+
+    if beyond(0.0) >= 0.0:
+        return 0.0
+    if beyond(1.0) <= 0.0:
+        return 1.0
+    return float(optimize.brentq(beyond, 0.0, 1.0, xtol=1e-6))
+
+
+def expected_rate(free: float, max_skips: int | None, *, force_first: bool, lengths: Sequence[int]) -> float:
+    """The expected transmission rate of a random gate over episodes of given lengths: the inverse of the above."""
+    ends, count = np.unique(np.asarray(lengths), return_counts=True)
+    # The distribution of the run of skips before a step: 0 to the limit, where the next one is forced.
+    runs = np.zeros(2 if max_skips is None else max_skips + 1)
+    runs[0] = 1.0
+    sent = np.zeros(int(ends[-1]))
+    for step in range(len(sent)):
+        forced = runs[-1] if max_skips is not None else 0.0
+        odds = 1.0 if force_first and step == 0 else forced + (1.0 - forced) * free
+        sent[step] = odds
+        if max_skips is not None:
+            runs[1:] = (0.0 if force_first and step == 0 else 1.0 - free) * runs[:-1]
+            runs[0] = odds
+    return float(np.cumsum(sent)[ends - 1] @ count / (ends @ count))

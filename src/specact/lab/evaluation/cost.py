@@ -1,0 +1,106 @@
+"""What a method costs: the parameters it evaluates, and the times that its parts are accounted with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specact.families.codes.bundle import PARTS, Bundle
+from specact.families.codes.head import HEAD, HeadDraft, load_head
+from specact.families.codes.timing import measure_inference
+from specact.gates.timing import measure_decision
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.rollout.methods import load_method
+from specact.runtime.parameters import count_parameters
+
+# Gates that decide nothing, and those that have asked the target before they decide: their time would mean nothing.
+_WITHOUT_TIME = ("never", "always", "oracle", "oracle_action")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times that inferences are accounted with [ms]; those of the device are multiplied by the evaluation's kappa.
+
+    Attributes:
+        draft_ms: one inference of the draft, on the device.
+        head_ms: one inference of the learned gate's head, on the device; 0 where no method evaluates it.
+        target_ms: one inference of the target, at the server.
+        target_on_device_ms: the same on the device.
+        gate_ms: one decision of each gate, on the device; of a learned gate with its head.
+    """
+
+    draft_ms: float
+    head_ms: float
+    target_ms: float
+    target_on_device_ms: float
+    gate_ms: dict[str, float]
+
+    def draft_s(self, method: str) -> float:
+        """What one proposal of a method takes [s]."""
+        how = load_method(method)
+        own = self.draft_ms + (self.head_ms if how.proposes == "head" else 0.0)
+        return own / 1e3 if how.waits_for_draft else 0.0
+
+    def gate_s(self, method: str) -> float:
+        """What one decision of a method takes [s]."""
+        return self.gate_ms[load_method(method).gate] / 1e3
+
+    def target_s(self, method: str) -> float:
+        """What one inference of the target takes, where the method has it run [s]."""
+        return (self.target_on_device_ms if load_method(method).on_device else self.target_ms) / 1e3
+
+
+def measure(what: Evaluation, bundle: Bundle) -> Timing:
+    """The times of an evaluation: those that it names, and those of this machine for the others."""
+    methods = [load_method(name) for name in what.methods]
+    draft_ms, head_ms, target_ms = what.draft_ms, what.head_ms, what.target_ms
+    if draft_ms is None:
+        draft_ms = 1e3 * measure_inference(bundle.draft, bundle.spec)
+    if target_ms is None:
+        target_ms = 1e3 * measure_inference(bundle.target, bundle.spec)
+    if not any(method.uses_head for method in methods):
+        head_ms = 0.0
+    elif head_ms is None:
+        both = 1e3 * measure_inference(HeadDraft(bundle.draft, load_head(bundle)), bundle.spec)
+        head_ms = max(0.0, both - 1e3 * measure_inference(bundle.draft, bundle.spec))
+    gate_ms = {}
+    for gate in sorted({method.gate for method in methods}):
+        if gate in _WITHOUT_TIME:
+            gate_ms[gate] = 0.0
+        elif what.gate_ms is not None:
+            gate_ms[gate] = what.kappa * what.gate_ms
+        else:
+            built = what.gates.settings(gate, bundle).build(bundle)
+            gate_ms[gate] = what.kappa * 1e3 * measure_decision(built, bundle)
+    return Timing(what.kappa * draft_ms, what.kappa * head_ms, target_ms, what.kappa * target_ms, gate_ms)
+
+
+def read_timing(manifest: dict[str, Any]) -> Timing:
+    """The times in a run folder's manifest."""
+    return Timing(**manifest["timing"])
+
+
+def method_cost(name: str, bundle: Bundle, timing: Timing) -> dict[str, float]:
+    """Size and time of the networks that a method evaluates; 0 for those that it does not.
+
+    Returns:
+        ``draft_parameters``, ``head_parameters``, ``target_parameters``: see
+        :func:`~specact.runtime.parameters.count_parameters`; ``draft_ms``, ``head_ms``, ``target_ms``: of one
+        inference; ``gate_ms``: of one decision, of a learned gate with its head.
+    """
+    method = load_method(name)
+    sizes = {
+        part: count_parameters(bundle.path / file) if used else 0
+        for part, file, used in (
+            ("draft", PARTS["draft"], method.waits_for_draft),
+            ("head", HEAD, method.uses_head),
+            ("target", PARTS["target"], method.gate != "never"),
+        )
+    }
+    return {
+        **{f"{part}_parameters": size for part, size in sizes.items()},
+        "draft_ms": timing.draft_ms if sizes["draft"] else 0.0,
+        "gate_ms": timing.gate_ms[method.gate],
+        "head_ms": timing.head_ms if sizes["head"] else 0.0,
+        "target_ms": 1e3 * timing.target_s(name) if sizes["target"] else 0.0,
+    }

@@ -1,0 +1,23 @@
+"""A bundle is checked against the task that it is to act in, before anything runs."""
+
+from __future__ import annotations
+
+from specact.errors import ConfigError
+from specact.families.codes.bundle import Bundle
+from specact.lab.data.fit import widths_in_words
+from specact.lab.envs.task import Task
+
+
+def check_fit(bundle: Bundle, task: Task) -> None:
+    """Checks that a pair's observations and actions are the task's; a pair may do without the task's goal.
+
+    Raises:
+        ConfigError: if a width differs.
+    """
+    spec, wanted = bundle.spec, task.widths()
+    found = {"action": spec.actions, "state": spec.state} | ({"goal": spec.goal} if spec.goal else {})
+    if any(wanted.get(name) != width for name, width in found.items()):
+        raise ConfigError(
+            f"the bundle {bundle.name!r} has {widths_in_words(found)}, but the task {task.name!r} has "
+            f"{widths_in_words(wanted)}; the bundle was made for the task {bundle.env!r}"
+        )

@@ -1,0 +1,249 @@
+"""What a step costs over a real link: methods, codecs and overlap side by side, interleaved step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import CodePolicy
+from specact.gates import Always, Gate, Never
+from specact.gates.calibration import threshold_for_rate
+from specact.gates.prefetch import Forecast
+from specact.gates.settings import GateChoices, GateSettings
+from specact.lab.envs import load_task
+from specact.lab.processes import linked, serving
+from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.steps import STAGES
+from specact.lab.statistics import mean_interval
+from specact.links.link import load_link, round_trip
+from specact.policy import SpeculativePolicy
+from specact.remote.client import Line
+from specact.remote.target import RemoteTarget, remote_verifier
+from specact.remote.transport import Endpoint
+from specact.rng import Role, stream
+from specact.types import CodeDistribution, StepRecord, Window
+from specact.verifiers import TargetSampler, Verifier
+
+METHODS = ("target", "hybrid", "adahi")
+CODECS = ("json", "stream")
+_DEADLINE_MS, _WARM_UP, _ROUNDS, _SETTLE_S = 2_000.0, 10, 6, 0.1
+BLOCK = 25  # steps whose mean is one value of an interval
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to get an action.
+
+    Attributes:
+        method: ``draft``, or one of :data:`METHODS`.
+        codec: ``json`` (HTTP, the server samples where there is something to verify: the paper's way) or ``stream``
+            (WebSocket and msgpack, the device samples); none for the draft.
+        overlap: whether requests leave ahead of the draft; the device samples then.
+    """
+
+    method: str
+    codec: str | None = None
+    overlap: bool = False
+
+    @property
+    def name(self) -> str:
+        return " ".join(part for part in (self.method, self.codec, "overlap" if self.overlap else None) if part)
+
+
+WAYS = (Way("draft"), *(Way(m, codec, overlap) for m in METHODS for codec in CODECS for overlap in (False, True)))
+
+
+class SlowDraft:
+    """A draft on a device that needs longer: it answers as before, ``took_s`` after it was asked.
+
+    Args:
+        policy: the draft.
+        took_s: at least what it takes here [s].
+    """
+
+    def __init__(self, policy: CodePolicy, took_s: float) -> None:
+        self._policy, self._took_s = policy, took_s
+
+    def infer(self, window: Window) -> CodeDistribution:
+        until = time.monotonic() + self._took_s
+        answer = self._policy.infer(window)
+        time.sleep(max(0.0, until - time.monotonic()))
+        return answer
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self.infer(window) for window in windows]
+
+
+def measure_latency(
+    pair: Bundle, server_bundle: str, link: str, steps: int, rate: float, draft_ms: float | None, seed: int,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Times every way of :data:`WAYS` on the same observations, in random order within each step.
+
+    Args:
+        pair: the bundle on the device.
+        server_bundle: path of what the server serves, with the same tokenizer.
+        link: see :func:`~specact.links.link.load_link`.
+        steps: inferences per way.
+        rate: ADAHI's transmission rate; its threshold is found on these very observations.
+        draft_ms: time of the draft to stand in for a slower device [ms]; None for this machine's own.
+        seed: of everything random.
+        progress: told (steps done, in all).
+
+    Returns:
+        ``draft_ms``, ``target_ms``, ``link_ms`` (what the bounds are made of) and per way: ``transmission_rate``,
+        ``missed``, ``total_ms`` of each inference, ``stages_ms`` (means), ``mean_ms`` with its 95 % interval over
+        blocks of steps, ``bound_ms`` (draft + rate x (link + target)), ``over_bound`` (median over blocks).
+    """
+    seen = list(islice(observations(pair, seed), _WARM_UP + steps))
+    gate = _calibrated(pair, seen, rate, seed)
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(server_bundle))
+        relay = stack.enter_context(linked(server.port, link, seed))
+        draft = pair.draft if draft_ms is None else SlowDraft(pair.draft, draft_ms / 1e3)
+        policies = {way: _policy(way, pair, draft, gate, relay.port, seed, stack) for way in WAYS}
+        records: dict[Way, list[StepRecord]] = {way: [] for way in WAYS}
+        order = stream(seed, Role.ENVIRONMENT, robot=1)
+        for step, (episode, observation) in enumerate(seen, start=-_WARM_UP):
+            for index in order.permutation(len(WAYS)):
+                record = _step(policies[WAYS[index]], episode, observation)
+                if record.sent_ahead and not record.decision.transmit:
+                    # The server still computes what nobody wants; on a robot the next step is a control period away.
+                    time.sleep(_SETTLE_S)
+                if step >= 0:
+                    records[WAYS[index]].append(record)
+            progress(max(0, step + 1), steps)
+    costs = _costs(pair, records, link, seed)
+    ways = {way.name: _summary(way, records[way], costs) for way in WAYS}
+    return costs | {"steps": steps, "link": link, "rate": rate, "seed": seed, "ways": ways}
+
+
+def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
+    """What the robot sees whenever it infers, on episodes that the target drives."""
+    task, spec = load_task(pair.env), pair.spec
+    env = task.make()
+    policy = SpeculativePolicy(pair, Always(), seed=seed)
+    episode = 0
+    while True:
+        policy.reset(episode)
+        observation, _ = env.reset(seed=start_of(seed, episode))
+        for step in range(task.max_steps):
+            if step % spec.execute == 0:
+                yield episode, observation
+            observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+            if terminated or truncated:
+                break
+        episode += 1
+
+
+def _policy(
+    way: Way, pair: Bundle, draft: CodePolicy, settings: GateSettings, port: int, seed: int, stack: ExitStack
+) -> SpeculativePolicy:
+    gate: Gate = Never() if way.method == "draft" else Always()
+    if way.method == "adahi":
+        gate = settings.build(pair)
+    verifier: Verifier | None = None
+    if way.codec is not None:
+        endpoint = Endpoint("http" if way.codec == "json" else "ws", "127.0.0.1", port)
+        line = stack.enter_context(Line(endpoint, pair, way.name))
+        line.connect(30.0)
+        if way.method == "target":
+            verifier = TargetSampler(RemoteTarget(line, pair.spec, _DEADLINE_MS), pair.tokenizer)
+        else:
+            at_server = way.codec == "json" and not way.overlap
+            verifier = remote_verifier(line, pair, _DEADLINE_MS, "server" if at_server else "device")
+    forecast = Forecast(gate) if way.overlap else None
+    return SpeculativePolicy(pair, gate, draft=draft, verifier=verifier, forecast=forecast, seed=seed)
+
+
+def _calibrated(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
+    """The bundle's own deviation gate with a threshold for this rate on these observations, found without the link."""
+    settings = GateChoices().settings("deviation", pair)
+    settings = replace(settings, threshold=-np.inf)
+    for _ in range(_ROUNDS):
+        policy = SpeculativePolicy(pair, settings.build(pair), seed=seed)
+        decisions = [_step(policy, episode, observation).decision for episode, observation in seen]
+        free = np.array([decision.score for decision in decisions if decision.reason in ("score", "tie")])
+        wanted = (rate * len(decisions) - (len(decisions) - len(free))) / len(free)
+        threshold, tie = threshold_for_rate(free, float(np.clip(wanted, 0.0, 1.0)))
+        settings = replace(settings, threshold=threshold, tie_probability=tie)
+    return settings
+
+
+def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepRecord:
+    """One inference; the rest of its chunk is played at once."""
+    if policy.record is None or policy.record.episode != episode:
+        policy.reset(episode)
+    policy.act(observation)
+    record = policy.record
+    assert record is not None
+    while not policy.wants_inference:
+        policy.act(observation)
+    return record
+
+
+def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: int) -> dict[str, float]:
+    """The parts of the bound: both inferences as they took within this run, and the link as it is modelled.
+
+    What remains is overhead: messages, processes, sampling, records. Times of the same run make the comparison fair on
+    a machine that is shared with others.
+    """
+    alone = [
+        r.times.offload.target for way, rs in records.items() if not way.overlap for r in rs if r.decision.transmit
+    ]
+    drafts = [record.times.draft for record in records[WAYS[0]]]
+    spec, model, rng = pair.spec, load_link(link), stream(seed, Role.LINK, robot=1)
+    up = 4 * (spec.window * spec.state + spec.goal)
+    down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
+    trips = [round_trip(model, up, down, float(at), rng) for at in range(1000)]
+    return {
+        "draft_ms": 1e3 * float(np.mean(drafts)),
+        "target_ms": 1e3 * float(np.mean(alone)),
+        "link_ms": 1e3 * float(np.mean(trips)),
+    }
+
+
+def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -> dict[str, Any]:
+    # The ungated target needs no draft, so the draft's time is not its own, unless the request was under way meanwhile.
+    needs_draft = way.method != "target"
+    counted = needs_draft or way.overlap
+    total = np.array([1e3 * (r.times.total - (0.0 if counted else r.times.draft)) for r in records])
+    sent = float(np.mean([record.decision.transmit for record in records]))
+    bound = (costs["draft_ms"] if needs_draft else 0.0) + sent * (costs["link_ms"] + costs["target_ms"])
+    blocks = _blocks(total)
+    mean = mean_interval(blocks)
+    ahead = [record for record in records if record.sent_ahead]
+    return {
+        "method": way.method,
+        "codec": way.codec,
+        "overlap": way.overlap,
+        "transmission_rate": sent,
+        "missed": sum(record.miss is not None for record in records),
+        "sent_ahead": len(ahead) / len(records),
+        "precision": float(np.mean([record.decision.transmit for record in ahead])) if ahead else None,
+        "mean_ms": {"mean": mean.mean, "low": mean.low, "high": mean.high},
+        "quantiles_ms": dict(zip(("p50", "p95", "p99"), np.quantile(total, (0.5, 0.95, 0.99)).tolist(), strict=True)),
+        "bound_ms": bound,
+        "over_bound": float(np.median(blocks)) / bound - 1.0,
+        "stages_ms": {stage: 1e3 * float(np.mean([_stage(r, stage) for r in records])) for stage in STAGES},
+        "total_ms": total.tolist(),
+    }
+
+
+def _blocks(total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means over runs of consecutive steps: what a control loop feels, without the two humps of gated methods."""
+    whole = len(total) // BLOCK * BLOCK
+    return np.asarray(total[:whole].reshape(-1, BLOCK).mean(axis=1) if whole else total)
+
+
+def _stage(record: StepRecord, stage: str) -> float:
+    times = record.times if stage in ("draft", "gate", "finish") else record.times.offload
+    return float(getattr(times, stage))

@@ -1,0 +1,65 @@
+"""A run folder's manifest: what was asked for, on which machine, and what times were accounted with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from specact import __version__
+from specact.errors import ConfigError
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.head import head_fingerprint
+from specact.files import write_json
+from specact.lab.evaluation.cost import measure
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.rollout.methods import load_method
+
+_MEASURED = "every time is measured over real sockets; the simulated world waits"
+_ACCOUNTED = (
+    "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper; "
+    "with overlap, link + target run beside the draft where the request left ahead"
+)
+
+
+def claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) -> dict[str, Any]:
+    """The run folder's manifest: a new one, or the one of the same run that was stopped.
+
+    Raises:
+        ConfigError: if the folder holds another run or a damaged manifest, or a method needs a head that is not there.
+    """
+    weights = {"fingerprint": bundle.fingerprint}
+    if any(load_method(name).proposes == "head" for name in what.methods):
+        # It is no part of the bundle's fingerprint. Learned gates name it in their calibrations.
+        weights["head"] = head_fingerprint(bundle)
+    request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env} | weights))
+    path = out / "manifest.json"
+    if path.exists():
+        try:
+            manifest = json.loads(path.read_text())
+            found, made_by = manifest["evaluation"], manifest["command"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is damaged ({error}); choose another --out, or remove that folder") from None
+        if found != request:
+            raise ConfigError(f"{out} holds another run ({made_by}); choose another --out")
+        return dict(manifest)
+    manifest = {
+        "command": command,
+        "specact": __version__,
+        "evaluation": request,
+        "timing": dataclasses.asdict(measure(what, bundle)),
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "onnxruntime": onnxruntime.__version__,
+        },
+        "order": _MEASURED if what.realtime else _ACCOUNTED,
+    }
+    write_json(path, manifest)
+    return manifest

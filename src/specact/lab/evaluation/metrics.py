@@ -1,0 +1,203 @@
+"""The metrics of a method, from its outcomes and its step table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
+from specact.lab.rollout.methods import METHODS
+from specact.lab.rollout.steps import REASONS, STAGES
+from specact.lab.statistics import contrast, holm, mean_interval, wilson
+
+Table = dict[str, NDArray[Any]]
+END_POINTS = ("success", "score")
+
+
+def method_metrics(
+    outcomes: Table, steps: Table, binary_score: bool, *, sends: bool = True, success_at: Sequence[float] = ()
+) -> dict[str, Any]:
+    """All metrics of one method.
+
+    Args:
+        outcomes: one row per episode: ``success``, ``score``, ``steps``, ``latency_s``.
+        steps: one row per inference, see :class:`~specact.lab.rollout.steps.Audit`.
+        binary_score: whether the score is the success itself; its interval is Wilson's then.
+        sends: whether verified steps are transmitted; False for a target on the device.
+        success_at: scores above which an episode counts as successful in a stricter or a looser sense.
+
+    Returns:
+        ``success`` ``{n, k, rate, low, high}``; ``success_at`` the same for each of those scores, by its text;
+        ``score`` ``{mean, low, high}``; ``inferences``;
+        ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
+        if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
+        ``missed`` share of inferences that
+        were transmitted in vain; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where
+        skipped or missed;
+        ``choice_efficiency`` see :func:`~specact.gates.efficiency.choice_efficiency`;
+        ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
+        ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
+        share of inferences whose request left before the draft was computed, precision (share of them that were
+        transmitted) and recall (share of the transmitted that had left ahead).
+    """
+    success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
+    at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
+    score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
+    sent, rejection = steps["transmitted"], steps["rejection"]
+    skipped, unverified = ~sent, ~sent | steps["missed"]
+    codebooks = sum(name.startswith("tv_") for name in steps)
+    each = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
+    inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
+    actions = int(outcomes["steps"].sum())
+    return {
+        "success": _share(outcomes["success"]),
+        **({"success_at": at} if at else {}),
+        "score": {"mean": score.mean, "low": score.low, "high": score.high},
+        "control_steps": actions,
+        "inferences": len(sent),
+        "transmission_rate": float(sent.mean()) if sends else 0.0,
+        "true_skip_ratio": float(1.0 - rejection[skipped].mean()) if skipped.any() else None,
+        "acceptance": {"codebooks": each, "all": float(1.0 - rejection.mean())},
+        "primary_rejection": float(steps["rejection_0"].mean()),
+        "missed": float(steps["missed"].mean()),
+        "gated_loss": float((rejection * unverified).mean()),
+        "choice_efficiency": choice_efficiency(rejection, sent),
+        "action_change_loss": float(steps["action_change"][skipped].mean()) if skipped.any() else None,
+        "draft_entropy": float(steps["draft_entropy"].mean()),
+        "target_entropy": float(steps["target_entropy"].mean()),
+        "sent_ahead": _forecast_quality(steps["sent_ahead"], sent),
+        "latency": {
+            "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
+            "inference_p50_ms": float(np.quantile(inference_ms, 0.50)),
+            "inference_p95_ms": float(np.quantile(inference_ms, 0.95)),
+            "inference_p99_ms": float(np.quantile(inference_ms, 0.99)),
+            **{f"{stage}_ms": 1e3 * float(steps[f"{stage}_s"].mean()) for stage in STAGES},
+            "actions_per_s": actions / float(outcomes["latency_s"].sum()),
+        },
+    }
+
+
+# Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
+SUCCESS_AT = {"pusht": (0.95,)}
+
+
+def _share(counted: NDArray[np.bool_]) -> dict[str, float]:
+    n, k = len(counted), int(counted.sum())
+    found = wilson(k, n)
+    return {"n": n, "k": k, "rate": found.mean, "low": found.low, "high": found.high}
+
+
+def _forecast_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
+    return {
+        "share": float(ahead.mean()),
+        "precision": float(sent[ahead].mean()) if ahead.any() else None,
+        "recall": float(ahead[sent].mean()) if sent.any() else None,
+    }
+
+
+def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:
+    """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
+
+    Each method is compared at the rate it achieved: random's loss falls in proportion to what it skips, the oracle's is
+    that of skipping the same share of the steps it met, those with the least R(z). Random is the one with the gate's
+    privileges, as far as it ran: ``random`` for the deviation, which may have a limit on skips, ``random_learned`` for
+    the others; each kind of chance is its own. None where one of the two did not run, a method skips nothing or
+    everything or has another draft, or the oracle gains next to nothing over chance: a ratio of such gains would be
+    noise.
+
+    Args:
+        methods: metrics by method.
+        oracle: the step table of the oracle on the rejection probability, if it ran.
+    """
+    for name, metrics in methods.items():
+        rate, random = metrics["transmission_rate"], _chance_for(name, methods)
+        metrics["gate_efficiency"] = None
+        if (
+            METHODS[name].proposes == "head"
+            or random is None
+            or oracle is None
+            or not 0.0 < rate < 1.0
+            or random["transmission_rate"] == 1.0
+        ):
+            continue
+        chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
+        # Forced steps are no choice of the oracle's either.
+        free = np.sort(oracle["rejection"][oracle["reason"] <= REASONS.index("tie")])
+        skipped = min(round(len(oracle["rejection"]) * (1.0 - rate)), len(free))
+        best = float(free[:skipped].sum() / len(oracle["rejection"]))
+        if chance - best >= LEAST_GAIN:
+            metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
+
+
+def _chance_for(name: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Metrics of the random gate with this method's privileges, as far as one ran."""
+    gate = METHODS[name].gate
+    if gate == "random":
+        return methods[name]
+    rivals = _CHANCE if gate == "deviation" else _FREE_CHANCE
+    return next((methods[rival] for rival in rivals if rival in methods), None)
+
+
+# What may stand beside a gate as chance: with the deviation's privileges, or with those of a gate without a limit on
+# skips. The first that ran counts.
+_CHANCE, _FREE_CHANCE = ("random",), ("random_learned", "random")
+
+# A method, and the first that ran of those that it may be compared with.
+CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("hybrid", ("target",)),
+    ("target", ("draft",)),
+    ("target_on_device", ("hybrid",)),
+    ("random", ("plain_random",)),
+    ("adahi", _CHANCE),
+    ("adahi", ("hybrid",)),
+    ("adahi", ("gated_target",)),
+    ("adahi", ("head_draft",)),
+    ("uncertainty", _FREE_CHANCE),
+    ("uncertainty", ("adahi",)),
+    ("head_draft", ("draft",)),
+    ("head_draft", ("hybrid",)),
+    ("head_random", _FREE_CHANCE),
+    ("learned", _FREE_CHANCE),
+    ("learned", ("head_draft",)),
+    ("learned", ("head_random",)),
+    ("learned", ("adahi",)),
+    ("learned", ("hybrid",)),
+    ("learned_action", _FREE_CHANCE),
+    ("learned_action", ("head_draft",)),
+    ("learned_action", ("hybrid",)),
+    ("oracle", _FREE_CHANCE),
+    ("oracle_action", _FREE_CHANCE),
+)
+
+
+def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
+    """Paired contrasts of the methods that ran, see :data:`CONTRASTS`.
+
+    Returns:
+        For each ``first``, ``second``, and for ``success`` and for ``score`` ``{difference, low, high, p, test,
+        p_holm}``; ``p_holm`` is corrected by Holm's method over all contrasts of this list, for each end point.
+    """
+    rows: list[dict[str, Any]] = []
+    for first, rivals in CONTRASTS:
+        second = next((name for name in rivals if name in outcomes), None)
+        if first not in outcomes or second is None:
+            continue
+        row: dict[str, Any] = {"first": first, "second": second}
+        for end_point in END_POINTS:
+            one, other = (outcomes[name][end_point].astype(np.float64) for name in (first, second))
+            found = contrast(one, other)
+            row[end_point] = {
+                "difference": found.difference.mean,
+                "low": found.difference.low,
+                "high": found.difference.high,
+                "p": found.p,
+                "test": found.test,
+            }
+        rows.append(row)
+    for end_point in END_POINTS:
+        for row, p in zip(rows, holm([row[end_point]["p"] for row in rows]), strict=True):
+            row[end_point]["p_holm"] = p
+    return rows

@@ -1,0 +1,281 @@
+"""An evaluation: methods side by side on the same episodes, in a run folder that resumes and explains itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from specact.families.codes.bundle import Bundle, load_bundle
+from specact.files import check_folder, write_json, write_whole
+from specact.gates.calibration import Calibration, find_calibration, read_calibration
+from specact.gates.calibration import file_name as calibration_file
+from specact.gates.settings import CALIBRATED, GateSettings
+from specact.lab.envs import load_task
+from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+from specact.lab.evaluation.chance import asked_gate, at_rate
+from specact.lab.evaluation.cost import method_cost, read_timing
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.fit import check_fit
+from specact.lab.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
+from specact.lab.evaluation.manifest import claim
+from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
+from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.realtime import RealTime
+from specact.lab.rollout.rollout import Shard
+from specact.locks import locked
+
+Progress = Callable[[str, int, int], None]
+
+
+def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> dict[str, Any]:
+    """Runs an evaluation and writes ``manifest.json``, ``summary.json``, ``episodes/``, ``steps/`` (Parquet).
+
+    Run again after a stop, it goes on with the shards that are missing.
+
+    Args:
+        what: the evaluation.
+        out: run folder.
+        progress: told (what is going on, done, in all).
+        pool: where.
+        command: recorded in the manifest.
+
+    Returns:
+        The summary.
+
+    Raises:
+        ConfigError: if ``out`` holds another run, another process is at work there, its folder cannot be written, a
+            method is unknown, or a gate cannot hold the rate.
+        BundleError: if the bundle, or a calibration in it, does not fit.
+    """
+    with locked(out):
+        return _evaluate(what, out, progress, pool, command)
+
+
+def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
+    bundle = load_bundle(what.bundle)
+    env = what.env or bundle.env
+    task = load_task(env)
+    asked = {name: asked_gate(name, what, bundle) for name in what.methods}
+    for settings in asked.values():
+        settings.check_rate(what.rate)
+    check_fit(bundle, task)
+    if what.mse:
+        demonstration_files(bundle, None if what.data is None else Path(what.data))
+    check_folder(out)
+    manifest = claim(out, what, bundle, env, command)
+    started = time.perf_counter()
+    outcomes: dict[str, Table] = {}
+    steps: dict[str, Table] = {}
+    calibrations: dict[str, Calibration] = {}
+    gates: dict[str, GateSettings] = {}
+    with ExitStack() as stack:
+        runner: Pool | RealTime = pool
+        if what.realtime:
+            runner = stack.enter_context(RealTime(str(bundle.path), what.link, what.deadline_ms, what.wire, what.seed))
+        # Chance comes last: it runs at the rate that its rival achieved.
+        for name in sorted(what.methods, key=lambda method: load_method(method).rate_of is not None):
+            method, settings = load_method(name), asked[name]
+            if method.gate in CALIBRATED:
+                if method.gate not in calibrations:
+                    calibrations[method.gate] = _calibration(bundle, env, method.gate, what, out, pool, progress)
+                settings = calibrations[method.gate].settings
+            elif method.rate_of is not None:
+                settings = at_rate(settings, what.rate, steps.get(method.rate_of))
+            gates[name] = settings
+            outcomes[name], steps[name] = _run_method(
+                name, settings, what, env, manifest, bundle, out, runner, progress
+            )
+        along = _imitation(what, bundle, gates, out, pool, progress) if what.mse else {}
+    timing, success_at = read_timing(manifest), SUCCESS_AT.get(env, ())
+    methods = {
+        name: {
+            **method_metrics(
+                outcomes[name],
+                steps[name],
+                binary_score=_is_binary(outcomes[name]),
+                sends=not load_method(name).on_device,
+                success_at=success_at,
+            ),
+            "cost": method_cost(name, bundle, timing),
+        }
+        for name in what.methods
+    }
+    add_gate_efficiency(methods, steps.get("oracle"))
+    for name, error in along.items():
+        methods[name]["mse"] = error
+    summary = {
+        "env": env,
+        "episodes": what.episodes,
+        "seed": what.seed,
+        "bundle": bundle.name,
+        "rate": what.rate,
+        "link": what.link,
+        "realtime": what.realtime,
+        "score": task.score,
+        "methods": methods,
+        "gates": {name: dataclasses.asdict(gates[name]) for name in what.methods},
+        "contrasts": contrasts(outcomes),
+        "calibration": {name: _brief(calibration) for name, calibration in calibrations.items()},
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def finished(what: Evaluation, out: Path) -> bool:
+    """Whether ``out`` holds this evaluation to its end.
+
+    Raises:
+        ConfigError: if it holds another one.
+    """
+    if not (out / "summary.json").exists():
+        return False
+    bundle = load_bundle(what.bundle)
+    claim(out, what, bundle, what.env or bundle.env, "")
+    return True
+
+
+def read_gates(folder: Path) -> dict[str, GateSettings]:
+    """The gates that the methods of a finished run folder ran with, thresholds included."""
+    stored: dict[str, dict[str, Any]] = json.loads((folder / "summary.json").read_text())["gates"]
+    return {
+        name: GateSettings(**gate | {"options": tuple((key, value) for key, value in gate["options"])})
+        for name, gate in stored.items()
+    }
+
+
+def read_table(folder: Path) -> Table:
+    """The Parquet files of a folder, in order, as one array per column."""
+    table = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def _run_method(
+    name: str,
+    settings: GateSettings,
+    what: Evaluation,
+    env: str,
+    manifest: dict[str, Any],
+    bundle: Bundle,
+    out: Path,
+    runner: Pool | RealTime,
+    progress: Progress,
+) -> tuple[Table, Table]:
+    folders = [out / kind / name for kind in ("episodes", "steps")]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    timing = read_timing(manifest)
+    shards = []
+    for first in range(0, what.episodes, what.shard):
+        numbers = tuple(range(first, min(first + what.shard, what.episodes)))
+        shards.append(
+            Shard(
+                str(bundle.path),
+                bundle.fingerprint,
+                env,
+                name,
+                settings,
+                numbers,
+                what.seed,
+                what.link,
+                timing.draft_s(name),
+                timing.target_s(name),
+                what.offset,
+                what.overlap,
+                timing.gate_s(name),
+            )
+        )
+    missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
+    done = what.episodes - sum(len(shard.episodes) for shard in missing)
+    progress(name, done, what.episodes)
+    for shard, (episodes, table) in runner.run(missing):
+        columns = {field.name: [getattr(o, field.name) for o in episodes] for field in dataclasses.fields(episodes[0])}
+        # The outcomes are written last: they are what marks a shard as finished.
+        _write_table(folders[1] / _file(shard), table)
+        _write_table(folders[0] / _file(shard), {key: np.array(values) for key, values in columns.items()})
+        done += len(shard.episodes)
+        progress(name, done, what.episodes)
+    return read_table(folders[0]), read_table(folders[1])
+
+
+def _calibration(
+    bundle: Bundle, env: str, gate: str, what: Evaluation, out: Path, pool: Pool, progress: Progress
+) -> Calibration:
+    """The run folder's calibration; else the bundle's or a new one, kept there for when the run is resumed."""
+    path = out / "calibration" / calibration_file(gate, what.rate)
+    if path.exists():
+        return read_calibration(path, bundle)
+    wanted = what.gates.settings(gate, bundle)
+    stored = find_calibration(bundle, gate, what.rate)
+    if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
+        stored.save(path.parent)
+        return stored
+    run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed)
+    total = run.episodes * (run.rounds + 2)
+    made = calibrate(bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
+    made.save(path.parent)
+    return made
+
+
+def _imitation(
+    what: Evaluation, bundle: Bundle, gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
+) -> dict[str, dict[str, float]]:
+    """Every method's error along held-out demonstrations; what a stopped run has measured is kept."""
+    path = out / "imitation.json"
+    found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    missing = [name for name in what.methods if name not in found]
+    if missing:
+        shown = held_out_demonstrations(bundle, None if what.data is None else Path(what.data))
+        if what.demonstrations is not None:
+            shown = shown.select(np.arange(min(what.demonstrations, len(shown))))
+        work = [Imitation(str(bundle.path), shown, name, gates[name], what.seed) for name in missing]
+        progress("along demonstrations", len(found), len(what.methods))
+        for item, error in pool.each(imitation_error, work):
+            found[item.method] = error
+            write_json(path, found)
+            progress("along demonstrations", len(found), len(what.methods))
+    return found
+
+
+def _write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    write_whole(path, sink.getvalue().to_pybytes())
+
+
+def _file(shard: Shard) -> str:
+    return f"{shard.episodes[0]:06d}.parquet"
+
+
+def _is_binary(outcomes: Table) -> bool:
+    return bool(np.array_equal(outcomes["score"], outcomes["success"].astype(np.float64)))
+
+
+def _brief(calibration: Calibration) -> dict[str, Any]:
+    told = ("auroc", "spearman", "linear", "logarithmic")
+    model = calibration.model
+    # Bundles hold calibrations that were made before the primary code had a model of its own.
+    primary = model.get("primary")
+    return {
+        "threshold": calibration.settings.threshold,
+        "held_out_rate": calibration.held_out["rate"],
+        "held_out_episodes": calibration.held_out["episodes"],
+        **{key: model[key] for key in told},
+        "primary": None if primary is None else {key: primary[key] for key in told},
+    }
+
+
+def parse_methods(text: str) -> tuple[str, ...]:
+    """Method names from a comma-separated list."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,0 +1,298 @@
+"""What the study set out to reach, and whether it did: each claim once for each pair, with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+
+from specact.errors import DataError
+from specact.lab.report.drawing import Rows
+from specact.lab.report.html import Html, join, table
+from specact.lab.report.margins import efficiency, skip_margin
+from specact.lab.report.runs import Run
+from specact.lab.report.studies import Study
+from specact.lab.statistics import Interval, success_margin
+
+GATES = ("adahi", "uncertainty", "learned", "learned_action")
+RATE, LOW_RATE = 0.6, 0.4
+EFFICIENCY, OF_HYBRID, OF_HYBRID_DISTILLED = 0.80, 0.99, 0.97
+EQUAL_RATE = 0.03
+# Of the paper's ADAHI over its random gate, in true skip ratio.
+PAPERS_MARGIN = {"kitchen": 0.07, "ball": 0.21, "swarm": 0.11}
+
+Result = Literal["met", "not met", "cannot be told"]
+# Whether a method succeeded, by episode.
+Wins = dict[int, bool]
+RESULTS: tuple[Result, ...] = ("met", "not met", "cannot be told")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A number that a claim wants above a bound.
+
+    Attributes:
+        what: the number, in words.
+        found: with its 95 % interval; NaN where it is undefined.
+        above: the bound.
+    """
+
+    what: str
+    found: Interval
+    above: float = 0.0
+
+    @property
+    def result(self) -> Result:
+        """Decided by the whole interval, not by the estimate."""
+        if self.found.low > self.above:
+            return "met"
+        return "not met" if self.found.high < self.above else "cannot be told"
+
+    def __str__(self) -> str:
+        if math.isnan(self.found.mean):
+            return f"{self.what} undefined"
+        interval = "" if math.isnan(self.found.low) else f" [{self.found.low:+.3f}, {self.found.high:+.3f}]"
+        return f"{self.what} {self.found.mean:+.3f}{interval}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One claim about one bundle, held to one run.
+
+    Attributes:
+        what: the claim, in words.
+        bundle, rate, episodes: of the run.
+        parts: what the claim says, all of which have to hold; none where the run's tables cannot be read.
+        beside: what else to know.
+    """
+
+    what: str
+    bundle: str
+    rate: float
+    episodes: int
+    parts: tuple[Part, ...]
+    beside: str
+
+    @property
+    def result(self) -> Result:
+        """Met if every part is, not met if one is not; else it cannot be told."""
+        found = {part.result for part in self.parts}
+        return "met" if found == {"met"} else "not met" if "not met" in found else "cannot be told"
+
+    @property
+    def reached(self) -> str:
+        """The numbers, in words."""
+        return "; ".join(map(str, self.parts))
+
+
+def goals_of(studies: Sequence[Study]) -> list[Goal]:
+    """Every claim that these runs can be held to, kind by kind, once for each bundle.
+
+    Where a claim speaks of the best of several gates, the gate is chosen by its success in the first half of the
+    episodes and judged in the second.
+    """
+    found = [goal for study in studies for goal in _of(study)]
+    kinds = [claim.what for claim in _CLAIMS]
+    return sorted(found, key=lambda goal: kinds.index(goal.what))
+
+
+def count(goals: Sequence[Goal]) -> str:
+    """How many have which result."""
+    found = Counter(goal.result for goal in goals)
+    return ", ".join(f"{found[result]} {result}" for result in RESULTS)
+
+
+def goals_tables(goals: Sequence[Goal]) -> Html:
+    """A table per kind of goal."""
+    return join(_one_kind(what, list(same)) for what, same in groupby(goals, key=lambda goal: goal.what))
+
+
+def _one_kind(what: str, goals: Sequence[Goal]) -> Html:
+    rows = [
+        [
+            goal.bundle,
+            f"{goal.rate:g}",
+            goal.episodes,
+            goal.reached,
+            Html(f"<b>{goal.result}</b>") if goal.result == "not met" else goal.result,
+            goal.beside,
+        ]
+        for goal in goals
+    ]
+    caption = f"{what[0].upper()}{what[1:]}: {count(goals)}"
+    return table(caption, ["bundle", "rate", "episodes", "reached, 95 % interval", "result", "beside it"], rows)
+
+
+def goals_rows(goals: Sequence[Goal]) -> Rows:
+    """The same for CSV, a row per part."""
+    return [
+        {
+            "what": goal.what, "bundle": goal.bundle, "rate": goal.rate, "episodes": goal.episodes, "part": part.what,
+            **vars(part.found), "above": part.above, "part_result": part.result, "result": goal.result,
+            "beside": goal.beside,
+        }
+        for goal in goals
+        for part in goal.parts
+    ]  # fmt: skip
+
+
+def _of(study: Study) -> Iterator[Goal]:
+    kind = next((ending for ending in ("-distilled", "-undertrained") if study.title.endswith(ending)), "")
+    for claim in _CLAIMS:
+        run = _at(study, claim.rate, claim.needs) if kind in claim.kinds else None
+        if run is None:
+            continue
+        try:
+            judged = claim.judge(study, run)
+        except DataError as error:
+            judged = (), str(error)
+        if judged is not None:
+            yield Goal(claim.what, study.title, claim.rate, int(run.summary["episodes"]), *judged)
+
+
+def _at(study: Study, rate: float, needs: frozenset[str]) -> Run | None:
+    """The longest run in virtual time at this rate that has these methods, with the bundle's own limits on skips."""
+    runs = (run for run in study.sweep if not run.summary["realtime"] and run.summary["rate"] == rate)
+    return max(
+        (run for run in runs if needs <= run.methods.keys()), key=lambda run: int(run.summary["episodes"]), default=None
+    )
+
+
+# The parts of a claim and what to know beside them.
+Judged = tuple[tuple[Part, ...], str]
+
+
+def _skips(study: Study, run: Run) -> Judged:
+    papers = f"the paper: {PAPERS_MARGIN[study.title]:+.2f}" if study.title in PAPERS_MARGIN else ""
+    return (Part("difference", skip_margin(run, "adahi", "random")),), papers
+
+
+def _efficient(study: Study, run: Run) -> Judged:
+    chosen = run.methods["learned"]["choice_efficiency"]
+    beside = "" if chosen is None else f"among the steps it met {chosen:.2f}"
+    return (Part("efficiency", efficiency(run, "learned"), EFFICIENCY),), beside
+
+
+def _not_capacity(study: Study, run: Run) -> Judged | None:
+    """The head as the draft has no rate, so that it may have run at another one, on the same episodes."""
+    other = run if "head_draft" in run.methods else study.table
+    if "head_draft" not in other.methods or other not in study.sweep:
+        return None
+    learned, head = _wins(run, "learned"), _wins(other, "head_draft")
+    episodes = sorted(learned.keys() & head.keys())
+    margin = _margin("difference", learned, head, episodes)
+    shares = [np.mean([won[episode] for episode in episodes]) for won in (learned, head)]
+    return (margin,), f"{shares[0]:.3f}, and the head {shares[1]:.3f} without sending anything"
+
+
+def _near_hybrid(study: Study, run: Run) -> Judged:
+    gate, wins, judged, beside = _choose(run)
+    what = f"success - {OF_HYBRID:g} of hybrid's"
+    return (_margin(what, wins[gate], _wins(run, "hybrid"), judged, OF_HYBRID),), beside
+
+
+def _with_distilled(study: Study, run: Run) -> Judged:
+    gate, wins, judged, beside = _choose(run)
+    # Chance with the gate's privileges: only the deviation has a limit on skips.
+    rival = "random_learned" if gate != "adahi" and "random_learned" in run.methods else "random"
+    sent, chance = (run.methods[method]["transmission_rate"] for method in (gate, rival))
+    parts: tuple[Part, ...] = (
+        _margin(
+            f"success - {OF_HYBRID_DISTILLED:g} of hybrid's",
+            wins[gate],
+            _wins(run, "hybrid"),
+            judged,
+            OF_HYBRID_DISTILLED,
+        ),
+        _margin(f"success - {rival}'s", wins[gate], _wins(run, rival), judged),
+    )
+    if sent - chance > EQUAL_RATE:
+        # A gate that sends more is not better at the same rate, whatever its success.
+        parts = (*parts, Part(f"{EQUAL_RATE:g} - (sent - sent by {rival})", _exactly(EQUAL_RATE - (sent - chance))))
+    return parts, f"{beside}; it sends {sent:.2f}, {rival} {chance:.2f}"
+
+
+def _choose(run: Run) -> tuple[str, dict[str, Wins], list[int], str]:
+    """The gate with most successes in the first half of the episodes, all outcomes, and the second half."""
+    wins = {gate: _wins(run, gate) for gate in GATES if gate in run.methods}
+    episodes = sorted(set.intersection(*(set(won) for won in wins.values())))
+    first, second = episodes[: len(episodes) // 2], episodes[len(episodes) // 2 :]
+    gate = max(wins, key=lambda gate: sum(wins[gate][episode] for episode in first))
+    return (
+        gate,
+        wins,
+        second,
+        f"{gate}, chosen among {len(wins)} on {len(first)} episodes, judged on {len(second)} others",
+    )
+
+
+def _wins(run: Run, method: str) -> Wins:
+    table = run.outcomes(method)
+    return {int(episode): bool(won) for episode, won in zip(table["episode"], table["success"], strict=True)}
+
+
+def _margin(what: str, first: Wins, second: Wins, episodes: Sequence[int], share: float = 1.0) -> Part:
+    one, other = (np.array([won[episode] for episode in episodes], dtype=bool) for won in (first, second))
+    return Part(what, success_margin(one, other, share))
+
+
+def _exactly(value: float) -> Interval:
+    return Interval(value, value, value)
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A claim, and how to hold a bundle to it.
+
+    Attributes:
+        what: in words.
+        kinds: endings of the names of the bundles that are held to it.
+        rate, needs: of the run.
+        judge: its parts, and what to know beside them; None where a method is missing; raises DataError where a table
+            cannot be read.
+    """
+
+    what: str
+    kinds: tuple[str, ...]
+    rate: float
+    needs: frozenset[str]
+    judge: Callable[[Study, Run], Judged | None]
+
+
+_TAUGHT, _EVERY = ("", "-distilled"), ("", "-distilled", "-undertrained")
+_CLAIMS = (
+    _Claim("true skip ratio of ADAHI above random's", _EVERY, RATE, frozenset({"adahi", "random"}), _skips),
+    _Claim(
+        f"efficiency of the learned gate at least {EFFICIENCY:g}",
+        _TAUGHT,
+        LOW_RATE,
+        frozenset({"learned", "oracle", "random"}),
+        _efficient,
+    ),
+    _Claim(
+        "success of the learned gate above that of its head as the draft",
+        _TAUGHT,
+        LOW_RATE,
+        frozenset({"learned"}),
+        _not_capacity,
+    ),
+    _Claim(
+        f"success of the chosen gate at least {OF_HYBRID:.0%} of hybrid's",
+        ("",),
+        RATE,
+        frozenset({"hybrid", "adahi", "learned"}),
+        _near_hybrid,
+    ),
+    _Claim(
+        f"success of the chosen gate at least {OF_HYBRID_DISTILLED:.0%} of hybrid's, and above random's",
+        ("-distilled",),
+        LOW_RATE,
+        frozenset({"hybrid", "random", "learned"}),
+        _with_distilled,
+    ),
+)

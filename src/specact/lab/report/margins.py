@@ -1,0 +1,81 @@
+"""Intervals of what a run's step tables show: the bootstrap draws whole episodes, whose steps belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.lab.evaluation.metrics import Table, add_gate_efficiency
+from specact.lab.report.runs import Run
+from specact.lab.statistics import Interval
+
+SAMPLES = 400
+# Of the samples, that may be without a value before there is no interval: what one of its ends cuts off.
+_UNDEFINED = 0.025
+
+
+def skip_margin(run: Run, first: str, second: str) -> Interval:
+    """True skip ratio of one method minus another's, with a 95 % interval; NaN where one of them skipped nothing.
+
+    Raises:
+        DataError: if a step table cannot be read.
+    """
+
+    def margin(tables: Mapping[str, Table]) -> float:
+        ratios = [1.0 - _mean(tables[name]["rejection"][~tables[name]["transmitted"]]) for name in (first, second)]
+        return ratios[0] - ratios[1]
+
+    return _bootstrap({name: run.steps(name) for name in (first, second)}, margin)
+
+
+def efficiency(run: Run, method: str) -> Interval:
+    """Gate efficiency with a 95 % interval; NaN where it is undefined, or in more of the samples than one end cuts off.
+
+    Raises:
+        DataError: if a step table cannot be read.
+    """
+    needed = [name for name in (method, "random", f"random_{method}", "oracle") if name in run.methods]
+
+    def found(tables: Mapping[str, Table]) -> float:
+        methods: dict[str, dict[str, Any]] = {
+            name: {
+                "transmission_rate": float(table["transmitted"].mean()),
+                "gated_loss": float((table["rejection"] * (~table["transmitted"] | table["missed"])).mean()),
+            }
+            for name, table in tables.items()
+        }
+        add_gate_efficiency(methods, tables["oracle"])
+        value = methods[method]["gate_efficiency"]
+        return float("nan") if value is None else float(value)
+
+    return _bootstrap({name: run.steps(name) for name in needed}, found)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _bootstrap(tables: Mapping[str, Table], statistic: Callable[[Mapping[str, Table]], float]) -> Interval:
+    """The statistic of the tables, and its quantiles over samples of their common episodes."""
+    names = ("episode", "transmitted", "missed", "rejection", "reason")
+    kept = {method: {name: table[name] for name in names} for method, table in tables.items()}
+    rows = {
+        method: {episode: np.flatnonzero(table["episode"] == episode) for episode in np.unique(table["episode"])}
+        for method, table in kept.items()
+    }
+    episodes = sorted(set.intersection(*(set(found) for found in rows.values())))
+    rng = np.random.default_rng(0)
+    values = []
+    for drawn in rng.choice(episodes, size=(SAMPLES, len(episodes))):
+        sample = {}
+        for method, table in kept.items():
+            chosen = np.concatenate([rows[method][episode] for episode in drawn])
+            sample[method] = {name: column[chosen] for name, column in table.items()}
+        values.append(statistic(sample))
+    if np.isnan(values).mean() > _UNDEFINED:
+        return Interval(statistic(kept), float("nan"), float("nan"))
+    low, high = np.nanquantile(values, [0.025, 0.975])
+    return Interval(statistic(kept), float(low), float(high))

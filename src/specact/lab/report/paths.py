@@ -1,0 +1,135 @@
+"""A picture of what the methods do: the same episodes under several of them, transmitted steps marked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, Rectangle
+from numpy.typing import NDArray
+
+from specact.errors import unknown_name
+from specact.lab.envs import load_task
+from specact.policy import SpeculativePolicy
+from specact.rng import Role, stream
+
+# What is drawn of each environment: the moving point, and the fixed things around it.
+POINTS: dict[str, Callable[[Any], NDArray[np.float64]]] = {
+    "ball": lambda env: env.unwrapped.position,
+    "pusht": lambda env: env.unwrapped.raw[:2],
+}
+
+# How many episodes a picture shows in which the draft alone fails, and in which it succeeds.
+FAILED, SUCCEEDED = 3, 2
+SENT, SKIPPED = "#d1495b", "#30638e"
+
+
+@dataclass(frozen=True)
+class TracedEpisode:
+    """An episode as a path.
+
+    Attributes:
+        points: where the moving point was, ``[steps + 1, 2]``.
+        transmitted: whether the inference behind each step went to the target, bool ``[steps]``.
+        success: whether the episode succeeded.
+        scene: the environment after the episode, for what does not move.
+    """
+
+    points: NDArray[np.float64]
+    transmitted: NDArray[np.bool_]
+    success: bool
+    scene: Any
+
+
+def trace(policy: SpeculativePolicy, env_name: str, episode: int, seed: int) -> TracedEpisode:
+    """Runs one episode as a robot would: observe, act, step.
+
+    Raises:
+        ConfigError: if nothing is known to draw of this environment.
+    """
+    if env_name not in POINTS:
+        raise unknown_name("environment with a picture", env_name, POINTS)
+    task = load_task(env_name)
+    env = task.make()
+    start = int(stream(seed, Role.ENVIRONMENT, episode=episode).integers(2**31))
+    observation, info = env.reset(seed=start)
+    policy.reset(episode)
+    points, transmitted = [POINTS[env_name](env).copy()], []
+    for _ in range(task.max_steps):
+        observation, _, terminated, truncated, info = env.step(policy.act(observation))
+        points.append(POINTS[env_name](env).copy())
+        transmitted.append(policy.record is not None and policy.record.decision.transmit)
+        if terminated or truncated:
+            break
+    return TracedEpisode(np.array(points), np.array(transmitted), bool(info["success"]), env)
+
+
+def choose(succeeds: Callable[[int], bool], episodes: int) -> list[int]:
+    """The first episodes in which the draft fails, and the first in which it succeeds, see :data:`FAILED`.
+
+    Where there are too few of one kind, more of the other kind take their places.
+
+    Args:
+        succeeds: whether the draft alone does in an episode; asked no longer than needed.
+        episodes: how many there are.
+    """
+    failed, succeeded = list[int](), list[int]()
+    for episode in range(episodes):
+        (succeeded if succeeds(episode) else failed).append(episode)
+        if len(failed) >= FAILED and len(succeeded) >= SUCCEEDED:
+            break
+    few = max(FAILED, FAILED + SUCCEEDED - len(succeeded))
+    failed = failed[:few]
+    return [*failed, *succeeded[: FAILED + SUCCEEDED - len(failed)]]
+
+
+def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, title: str, path: Path) -> None:
+    """Writes a picture with one row per method and one column per episode (the same start in every row)."""
+    mpl.use("Agg")
+    count = max(len(episodes) for episodes in rows.values())
+    figure = Figure(figsize=(2.6 * count, 2.8 * len(rows)), layout="constrained")
+    axes = np.atleast_2d(figure.subplots(len(rows), count, squeeze=False))
+    for line, (method, episodes) in zip(axes, rows.items(), strict=True):
+        for axis, episode in zip(line, episodes, strict=True):
+            _draw(axis, episode, env_name)
+            ending = "success" if episode.success else "failure"
+            axis.set_title(f"{method}: {ending}, {episode.transmitted.mean():.0%} sent", fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    figure.legend(
+        handles=[
+            Line2D([], [], color=SENT, label="sent to the target"),
+            Line2D([], [], color=SKIPPED, label="the draft's own"),
+            Line2D([], [], color="black", marker="o", linestyle="", label="start"),
+        ],
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=110)
+
+
+def _draw(axis: Axes, episode: TracedEpisode, env_name: str) -> None:
+    segments = np.stack([episode.points[:-1], episode.points[1:]], axis=1)
+    colours = np.where(episode.transmitted, SENT, SKIPPED)
+    if env_name == "ball":
+        from specact.lab.envs import ball
+
+        half = ball.HALF_SIZE
+        axis.add_patch(Rectangle((-half, -half), 2 * half, 2 * half, facecolor="#eef1f4", edgecolor="#9aa5b1"))
+        axis.add_patch(Circle((0, 0), ball.PILLAR_RADIUS, color="#5c6773"))
+        axis.add_patch(Circle(tuple(episode.scene.unwrapped.goal), ball.GOAL_RADIUS, color="#2a9d5c"))
+        axis.set(xlim=(-1.08 * half, 1.08 * half), ylim=(-1.08 * half, 1.08 * half))
+    else:
+        axis.set(xlim=(0, 512), ylim=(512, 0), facecolor="#eef1f4")
+    axis.add_collection(LineCollection(list(segments), colors=list(colours), linewidths=1.6))
+    axis.plot(*episode.points[0], "o", color="black", markersize=4)
+    axis.set(aspect="equal", xticks=[], yticks=[])
+    axis.spines[:].set_visible(False)

@@ -1,0 +1,133 @@
+"""The paper's figure 2: how likely the target is to reject, over the action deviation of the draft's step.
+
+The paper shows the rejection of the primary code, r; a step is transmitted for any of its codes, R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specact.gates.calibration import file_name
+from specact.lab.evaluation.metrics import Table
+from specact.lab.evaluation.rejection import Fit, RejectionModel, fit_rejection
+from specact.lab.report.drawing import Drawing, blank, legend_below
+from specact.lab.report.runs import Run
+from specact.lab.report.studies import Study
+from specact.lab.report.style import MUTED, look_of
+from specact.lab.rollout.methods import METHODS
+from specact.lab.rollout.steps import REASONS
+
+_FREE = (REASONS.index("score"), REASONS.index("tie"))
+_LEAST = 40  # steps; fewer do not fill 20 bins
+_WIDE = 20.0  # the largest score over the median, from which a linear axis would show one bin only
+
+
+@dataclass(frozen=True)
+class Rejections:
+    """Rejection over deviation in one run.
+
+    Attributes:
+        run: whose freely decided steps these are.
+        every: of any code, R.
+        primary: of the primary code, r.
+    """
+
+    run: Run
+    every: RejectionModel
+    primary: RejectionModel
+
+
+def rejections_of(study: Study) -> Rejections | None:
+    """From the longest run of ADAHI; None where there is none, or hardly a step to fit.
+
+    Raises:
+        DataError: if its step table cannot be read.
+    """
+    run = study.rejections
+    steps = _free(run.steps("adahi")) if run is not None else {}
+    if run is None or len(steps["score"]) < _LEAST:
+        return None
+    every, primary = (fit_rejection(steps["score"], steps[name]) for name in ("rejection", "rejection_0"))
+    return Rejections(run, every, primary)
+
+
+def draw_rejection(study: Study) -> Drawing | None:
+    """Both rejections over the deviation; None where there are none.
+
+    Raises:
+        DataError: if a step table cannot be read.
+    """
+    found = rejections_of(study)
+    if found is None:
+        return None
+    run, every, primary = found.run, found.every, found.primary
+    figure, axes = blank()
+    x = np.array(every.scores)
+    wide = x.min() > 0.0 and x.max() > _WIDE * float(np.median(x))
+    dense = (np.geomspace if wide else np.linspace)(x.min(), x.max(), 200)
+    # Where there are negative scores, the fit has shifted them to start at 0.
+    log_x = dense - min(0.0, x.min())
+    for model, colour, face, label in (
+        (every, look_of("adahi").light, None, "any code, R"),
+        (primary, MUTED.light, "none", "primary code, r"),
+    ):
+        errors = 1.96 * np.array(model.errors)
+        axes.errorbar(x, model.rejections, errors, fmt="o", color=colour, mfc=face, markersize=4, label=label)
+        linear, log = model.linear, model.logarithmic
+        line = linear.slope * dense + linear.intercept
+        curve = log.slope * np.log(log_x + log.shift) + log.intercept
+        axes.plot(dense, line, "--", color=colour, linewidth=1, label=f"linear fit to {label[-1]}")
+        axes.plot(dense, curve, color=colour, linewidth=1, label=f"logarithmic fit to {label[-1]}")
+    axes.set(xlabel=f"action deviation ({_reading(run)})", ylabel="rejection", ylim=(0, 1.02))
+    axes.set_xscale("log" if wide else "linear")
+    legend_below(figure, columns=2)
+    return Drawing(
+        "rejection", "Rejection over deviation", _caption(run, every, primary), figure, _rows(every, primary)
+    )
+
+
+def _free(steps: Table) -> Table:
+    """Steps whose score decided; a forced step's score was not asked."""
+    free = np.isin(steps["reason"], _FREE)
+    return {name: steps[name][free] for name in ("score", "rejection", "rejection_0")}
+
+
+def _reading(run: Run) -> str:
+    """The reading of the deviation that the run's calibration names."""
+    found = run.calibrations.get(Path(file_name(METHODS["adahi"].gate, run.summary["rate"])).stem)
+    return str(dict(found["settings"]["options"])["reading"]) if found else "reading unknown"
+
+
+def _caption(run: Run, every: RejectionModel, primary: RejectionModel) -> str:
+    return (
+        f"{every.steps:,} freely decided steps of {run.folder}, in {len(every.scores)} bins of equal count, with "
+        f"95 % intervals. Of any code (R): {_model(every)}. Of the primary code, as in the paper (r): "
+        f"{_model(primary)}. A negative slope would mean a gate that asks where the target agrees."
+    )
+
+
+def _model(model: RejectionModel) -> str:
+    return (
+        f"linear fit {_fit(model.linear)}, logarithmic {_fit(model.logarithmic)}; over single steps Spearman "
+        f"{model.spearman:+.2f}, AUROC {model.auroc:.2f}"
+    )
+
+
+def _fit(fit: Fit) -> str:
+    sign = "positive" if fit.slope > 0 else "negative" if fit.slope < 0 else "no"
+    return f"R² {fit.r2:.2f}, {sign} slope ({fit.slope:+.3g})"
+
+
+def _rows(every: RejectionModel, primary: RejectionModel) -> list[dict[str, float | str]]:
+    bins = zip(every.scores, every.rejections, every.errors, primary.rejections, primary.errors, strict=True)
+    names = ("deviation", "rejection", "standard_error", "primary_rejection", "primary_standard_error")
+    rows: list[dict[str, float | str]] = [{"row": "bin", **dict(zip(names, values, strict=True))} for values in bins]
+    for code, model in (("any", every), ("primary", primary)):
+        for name, fit in (("linear", model.linear), ("logarithmic", model.logarithmic)):
+            line = {"slope": fit.slope, "intercept": fit.intercept, "shift": fit.shift, "r2": fit.r2}
+            rows.append({"row": name, "code": code, **line})
+        rows.append({"row": "steps", "code": code, "n": model.steps, "spearman": model.spearman, "auroc": model.auroc})
+    return rows

@@ -1,0 +1,184 @@
+"""Run folders of ``specact eval``, as a report finds them; what cannot be used is named, with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specact.errors import ConfigError, DataError
+from specact.lab.evaluation.metrics import Table
+from specact.lab.evaluation.run import read_table
+from specact.lab.rollout.methods import METHODS
+
+_OF_MANIFEST = ("command", "specact", "evaluation", "timing", "machine", "order")
+_OF_EVALUATION = (
+    "bundle", "env", "fingerprint", "episodes", "seed", "rate", "link", "offset", "overlap", "wire", "methods",
+)  # fmt: skip
+_OF_SUMMARY = ("bundle", "episodes", "rate", "link", "realtime", "score", "methods", "contrasts", "calibration")
+_OF_CALIBRATION = {"settings", "held_out"}
+_OF_METHOD = (
+    "success", "score", "inferences", "transmission_rate", "true_skip_ratio", "acceptance", "gated_loss",
+    "gate_efficiency", "choice_efficiency", "action_change_loss", "latency",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder.
+
+    Attributes:
+        folder: where it lies, in the words of the user.
+        manifest, summary: what :func:`~specact.lab.evaluation.run.evaluate` wrote there.
+    """
+
+    folder: Path
+    manifest: dict[str, Any]
+    summary: dict[str, Any]
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """What was asked for, see :class:`~specact.lab.evaluation.evaluation.Evaluation`."""
+        return dict(self.manifest["evaluation"])
+
+    @property
+    def methods(self) -> dict[str, dict[str, Any]]:
+        """The metrics of each method, in the order in which methods are told everywhere; unknown ones come last."""
+        known = list(METHODS)
+        place = {name: known.index(name) if name in known else len(known) for name in self.summary["methods"]}
+        return {name: self.summary["methods"][name] for name in sorted(place, key=lambda name: place[name])}
+
+    @property
+    def binary(self) -> bool:
+        """Whether the score is the success itself."""
+        return all(m["score"]["mean"] == m["success"]["rate"] for m in self.summary["methods"].values())
+
+    @property
+    def calibrations(self) -> dict[str, Any]:
+        """The calibrations of its gates by file name, without the fits; what cannot be read is left out."""
+        found = {path.stem: _read_json(path) for path in sorted((self.folder / "calibration").glob("*.json"))}
+        whole = {
+            name: made for name, made in found.items() if isinstance(made, dict) and made.keys() >= _OF_CALIBRATION
+        }
+        return {name: {**made, "model": "left out"} for name, made in whole.items()}
+
+    def outcomes(self, method: str) -> Table:
+        """One row per episode.
+
+        Raises:
+            DataError: if the table is missing or damaged.
+        """
+        return self._table("episodes", method)
+
+    def steps(self, method: str) -> Table:
+        """One row per inference, see :class:`~specact.lab.rollout.steps.Audit`.
+
+        Raises:
+            DataError: if the table is missing or damaged.
+        """
+        return self._table("steps", method)
+
+    def _table(self, kind: str, method: str) -> Table:
+        folder = self.folder / kind / method
+        try:
+            return read_table(folder)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{folder} holds no readable table ({reason}); run again: {self.manifest['command']}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A folder that is not in the report, and why."""
+
+    folder: Path
+    reason: str
+
+
+def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Skipped]]:
+    """Every finished run at or below these folders, each once, in the order of their paths.
+
+    Raises:
+        ConfigError: if there is none; the message says what was met instead.
+    """
+    runs: list[Run] = []
+    skipped: list[Skipped] = []
+    paths = list(paths)
+    for folder in _candidates(paths, skipped):
+        found = _read(folder)
+        if isinstance(found, Run):
+            runs.append(found)
+        elif found is not None:
+            skipped.append(found)
+    if not runs:
+        seen = "".join(f"; {one.folder}: {one.reason}" for one in skipped)
+        where = ", ".join(map(str, paths)) or "no folder"
+        raise ConfigError(
+            f"there is no finished run in {where}{seen}. Make one with: specact eval --bundle ball --out runs/ball, "
+            "then: specact report runs/ball --out report.html"
+        )
+    return runs, skipped
+
+
+def _candidates(paths: Iterable[Path], skipped: list[Skipped]) -> Iterator[Path]:
+    seen = set()
+    for path in paths:
+        if not path.is_dir():
+            skipped.append(Skipped(path, "there is no such folder"))
+            continue
+        for folder in sorted({file.parent for name in ("manifest", "summary") for file in path.rglob(f"{name}.json")}):
+            if folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                yield folder
+
+
+def _read(folder: Path) -> Run | Skipped | None:
+    """The run; None for a folder that is something else, such as a bundle."""
+    manifest, summary = (_read_json(folder / name) for name in ("manifest.json", "summary.json"))
+    if isinstance(manifest, dict) and "evaluation" not in manifest:
+        return None
+    if manifest is None:
+        return Skipped(folder, "it has no manifest.json, so nobody knows what was run; run it again into a new folder")
+    if isinstance(manifest, str):
+        return Skipped(folder, f"manifest.json is damaged ({manifest}); run it again into a new folder")
+    lacks = _lacks("manifest.json", manifest, _OF_MANIFEST) or _lacks(
+        "manifest.json", manifest["evaluation"], _OF_EVALUATION
+    )
+    if lacks is not None:
+        return Skipped(folder, lacks)
+    again = f"run again: {manifest['command']}"
+    if summary is None:
+        return Skipped(folder, f"it is not finished, it has no summary.json; {again}")
+    if isinstance(summary, str):
+        return Skipped(folder, f"summary.json is damaged ({summary}); {again}")
+    lacks = _lacks("summary.json", summary, _OF_SUMMARY) or _lacks("summary.json", summary["methods"], ())
+    if lacks is None:
+        for metrics in summary["methods"].values():
+            lacks = lacks or _lacks("summary.json", metrics, _OF_METHOD)
+        for row in summary["contrasts"]:
+            lacks = lacks or _lacks("summary.json", row.get("success"), ("p_holm",))
+    if lacks is not None:
+        return Skipped(folder, f"{lacks}; {again}")
+    return Run(folder, manifest, summary)
+
+
+def _read_json(path: Path) -> dict[str, Any] | str | None:
+    """What the file holds; None if there is none; a string says what is wrong with it."""
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return str(error)
+    return value if isinstance(value, dict) else "it holds no JSON object"
+
+
+def _lacks(file: str, found: Any, names: Iterable[str]) -> str | None:
+    if not isinstance(found, dict):
+        return f"{file} is damaged: an object is missing in it"
+    missing = [name for name in names if name not in found]
+    return f"{file} lacks {', '.join(missing)}: another version of specact wrote it" if missing else None

@@ -1,0 +1,96 @@
+"""The curves of a lever: chunks, the time of each and of the task over its strength; jerk and path length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from specact.lab.report.drawing import Drawing, blank, legend_below
+from specact.lab.report.style import INK, MUTED
+from specact.lab.report.tised.settings import label_settings, series, stem
+from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.analysis import Analysis, as_rows
+from specact.lab.tised.curves import Place
+from specact.lab.tised.optima import PlacedSpot
+
+_TIMES = (("chunks", "N"), ("chunk_s", "T chunk"), ("task_s", "T task"))
+_MOTIONS = (("jerk", "jerk"), ("path", "path length"))
+
+
+def draw_curves(analysis: Analysis) -> Iterator[Drawing]:
+    """N, T_chunk and T_task over each lever's strength, where its baseline ever succeeded; jerk and path over hardware.
+
+    Figures are drawn under :func:`~specact.lab.report.drawing.style`.
+    """
+    for place, cells in grouped(analysis.cells, lambda cell: cell.place):
+        if len(cells) > 1 and cells[0].successes:
+            yield _times(place, cells, {s.end_point: s for s in analysis.spots if s.place == place})
+    for _, cells in grouped(analysis.cells, lambda cell: (cell.place.lever, cell.place.world)):
+        for name, label in _MOTIONS:
+            if len({cell.strength for cell in cells}) > 1:
+                yield _motion(cells[0].place, cells, name, label)
+
+
+def _times(place: Place, cells: Sequence[Cell], spots: dict[str, PlacedSpot]) -> Drawing:
+    figure, axes = blank()
+    x = np.arange(len(cells))
+    rows: list[dict[str, Any]] = [
+        {"strength": cell.strength, "n": cell.n, "successes": cell.successes} for cell in cells
+    ]
+    for number, (name, label) in enumerate(_TIMES):
+        values = np.array([getattr(cell, name) for cell in cells])
+        look = series(number)
+        axes.plot(x, values / values[0], color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=label)
+        for row, value in zip(rows, values.tolist(), strict=True):
+            row |= {name: value, f"{name}.normalised": value / values[0]}
+    mean, low, high = (np.array([getattr(cell.restricted_s, k) for cell in cells]) for k in ("mean", "low", "high"))
+    axes.plot(x, mean / mean[0], color=INK.light, linestyle="--", linewidth=1.2, label="restricted mean time")
+    axes.fill_between(x, low / mean[0], high / mean[0], color=INK.light, alpha=0.08, linewidth=0)
+    for i, row in enumerate(rows):
+        row |= {"restricted_s": mean[i], "restricted_s.low": low[i], "restricted_s.high": high[i]}
+    strengths = [cell.strength for cell in cells]
+    for end_point, curve in (("task_s", [cell.task_s for cell in cells]), ("restricted_s", mean.tolist())):
+        at = strengths.index(spots[end_point].spot.where)
+        axes.plot(at, curve[at] / curve[0], "o", color=MUTED.light, mfc="none", markersize=11)
+    axes.set_ylabel("over the baseline's")
+    label_settings(axes, strengths, place.lever)
+    legend_below(figure, columns=2)
+    caption = (
+        f"{_episodes(cells)}; N, T chunk and T task are means over successes, restricted mean time is over all "
+        "episodes with time-outs counted, with its 95 % interval. Rings: the sweet spots, "
+        f"{spots['task_s'].spot.where:g} for T task and {_sure(spots['restricted_s'])} for restricted mean time."
+    )
+    name = stem("tised", place.lever, place.task, place.pace, place.idle, place.machine)
+    return Drawing(name, f"{place}: chunks and times", caption, figure, rows)
+
+
+def _motion(place: Place, cells: Sequence[Cell], name: str, label: str) -> Drawing:
+    figure, axes = blank()
+    strengths = list(dict.fromkeys(cell.strength for cell in cells))
+    for number, (machine, row) in enumerate(grouped(cells, lambda cell: cell.place.machine)):
+        look = series(number)
+        axes.plot(
+            [strengths.index(cell.strength) for cell in row],
+            [getattr(cell, name) for cell in row],
+            color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=machine,
+        )  # fmt: skip
+    axes.set_ylabel(f"{label} [task's units]")
+    label_settings(axes, strengths, place.lever)
+    legend_below(figure, columns=2)
+    kept = ("lever", "task", "pace", "idle", "hardware", "link", "strength", "n", name)
+    rows = [{key: row[key] for key in kept} for row in as_rows(cells)]
+    caption = f"{_episodes(cells)}, means over all of them."
+    title = f"{label.capitalize()}: {place.lever} on {place.world}"
+    return Drawing(stem("tised", name, place.lever, place.task, place.pace, place.idle), title, caption, figure, rows)
+
+
+def _episodes(cells: Sequence[Cell]) -> str:
+    counts = sorted({cell.n for cell in cells})
+    return f"{counts[0]} episodes per point" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} episodes per point"
+
+
+def _sure(spot: PlacedSpot) -> str:
+    share = spot.support[spot.strengths.index(spot.spot.where)]
+    return f"{spot.spot.where:g} (best in {100 * share:.0f} % of the bootstrap samples)"

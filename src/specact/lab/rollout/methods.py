@@ -1,0 +1,96 @@
+"""The methods that are compared, each a composition of a draft, a gate and a verifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specact.errors import unknown_name
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.head import HeadDraft, load_head
+from specact.families.codes.spec import CodePolicy
+
+
+@dataclass(frozen=True)
+class Method:
+    """A draft, a gate and a verifier under a name.
+
+    Attributes:
+        gate: name of its gate; methods that share it share its calibration.
+        verifier: ``speculative`` or ``target`` (the target's own codes).
+        about: one line for a table.
+        waits_for_draft: whether the draft's time is part of the method's; the ungated target needs no draft.
+        proposes: ``draft``, or ``head``: the distribution that the learned gate's head expects of the target.
+        on_device: whether the target runs on the device, with nothing on a link.
+        rate_of: for chance: the method at whose achieved rate it runs.
+        limits_of: for chance: the method whose forced first step and limit on skips it shares.
+    """
+
+    gate: str
+    verifier: Literal["speculative", "target"]
+    about: str
+    waits_for_draft: bool = True
+    proposes: Literal["draft", "head"] = "draft"
+    on_device: bool = False
+    rate_of: str | None = None
+    limits_of: str | None = None
+
+    @property
+    def uses_head(self) -> bool:
+        """Whether it evaluates the target head."""
+        return self.proposes == "head" or self.gate.startswith("learned")
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether a bundle without a target head cannot run it: that of its own or of its rival."""
+        return self.uses_head or (self.limits_of is not None and load_method(self.limits_of).uses_head)
+
+    def proposer(self, bundle: Bundle) -> CodePolicy:
+        """What proposes codes.
+
+        Raises:
+            ConfigError: if that is a head, and the bundle has none.
+            BundleError: if the head does not fit the bundle.
+        """
+        return HeadDraft(bundle.draft, load_head(bundle)) if self.proposes == "head" else bundle.draft
+
+
+def _chance(about: str, rate_of: str, limits_of: str | None, proposes: Literal["draft", "head"] = "draft") -> Method:
+    return Method("random", "speculative", about, proposes=proposes, rate_of=rate_of, limits_of=limits_of)
+
+
+METHODS = {
+    "draft": Method("never", "speculative", "the draft alone"),
+    "head_draft": Method("never", "speculative", "the learned gate's head as the draft, alone", proposes="head"),
+    "target": Method("always", "target", "every step from the target", waits_for_draft=False),
+    "target_on_device": Method(
+        "always", "target", "the target on the device, without a link", waits_for_draft=False, on_device=True
+    ),
+    "hybrid": Method("always", "speculative", "every step verified"),
+    "random": _chance("verified by chance, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
+    "plain_random": _chance("verified by chance alone, at ADAHI's rate", "adahi", None),
+    "random_learned": _chance(
+        "verified by chance, at the learned gate's rate and with its forced steps", "learned", "learned"
+    ),
+    "head_random": _chance(
+        "the head as the draft, verified by chance at the learned gate's rate", "learned", "learned", "head"
+    ),
+    "adahi": Method("deviation", "speculative", "verified where the action deviates"),
+    "gated_target": Method("deviation", "target", "ADAHI's gate, the target's own codes"),
+    "uncertainty": Method("uncertainty", "speculative", "verified where the draft is unsure (U-HLM)"),
+    "learned": Method("learned", "speculative", "verified where a learned head expects rejection"),
+    "learned_action": Method("learned_action", "speculative", "verified where a learned head expects another action"),
+    "oracle": Method("oracle", "speculative", "verified where rejection is likeliest; not deployable"),
+    "oracle_action": Method("oracle_action", "speculative", "verified where the action changes most; not deployable"),
+}
+
+
+def load_method(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    return METHODS[name]

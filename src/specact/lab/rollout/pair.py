@@ -1,0 +1,109 @@
+"""One episode of a policy pair in a moving world: while the robot thinks and while it asks, it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from specact.families.codes.bundle import Bundle
+from specact.gates.prefetch import Forecast
+from specact.gates.settings import GateSettings
+from specact.lab.envs.moving import MovingWorld
+from specact.lab.rollout.episode_metrics import Episode, Tally
+from specact.lab.rollout.history import Senses
+from specact.lab.rollout.simulated_target import FarTarget, Route
+from specact.lab.rollout.timed import Timed
+from specact.lab.rollout.world_clock import WorldClock
+from specact.links.model import Link
+from specact.policy import Offset, SpeculativePolicy
+from specact.rng import Role, stream
+from specact.types import Decision
+from specact.verifiers import SpeculativeVerifier, TargetSampler
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """A method as a composition, and what its parts take.
+
+    Attributes:
+        gate: the calibrated gate.
+        verifier: exact speculative sampling, or the target's own codes.
+        link: between device and target.
+        draft_s: of the draft's inference [s]; 0 where nobody waits for it, as the ungated target needs no draft.
+        target_s: of the target's [s].
+        offset: see :class:`~specact.policy.SpeculativePolicy`.
+        ahead: whether requests leave ahead of the draft where a forecast says so.
+        late_for_s: with a number, the draft's chunk runs at once and the verdict corrects the rest; see
+            :class:`~specact.policy.SpeculativePolicy`.
+    """
+
+    gate: GateSettings
+    verifier: type[SpeculativeVerifier | TargetSampler]
+    link: Link
+    draft_s: float
+    target_s: float
+    offset: Offset = "target"
+    ahead: bool = False
+    late_for_s: float | None = None
+
+
+def run_pair(
+    world: MovingWorld,
+    bundle: Bundle,
+    pairing: Pairing,
+    *,
+    start: int,
+    seed: int,
+    episode: int,
+    decided: Callable[[Decision, bool], None] | None = None,
+) -> tuple[Episode, Mapping[str, int]]:
+    """Runs one episode to its success, its loss or its time limit.
+
+    The algorithm is :class:`~specact.policy.SpeculativePolicy`, unchanged: only its clock is the world's. In a world at
+    pace 0 with a pair that takes no time it acts as in :mod:`specact.lab.rollout.rollout`.
+
+    Args:
+        world: where.
+        bundle: the pair.
+        pairing: how it is used.
+        start: the environment's seed.
+        seed, episode: address of all random streams.
+        decided: told of every decision, and whether the gate wanted the step sent; where verdicts may be late, such a
+            step is not sent while another one is under way.
+
+    Returns:
+        How it went, and the policy's ``counts``.
+    """
+    world.reset(start)
+    senses, tally = Senses(world, bundle.spec), Tally()
+    clock = WorldClock(senses)
+    route = Route.of_codes(pairing.link, bundle.spec, stream(seed, Role.LINK, episode=episode))
+    far = FarTarget(bundle.target, route, clock, pairing.target_s)
+    gate = pairing.gate.build(bundle)
+    policy = SpeculativePolicy(
+        bundle,
+        gate,
+        draft=Timed(bundle.draft, clock, pairing.draft_s),
+        verifier=pairing.verifier(far, bundle.tokenizer),
+        forecast=Forecast(gate) if pairing.ahead else None,
+        late_for_s=pairing.late_for_s,
+        offset=pairing.offset,
+        seed=seed,
+        clock=clock,
+    )
+    policy.reset(episode)
+    window = senses.window()
+    wants = "transmitted" if pairing.late_for_s is None else "wanted"
+    while not world.done:
+        thinking, seen_s, wanted = policy.wants_inference, world.now, policy.counts[wants]
+        if thinking:
+            window = senses.window()
+        action = policy.act_on(window)
+        if thinking and policy.record is not None:
+            tally.inferred(policy.record.times.total, policy.record.decision.transmit)
+            if decided is not None:
+                decided(policy.record.decision, policy.counts[wants] > wanted)
+            if not world.done:
+                tally.began(world.now - seen_s)
+        senses.play(action)
+    return tally.episode(episode, senses), policy.counts

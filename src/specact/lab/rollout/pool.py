@@ -1,0 +1,90 @@
+"""Work on several processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+
+from specact.errors import ConfigError, SpecactError
+from specact.lab.rollout.rollout import Outcome, Shard, run_shard
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+Result = tuple[list[Outcome], dict[str, np.ndarray]]
+
+
+class Pool:
+    """Works on ``workers`` processes; with one worker, in this one.
+
+    Use it as a context manager: the processes live until it is left, and keep what they have loaded.
+
+    Raises:
+        ConfigError: for less than one worker.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {workers}")
+        self.workers = os.cpu_count() or 1 if workers is None else workers
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Pool:
+        if self.workers > 1:
+            self._executor = ProcessPoolExecutor(
+                self.workers, mp_context=get_context("spawn"), initializer=_prepare_worker
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
+        """Yields every shard with its result, as :meth:`each` does."""
+        return self.each(run_shard, shards)
+
+    def each(self, work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[tuple[Item, Made]]:
+        """Yields every item with what ``work``, a function of a module, makes of it, as they are finished.
+
+        Raises:
+            SpecactError: if a worker process was killed.
+            RuntimeError: outside of the context, where there are no processes.
+        """
+        if self._executor is None:
+            if self.workers > 1:
+                raise RuntimeError("the pool has no processes yet, or no more: use it as `with Pool(...) as pool:`")
+            yield from ((item, work(item)) for item in items)
+            return
+        futures = {self._executor.submit(work, item): item for item in items}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            raise SpecactError(
+                "a worker process was killed, most likely for lack of memory; run the same command again with "
+                "--workers 1: what is finished is kept"
+            ) from None
+
+
+def _prepare_worker() -> None:
+    """Each worker is one of several: its libraries must not start a thread per core. It ends with its parent."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot tell its workers to stop; they would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

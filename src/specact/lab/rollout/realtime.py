@@ -1,0 +1,109 @@
+"""Episodes over real sockets: a server process, a shaped link, and one robot whose waiting is real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal
+
+from specact.families.codes.bundle import Bundle, load_bundle
+from specact.gates.prefetch import Forecast
+from specact.lab.envs import load_task
+from specact.lab.processes import linked, serving
+from specact.lab.rollout.methods import Method, load_method
+from specact.lab.rollout.pool import Result
+from specact.lab.rollout.rollout import VERIFIERS, Outcome, Shard, start_of
+from specact.lab.rollout.steps import Audit
+from specact.policy import SpeculativePolicy
+from specact.remote.client import Line
+from specact.remote.target import RemoteTarget, RemoteVerifier
+from specact.remote.transport import Endpoint
+from specact.verifiers import LocalTarget, Verifier
+
+Wire = Literal["stream", "json"]
+
+
+class RealTime:
+    """Runs shards one after the other against a server of its own; takes the place of a pool.
+
+    The simulated world waits while the policy thinks, as in virtual time; what differs is that every time is measured.
+
+    Args:
+        bundle: path of the bundle.
+        link: see :func:`~specact.links.link.load_link`; shapes a relay on loopback.
+        deadline_ms: of every request.
+        wire: ``stream`` is WebSocket with sampling on the device; ``json`` is HTTP with sampling on the server, as in
+            the paper.
+        seed: of the link's randomness.
+    """
+
+    def __init__(self, bundle: str, link: str, deadline_ms: float, wire: Wire, seed: int) -> None:
+        self._bundle, self._link, self._deadline_ms = bundle, link, deadline_ms
+        self._wire, self._seed = wire, seed
+        self._open = ExitStack()
+
+    def __enter__(self) -> RealTime:
+        with self._open:
+            server = self._open.enter_context(serving(self._bundle))
+            # A process of its own: threads that share ours would be late.
+            relay = self._open.enter_context(linked(server.port, self._link, self._seed))
+            scheme = "ws" if self._wire == "stream" else "http"
+            endpoint = Endpoint(scheme, "127.0.0.1", relay.port)
+            self._line = self._open.enter_context(Line(endpoint, load_bundle(self._bundle), "evaluation"))
+            self._line.connect(30.0)
+            self._open = self._open.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
+        """Yields every shard with its result."""
+        for shard in shards:
+            yield shard, self._run(shard)
+
+    def _run(self, shard: Shard) -> Result:
+        bundle, task, method = load_bundle(shard.bundle), load_task(shard.env), load_method(shard.method)
+        gate = shard.gate.build(bundle)
+        policy = SpeculativePolicy(
+            bundle,
+            gate,
+            draft=method.proposer(bundle),
+            verifier=self._verifier(method, bundle),
+            forecast=Forecast(gate) if shard.overlap else None,
+            offset=shard.offset,
+            seed=shard.seed,
+        )
+        audit, outcomes, env = Audit(bundle.tokenizer, shard.seed), [], task.make()
+        for episode in shard.episodes:
+            policy.reset(episode)
+            observation, info = env.reset(seed=start_of(shard.seed, episode))
+            steps, latency_s, done = 0, 0.0, False
+            while not done:
+                inferring = policy.wants_inference
+                action = policy.act(observation)
+                if inferring and (record := policy.record) is not None:
+                    if not method.waits_for_draft:
+                        # The ungated target needs no draft, so the draft's time is not the method's.
+                        record = replace(record, times=replace(record.times, draft=0.0))
+                    latency_s += record.times.total
+                    target = record.target or bundle.target.infer(record.proposal.window)
+                    audit.add([record], [record.proposal.draft], [target])
+                observation, _, terminated, truncated, info = env.step(action)
+                steps += 1
+                done = terminated or truncated or steps >= task.max_steps
+            outcomes.append(Outcome(episode, bool(info["success"]), float(info["score"]), steps, latency_s))
+        env.close()
+        return outcomes, audit.table()
+
+    def _verifier(self, method: Method, bundle: Bundle) -> Verifier:
+        if method.on_device:
+            return VERIFIERS[method.verifier](LocalTarget(bundle.target), bundle.tokenizer)
+        # The server that draws the codes knows the bundle's draft, and no head.
+        if method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json":
+            return RemoteVerifier(self._line, bundle.spec, self._deadline_ms)
+        return VERIFIERS[method.verifier](RemoteTarget(self._line, bundle.spec, self._deadline_ms), bundle.tokenizer)

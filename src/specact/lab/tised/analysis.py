@@ -1,0 +1,84 @@
+"""From the episodes of a TISED sweep to what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specact.lab.evaluation.metrics import Table
+from specact.lab.tised.aggregates import Cell, cells_of
+from specact.lab.tised.contrasts import LeverContrast, contrasts_of
+from specact.lab.tised.curves import sort_curves
+from specact.lab.tised.findings import Finding, find_all
+from specact.lab.tised.frontier import MethodContrast, compare_methods
+from specact.lab.tised.heldout import HeldOut, hold_out
+from specact.lab.tised.heldout_time import HeldOutTime, hold_out_time
+from specact.lab.tised.optima import PlacedSpot, spots_of
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All that a sweep says.
+
+    Attributes:
+        cells: every setting of every lever at every place.
+        contrasts: each against its lever's baseline.
+        methods: the frontier's methods, pair by pair at every place.
+        spots: where each lever is best, by end point.
+        findings: the three of the paper.
+        held_out, held_out_time: predictions of success and of task time.
+    """
+
+    cells: tuple[Cell, ...]
+    contrasts: tuple[LeverContrast, ...]
+    methods: tuple[MethodContrast, ...]
+    spots: tuple[PlacedSpot, ...]
+    findings: tuple[Finding, ...]
+    held_out: tuple[HeldOut, ...]
+    held_out_time: tuple[HeldOutTime, ...]
+
+
+def analyse(table: Table, baselines: Mapping[str, float]) -> Analysis:
+    """Analyses a sweep.
+
+    Within one place (lever, task, pace, way to idle, hardware, link) a strength stands for one way of execution; two
+    ways of execution are two levers.
+
+    Args:
+        table: one row per episode, see :data:`~specact.lab.tised.curves.COLUMNS`.
+        baselines: the strength of each lever at which it does nothing.
+
+    Raises:
+        DataError: for a table that cannot be one of a sweep.
+        ConfigError: for a lever without a baseline, or a baseline that was not run.
+    """
+    curves = [(curve, cells_of(curve)) for curve in sort_curves(table, baselines)]
+    cells = [cell for _, own in curves for cell in own]
+    contrasts = contrasts_of(curves)
+    spots = [spot for curve, own in curves for spot in spots_of(curve, own)]
+    return Analysis(
+        tuple(cells),
+        tuple(contrasts),
+        tuple(compare_methods(table)),
+        tuple(spots),
+        tuple(find_all(cells, contrasts, spots)),
+        tuple(hold_out(cells, baselines)),
+        tuple(hold_out_time(cells)),
+    )
+
+
+def as_rows(values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Cells, contrasts, spots or predictions as flat rows, for a table or a file: nested names joined with a dot."""
+    return [_flat(asdict(value)) for value in values]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, entry in value.items():
+        if isinstance(entry, dict):
+            # The place is what a row is about, so its parts stand without a prefix.
+            row |= _flat(entry, "" if name == "place" else f"{prefix}{name}.")
+        else:
+            row[f"{prefix}{name}"] = entry
+    return row

@@ -1,0 +1,41 @@
+"""What a setting's inference takes on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, inference
+from specact.lab.tised.settings import Setting
+
+_ROUNDS, _WARM_UP = 60, 10
+_Part = tuple[FlowDriver | CodesDriver, bool]
+
+
+def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
+    """Median time of each setting's inferences at batch 1 on this machine [ms], by the setting's label.
+
+    One for a chunk policy, the draft's and the target's for a pair. Every network is measured once, so that settings
+    that share one have the same time; all of them in turn, in rounds.
+    """
+    parts = {setting.label: _parts(setting) for setting in settings}
+    calls = {
+        part: inference(part[0], inpainting=part[1]) for part in dict.fromkeys(chain.from_iterable(parts.values()))
+    }
+    taken: dict[_Part, list[float]] = {part: [] for part in calls}
+    for _ in range(_ROUNDS):
+        for part, call in calls.items():
+            started = time.perf_counter()
+            call()
+            taken[part].append(1e3 * (time.perf_counter() - started))
+    return {label: [float(np.median(taken[part][_WARM_UP:])) for part in own] for label, own in parts.items()}
+
+
+def _parts(setting: Setting) -> list[_Part]:
+    if isinstance(setting.driver, PairDriver):
+        return [(CodesDriver(setting.driver.bundle, role), False) for role in ("draft", "target")]
+    # Guidance costs a flow policy its gradient.
+    return [(setting.driver, setting.execution is not None and setting.execution.kind == "inpainting")]

@@ -1,0 +1,127 @@
+"""Who drives a robot in the moving world, in plain values from which a worker process builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.families.chunks.codes import CodeChunks
+from specact.families.chunks.policy import ChunkPolicy, Inpainting
+from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.codes.network import OnnxPolicy
+from specact.gates.settings import GateSettings
+from specact.types import Window
+
+
+@dataclass(frozen=True)
+class FlowDriver:
+    """A flow policy.
+
+    Attributes:
+        bundle: path of a flow bundle.
+        steps: Euler steps of an inference.
+        parts: networks that replace the bundle's own, by part, see
+            :func:`~specact.families.chunks.bundle.load_flow`.
+    """
+
+    bundle: str
+    steps: int = 10
+    parts: tuple[tuple[str, str], ...] = ()
+
+    def build(self) -> ChunkPolicy:
+        """The policy; drivers of one process share the networks."""
+        return _flow(self.bundle, self.parts).policy(self.steps)
+
+
+@dataclass(frozen=True)
+class CodesDriver:
+    """One policy of a pair, alone.
+
+    Attributes:
+        bundle: path of the pair.
+        role: which of the two.
+        file: of a network that replaces its own, or None.
+        window: observations that network looks at; None for as many as the pair.
+    """
+
+    bundle: str
+    role: Literal["draft", "target"] = "target"
+    file: str | None = None
+    window: int | None = None
+
+    def build(self) -> ChunkPolicy:
+        """The policy; drivers of one process share the network."""
+        return _codes(self)
+
+
+@dataclass(frozen=True)
+class PairDriver:
+    """A pair with a gate.
+
+    Attributes:
+        bundle: path of the pair.
+        gate: calibrated, unless a rate is given.
+        rate: what a sweep calibrates the gate for, at every place where it runs; None for a gate that is ready.
+        late: whether the draft's chunk runs at once and the verdict corrects the rest when it arrives.
+    """
+
+    bundle: str
+    gate: GateSettings
+    rate: float | None = None
+    late: bool = False
+
+    def load(self) -> Bundle:
+        """The pair; drivers of one process share it."""
+        return _pair(self.bundle)
+
+
+Driver = FlowDriver | CodesDriver | PairDriver
+
+
+def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:
+    """The policy of a bundle as it is: the flow, in so many Euler steps, or the pair's target."""
+    path = str(bundle.path)
+    return FlowDriver(path, steps) if isinstance(bundle, FlowBundle) else CodesDriver(path)
+
+
+def inference(driver: FlowDriver | CodesDriver, *, inpainting: bool = False) -> Callable[[], object]:
+    """One inference at batch 1 on an observation of zeros, to be timed.
+
+    Args:
+        driver: whose.
+        inpainting: guided towards a chunk of zeros, which costs a flow policy its gradient.
+    """
+    policy = driver.build()
+    spec, rng = policy.spec, np.random.default_rng(0)
+    window = Window(
+        np.zeros((spec.window, spec.state), np.float32), np.zeros(spec.goal, np.float32) if spec.goal else None
+    )
+    given = None
+    if inpainting:
+        given = Inpainting(np.zeros((spec.chunk, spec.actions), np.float32), np.ones(spec.chunk, np.float32))
+    return lambda: policy.infer(window, rng, given)
+
+
+@cache
+def _flow(bundle: str, parts: tuple[tuple[str, str], ...]) -> FlowBundle:
+    return load_flow(bundle, variants={part: Path(file) for part, file in parts})
+
+
+@cache
+def _pair(bundle: str) -> Bundle:
+    return load_bundle(bundle)
+
+
+@cache
+def _codes(driver: CodesDriver) -> CodeChunks:
+    pair = _pair(driver.bundle)
+    spec = pair.spec if driver.window is None else replace(pair.spec, window=driver.window)
+    own = pair.target if driver.role == "target" else pair.draft
+    policy = own if driver.file is None else OnnxPolicy(Path(driver.file), spec)
+    return CodeChunks(policy, pair.tokenizer, spec)

@@ -1,0 +1,186 @@
+"""The levers: what makes an inference cheaper, hides it, or asks for it less often, each with a strength."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from specact.errors import ConfigError, unknown_name
+from specact.execution.strategy import Execution, Kind
+from specact.families.chunks.bundle import FlowBundle
+from specact.families.codes.bundle import Bundle
+from specact.gates.settings import BUNDLES_OWN, GateSettings
+from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver
+from specact.lab.tised.settings import Setting, Subject
+
+
+@dataclass(frozen=True)
+class Lever:
+    """A lever.
+
+    Attributes:
+        about: what it does, and what its strength is.
+        on: what it can be pulled on.
+        strengths: of a subject, the baseline first: the strength at which it does nothing.
+        pull: makes driver and execution of a subject at a strength.
+        shares: whether strengths are shares; else they count something.
+        remote: see :class:`Setting`.
+    """
+
+    about: str
+    on: Literal["pair", "flow", "any"]
+    strengths: Callable[[Subject], tuple[float, ...]]
+    pull: Callable[[Subject, float], tuple[Driver, Execution | None]]
+    shares: bool = False
+    remote: bool = False
+
+    def check(self, name: str, subject: Subject) -> None:
+        """Refuses a subject it cannot be pulled on.
+
+        Raises:
+            ConfigError: if it is the wrong kind of bundle.
+        """
+        kind = "flow" if isinstance(subject.bundle, FlowBundle) else "pair"
+        if self.on not in ("any", kind):
+            fitting = [lever for lever, found in LEVERS.items() if found.on in ("any", kind)]
+            raise ConfigError(
+                f"lever {name!r} needs a bundle of kind {self.on}, and {subject.bundle.name!r} is one of kind {kind}; "
+                f"its levers are {', '.join(fitting)}"
+            )
+
+
+def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None = None) -> list[Setting]:
+    """A lever's settings, the baseline first.
+
+    Args:
+        name: one of :data:`LEVERS`.
+        subject: what it is pulled on.
+        strengths: other than its own; the baseline is added if it is not among them.
+
+    Raises:
+        ConfigError: for an unknown lever, one that does not fit the subject, or a strength out of its range.
+    """
+    if name not in LEVERS:
+        raise unknown_name("lever", name, LEVERS)
+    lever = LEVERS[name]
+    lever.check(name, subject)
+    own = lever.strengths(subject)
+    wanted = own if strengths is None else tuple(dict.fromkeys((own[0], *strengths)))
+    for strength in wanted:
+        if not (lever.shares or strength.is_integer()):
+            raise ConfigError(f"a strength of lever {name!r} is a whole number, got {strength:g}")
+    return [Setting(name, strength, *lever.pull(subject, strength), remote=lever.remote) for strength in wanted]
+
+
+def _synchronous(subject: Subject) -> Execution:
+    return Execution("synchronous", subject.execute)
+
+
+def _steps(subject: Subject, strength: float) -> tuple[Driver, Execution]:
+    return FlowDriver(str(subject.bundle.path), steps=int(strength)), _synchronous(subject)
+
+
+def _quantised(static: bool, subject: Subject, strength: float) -> tuple[Driver, Execution]:
+    driver, tiers = subject.driver, subject.variants.tiers(static)
+    if strength not in range(len(tiers) + 1):
+        raise ConfigError(f"quantisation has tiers 1 to {len(tiers)}, and 0 for none; got {strength:g}")
+    if strength:
+        made = subject.variants.quantised(tiers[int(strength) - 1])
+        if isinstance(driver, FlowDriver):
+            driver = replace(driver, parts=tuple((part, str(file)) for part, file in made.items()))
+        else:
+            driver = replace(driver, file=str(made["target"]))
+    return driver, _synchronous(subject)
+
+
+def _tiers(static: bool, subject: Subject) -> tuple[float, ...]:
+    return tuple(map(float, range(len(subject.variants.tiers(static)) + 1)))
+
+
+def _windowed(subject: Subject, strength: float) -> tuple[Driver, Execution]:
+    bundle, driver = subject.bundle, subject.driver
+    assert isinstance(bundle, Bundle), "Lever.check has seen to it"
+    if not 1 <= strength <= bundle.spec.window:
+        raise ConfigError(f"{bundle.name!r} looks at 1 to {bundle.spec.window} observations, got {strength:g}")
+    if strength < bundle.spec.window:
+        file = subject.variants.windowed(int(strength))
+        driver = CodesDriver(str(bundle.path), file=str(file), window=int(strength))
+    return driver, _synchronous(subject)
+
+
+def _overlapped(kind: Kind, subject: Subject, strength: float) -> tuple[Driver, Execution]:
+    # Without overlap all of them stop and think.
+    execution = Execution(kind, subject.execute, int(strength)) if strength else _synchronous(subject)
+    return subject.driver, execution
+
+
+def _far(execution: Kind, subject: Subject, strength: float) -> tuple[Driver, Execution]:
+    return subject.driver, Execution(execution, subject.execute, 0 if execution == "synchronous" else int(strength))
+
+
+def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple[Driver, None]:
+    bundle = subject.bundle
+    assert isinstance(bundle, Bundle), "Lever.check has seen to it"
+    if not 0.0 <= strength <= 1.0:
+        raise ConfigError(f"a transmission rate lies in [0, 1], got {strength:g}")
+    path = str(bundle.path)
+    if strength in (0.0, 1.0):
+        return PairDriver(path, GateSettings("always" if strength else "never"), late=late), None
+    if gate == "random":
+        return PairDriver(path, GateSettings("random", threshold=strength), late=late), None
+    settings = BUNDLES_OWN.settings(gate, bundle)
+    settings.check_rate(strength)
+    # A threshold that holds the rate where nothing takes time need not hold it over a link.
+    return PairDriver(path, settings, rate=strength, late=late), None
+
+
+def _at(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:
+    return lambda subject: strengths
+
+
+def _overlaps(subject: Subject) -> tuple[float, ...]:
+    return tuple(float(m) for m in range(subject.execute))
+
+
+def _windows(subject: Subject) -> tuple[float, ...]:
+    assert isinstance(subject.bundle, Bundle), "Lever.check has seen to it"
+    return tuple(float(k) for k in range(subject.bundle.spec.window, 0, -1))
+
+
+LEVERS = {
+    "steps": Lever("Euler steps of a flow policy", "flow", _at(10.0, 5.0, 3.0, 2.0, 1.0), _steps),
+    "quantisation": Lever(
+        "networks of fewer bits, activations scaled as they come; the tier, 0 for none", "any",
+        partial(_tiers, False), partial(_quantised, False),
+    ),
+    "static_quantisation": Lever(
+        "networks of fewer bits, activations scaled beforehand; the tier, 0 for none", "any",
+        partial(_tiers, True), partial(_quantised, True),
+    ),
+    "window": Lever("observations a VQ-BeT looks at", "pair", _windows, _windowed),
+    **{
+        kind: Lever(f"{kind}; actions that run during an inference", "any", _overlaps, partial(_overlapped, kind))
+        for kind in ("naive", "aligned", "roll_forward", "inpainting")
+    },
+    "verification": Lever(
+        "transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+        partial(_verified, "deviation", False), shares=True,
+    ),
+    "late": Lever(
+        "transmission rate, with the verdict correcting what is left of the chunk when it arrives", "pair",
+        _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, "deviation", True), shares=True,
+    ),
+    "chance": Lever(
+        "transmission rate of a gate by chance", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+        partial(_verified, "random", False), shares=True,
+    ),
+    "remote": Lever(
+        "the target at the far end, stop and think", "any", _at(0.0), partial(_far, "synchronous"), remote=True,
+    ),
+    "remote_async": Lever(
+        "the same, asked while the last actions run and played by time (as LeRobot does); their number", "any",
+        lambda subject: (float(subject.execute // 2),), partial(_far, "aligned"), remote=True,
+    ),
+}  # fmt: skip

@@ -1,0 +1,38 @@
+"""Observations as a policy meets them at work."""
+
+from __future__ import annotations
+
+from specact.lab.envs import load_task
+from specact.lab.envs.moving import MovingWorld
+from specact.lab.rollout.history import Senses
+from specact.lab.rollout.rollout import start_of
+from specact.lab.tised.drivers import CodesDriver, FlowDriver
+from specact.rng import Role, stream
+from specact.types import Window
+
+# Episode numbers that no sweep runs.
+_FIRST_EPISODE = 3_000_000
+
+
+def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, count: int = 64) -> list[Window]:
+    """Windows of a policy's inferences in a world that waits for it.
+
+    Args:
+        driver: the policy.
+        task: the world's name.
+        execute: actions played of a chunk.
+        count: how many windows.
+    """
+    policy, world = driver.build(), MovingWorld(load_task(task))
+    rng, windows = stream(0, Role.DRAFT), list[Window]()
+    episode = _FIRST_EPISODE
+    while len(windows) < count:
+        world.reset(start_of(0, episode))
+        senses = Senses(world, policy.spec)
+        while not world.done and len(windows) < count:
+            windows.append(senses.window())
+            for action in policy.infer(windows[-1], rng)[:execute]:
+                senses.play(action)
+        episode += 1
+    world.close()
+    return windows

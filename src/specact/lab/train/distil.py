@@ -1,0 +1,160 @@
+"""A distilled draft: the same small network, taught what the target says where the gated policy leads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specact.families.codes.bundle import PARTS, Bundle, load_bundle
+from specact.gates.settings import GateSettings
+from specact.lab.data.distillation import Lessons, join
+from specact.lab.train.export import export_policy
+from specact.lab.train.loop import Metrics, Stage, cosine, run
+from specact.lab.train.rebuild import architecture
+from specact.lab.train.vqbet import Statistics, VQBeT
+from specact.locks import locked
+from specact.rng import Role, stream
+from specact.runtime.manifest import write_manifest
+
+Collect = Callable[[Bundle, Sequence[GateSettings], int], Lessons]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class DistilRecipe:
+    """How a draft is distilled.
+
+    Attributes:
+        rates: transmission rates whose states are visited, under random gates.
+        rounds: the first on states of the bundle's draft, every further one on those of the draft distilled so far.
+        steps, batch, learning_rate: AdamW with warm-up and a cosine.
+        offset_weight: of the offsets' distance to the target's, weighted with p, beside the codes' cross-entropy.
+        seed: of everything random.
+    """
+
+    rates: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6)
+    rounds: int = 2
+    steps: int = 12_000
+    batch: int = 512
+    learning_rate: float = 2e-3
+    offset_weight: float = 10.0
+    seed: int = 0
+
+
+def distil(
+    bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
+) -> Path:
+    """Makes the bundle ``NAME-distilled``: the same target and tokenizer, the draft distilled from the target.
+
+    The draft keeps its architecture and starts anew; its only teacher is the target's distribution, its only states
+    are those that gated rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). Run again after a
+    stop, it goes on with the round it was in.
+
+    Args:
+        bundle: the pair; made by ``specact train``, so that its manifest tells the draft's architecture.
+        recipe: how.
+        collect: rolls a pair out under gates and returns the lessons of a round, given its number.
+        out: folder of the run: weights and ``log.jsonl`` of every round, and the bundle.
+        progress: told (what is going on, done, in all).
+        threads: of PyTorch, in the whole process; results are exact for the same number.
+
+    Raises:
+        ConfigError: if the manifest does not tell the draft's architecture, or another process trains in ``out``.
+    """
+    with locked(out):
+        return _distil(bundle, recipe, collect, out, progress, threads)
+
+
+def _distil(
+    bundle: Bundle, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, threads: int
+) -> Path:
+    torch.set_num_threads(threads)
+    settings, shapes = architecture(bundle, "draft")
+    gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
+    taught: list[Lessons] = []
+    pair = bundle
+    for number in range(recipe.rounds):
+        taught.append(collect(pair, gates, number))
+        train, held_out = join(taught).split()
+        torch.manual_seed(recipe.seed)
+        network = VQBeT(shapes, settings, _statistics(train))
+        stage = _stage(f"distilled-{number}", network, recipe, bundle.spec.temperature, train, held_out)
+        network.load_state_dict(run(stage, out, lambda done: progress("distilled draft", done, recipe.steps)))
+        pair = _write(bundle, network, recipe, stage.validate(network), out / "bundles" / f"{bundle.name}-distilled")
+    return pair.path
+
+
+def _statistics(lessons: Lessons) -> Statistics:
+    def moments(rows: np.ndarray | None) -> tuple[Tensor, Tensor]:
+        if rows is None:
+            return torch.zeros(0), torch.ones(0)
+        rows = rows.reshape(-1, rows.shape[-1])
+        return torch.from_numpy(rows.mean(0)), torch.from_numpy(np.maximum(rows.std(0), 1e-3))
+
+    return Statistics(*moments(lessons.state), *moments(lessons.goal))
+
+
+def _stage(
+    name: str, network: VQBeT, recipe: DistilRecipe, temperature: float, train: Lessons, held_out: Lessons
+) -> Stage:
+    def losses(lessons: Lessons, rows: np.ndarray) -> dict[str, Tensor]:
+        goal = None if lessons.goal is None else torch.from_numpy(lessons.goal[rows])
+        features = network.features(torch.from_numpy(lessons.state[rows]), goal, None)[:, -1:]
+        prediction = network.heads(features)
+        p = torch.from_numpy(lessons.target_probs[rows])
+        logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)
+        wanted = torch.from_numpy(lessons.target_offsets[rows].astype(np.float32))
+        away = (prediction.offsets[:, 0] - wanted).abs().mean((-2, -1))
+        return {
+            "cross_entropy": -(p * logs).sum((-2, -1)).mean(),
+            "offset": (p * away).sum((-2, -1)).mean(),
+            "rejection": (p - logs.exp()).abs().sum(-1).mean() / 2,
+        }
+
+    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
+        parts = losses(train, rows)
+        loss = parts["cross_entropy"] + recipe.offset_weight * parts["offset"]
+        return loss, {name: part.detach() for name, part in parts.items()}
+
+    def validate(module: nn.Module) -> Metrics:
+        with torch.no_grad():
+            return {key: float(value) for key, value in losses(held_out, np.arange(len(held_out))).items()}
+
+    return Stage(
+        name=name,
+        module=network,
+        optimizer=torch.optim.AdamW(network.parameters(), weight_decay=1e-3),
+        update=update,
+        validate=validate,
+        steps=recipe.steps,
+        learning_rate=cosine(recipe.learning_rate, 100, recipe.steps),
+        seed=recipe.seed,
+        average=0.998,
+    )
+
+
+def _write(bundle: Bundle, network: VQBeT, recipe: DistilRecipe, metrics: Metrics, path: Path) -> Bundle:
+    """The bundle with this draft; the manifest goes last."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").unlink(missing_ok=True)
+    for part in ("tokenizer", "target"):
+        shutil.copyfile(bundle.path / PARTS[part], path / PARTS[part])
+    parity = export_policy(network, path / PARTS["draft"], bundle.manifest["recipe"]["precision"] == "float16")
+    manifest: dict[str, Any] = json.loads(json.dumps(bundle.manifest))
+    manifest.pop("head", None)  # which was trained for the draft as it was
+    manifest |= {
+        "name": path.name,
+        "distilled": {"from": bundle.fingerprint, **vars(recipe), "held_out": metrics},
+        "parity": manifest["parity"] | {"draft": parity},
+    }
+    write_manifest(path, manifest, bundle.spec, PARTS)
+    return load_bundle(path)

@@ -1,0 +1,194 @@
+"""From trained weights to a bundle: ONNX with a parity check, the tokenizer's table, the manifest."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save
+from torch import Tensor, nn
+
+from specact.errors import BundleError
+from specact.families.codes.bundle import PARTS
+from specact.families.codes.spec import PolicySpec
+from specact.files import write_whole
+from specact.lab.train.vqbet import VQBeT
+from specact.runtime.manifest import write_manifest
+
+# Largest difference between PyTorch and ONNX Runtime that still counts as the same network (logits, offsets).
+PARITY = 2e-4
+
+
+class LastPosition(nn.Module):
+    """The policy as it is deployed: only the newest position's codes and offsets."""
+
+    def __init__(self, model: VQBeT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, state: Tensor, goal: Tensor | None = None, image: Tensor | None = None) -> tuple[Tensor, ...]:
+        features = self.model.features(state, goal, image)[:, -1:]
+        prediction = self.model.heads(features)
+        outputs = (prediction.logits[:, 0], prediction.offsets[:, 0])
+        if self.model.secondary_head is None:
+            return outputs
+        return (*outputs, self.model.secondary_head.conditional(features[:, 0]))
+
+
+def write_bundle(
+    path: Path,
+    *,
+    manifest: dict[str, Any],
+    spec: PolicySpec,
+    table: Tensor,
+    centre: Tensor,
+    scale: Tensor,
+    policies: dict[str, VQBeT],
+    half: bool,
+) -> None:
+    """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads.
+
+    Args:
+        path: folder to write; its manifest, if any, is removed first.
+        manifest: name, env, recipe, training metrics.
+        spec: what the parts agree on.
+        table, centre, scale: see :class:`~specact.families.codes.tokenizer.ActionTokenizer`.
+        policies: ``draft`` and ``target``.
+        half: store weights as float16 (computed in float32 after loading).
+
+    Raises:
+        BundleError: if an exported policy does not answer like the trained one.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").unlink(missing_ok=True)
+    tokenizer = {"table": table.numpy(), "centre": centre.numpy(), "scale": scale.numpy()}
+    write_whole(path / PARTS["tokenizer"], save(tokenizer))
+    parity = {role: export_policy(model, path / PARTS[role], half) for role, model in policies.items()}
+    parameters = {role: sum(p.numel() for p in model.parameters()) for role, model in policies.items()}
+    write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, spec, PARTS)
+
+
+def export_policy(model: VQBeT, path: Path, half: bool) -> float:
+    """Exports one policy and returns the largest difference found between PyTorch and ONNX Runtime."""
+    model = model.eval()
+    if half:
+        round_to_half(model)
+    inputs = example_inputs(model, 3)
+    deployed = LastPosition(model).eval()
+    names = ["state"] + ["goal"] * (inputs[1] is not None) + ["image"] * (inputs[2] is not None)
+    outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
+    given = {name: value for name, value in zip(("state", "goal", "image"), inputs, strict=True) if value is not None}
+    proto = to_onnx(deployed, given, names, outputs)
+    if half:
+        store_as_half(proto)
+    onnx.checker.check_model(proto)
+    write_whole(path, proto.SerializeToString())
+    difference = _difference(deployed, path, model)
+    if difference > PARITY:
+        raise BundleError(f"{path} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
+    return difference
+
+
+def round_to_half(model: nn.Module) -> None:
+    """Rounds every parameter to what float16 holds, in place."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half().float())
+
+
+def to_onnx(
+    module: nn.Module, given: dict[str, Tensor], inputs: list[str], outputs: list[str], *, free_batch: bool = True
+) -> onnx.ModelProto:
+    """A module as ONNX.
+
+    Args:
+        module: takes the tensors of ``given`` by name.
+        given: an example, batch first.
+        inputs, outputs: names in the graph.
+        free_batch: whether the graph takes any batch size, or the example's only.
+    """
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
+    for name in ("onnx_ir", "onnxscript"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every weight and every rule
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own internals
+        batch = torch.export.Dim("batch", min=1, max=4096)
+        program = torch.onnx.export(
+            module,
+            (),
+            kwargs=given,
+            input_names=inputs,
+            output_names=outputs,
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes={name: {0: batch} for name in given} if free_batch else None,
+        )
+    assert program is not None  # None is only for exports without dynamo
+    proto: onnx.ModelProto = program.model_proto
+    forget_sources(proto)
+    return proto
+
+
+def example_inputs(model: VQBeT, batch: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Random observations of the right shapes, about as large as the training data's."""
+    shapes = model.shapes
+    generator = torch.Generator().manual_seed(batch)
+
+    def normal(mean: Tensor, std: Tensor, *lead: int) -> Tensor:
+        return mean + std * torch.randn(*lead, len(mean), generator=generator)
+
+    state = normal(model.state_mean, model.state_std, batch, shapes.window)
+    goal = normal(model.goal_mean, model.goal_std, batch) if shapes.goal else None
+    image = None
+    if shapes.image:
+        image = torch.randint(0, 256, (batch, shapes.window, *shapes.image, 3), generator=generator, dtype=torch.uint8)
+    return state, goal, image
+
+
+def _difference(deployed: LastPosition, path: Path, model: VQBeT) -> float:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    worst = 0.0
+    for batch in (1, 7):
+        values = example_inputs(model, batch)
+        feeds = {
+            name: value.numpy()
+            for name, value in zip(("state", "goal", "image"), values, strict=True)
+            if value is not None
+        }
+        with torch.no_grad():
+            expected = deployed(*values)
+        for want, got in zip(expected, session.run(None, feeds), strict=True):
+            worst = max(worst, float(np.abs(want.numpy() - got).max()))
+    return worst
+
+
+def forget_sources(proto: onnx.ModelProto) -> None:
+    """Removes the exporter's notes on source files and lines: a fingerprint must not depend on where the code lay."""
+    graph = proto.graph
+    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.doc_string = ""
+        del part.metadata_props[:]
+
+
+def store_as_half(proto: onnx.ModelProto) -> None:
+    """Stores every weight that float16 holds exactly as float16, with a cast that is folded away at loading."""
+    graph, casts = proto.graph, []
+    for tensor in graph.initializer:
+        if tensor.data_type != TensorProto.FLOAT:
+            continue
+        name, values = tensor.name, numpy_helper.to_array(tensor)
+        halved = values.astype(np.float16)
+        if values.size < 64 or not np.array_equal(halved.astype(np.float32), values):
+            continue
+        tensor.CopyFrom(numpy_helper.from_array(halved, f"{name}.half"))
+        casts.append(helper.make_node("Cast", [f"{name}.half"], [name], to=TensorProto.FLOAT))
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend(casts + rest)

@@ -1,0 +1,180 @@
+"""The three networks of a flow-matching chunk policy: encoder, prefix and action expert.
+
+They are apart because they run at different times: encoder and prefix once per inference, the expert once per Euler
+step, and, for whoever drafts and verifies inside one inference, on many noisy chunks over one cached prefix.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from specact.families.chunks.policy import ChunkSpec
+from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.vqbet import Statistics, standardised
+
+# Periods of the embedding of time, in units of the flow's time, which runs from 0 to 1.
+_SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
+
+
+class Encoder(nn.Module):
+    """Observations to tokens: one per observation of the window, and one for the goal, ``[B, N, W]``."""
+
+    state_mean: Tensor
+    state_std: Tensor
+    goal_mean: Tensor
+    goal_std: Tensor
+
+    def __init__(self, spec: ChunkSpec, recipe: FlowRecipe, statistics: Statistics) -> None:
+        super().__init__()
+        self.state_noise = recipe.state_noise
+        for name in ("state_mean", "state_std", "goal_mean", "goal_std"):
+            self.register_buffer(name, getattr(statistics, name).clone())
+        self.embed_state = _perceptron(spec.state, recipe.width, recipe.width)
+        self.embed_goal = _perceptron(spec.goal, recipe.width, recipe.width) if spec.goal else None
+        self.positions = nn.Parameter(torch.randn(spec.window + bool(spec.goal), recipe.width) * 0.02)
+
+    def forward(self, state: Tensor, goal: Tensor | None = None) -> Tensor:
+        """From ``state [B, T, O]`` and ``goal [B, D]``, in the environment's units."""
+        state = standardised(state, self.state_mean, self.state_std)
+        if self.training and self.state_noise:
+            state = state + self.state_noise * torch.randn_like(state)
+        tokens = self.embed_state(state)
+        if self.embed_goal is not None:
+            assert goal is not None
+            wanted = self.embed_goal(standardised(goal, self.goal_mean, self.goal_std))
+            tokens = torch.cat([wanted[:, None], tokens], 1)
+        placed: Tensor = tokens + self.positions
+        return placed
+
+
+class Prefix(nn.Module):
+    """Tokens to the cache: keys and values that the expert reads, layer for layer.
+
+    A transformer over the tokens; what it would compute after its last keys and values nobody reads, so it stops there.
+    """
+
+    def __init__(self, recipe: FlowRecipe) -> None:
+        super().__init__()
+        width, self.heads = recipe.width, recipe.heads
+        self.keys_values = nn.ModuleList(_after_norm(width, 2 * width) for _ in range(recipe.layers))
+        self.queries = nn.ModuleList(_after_norm(width, width) for _ in range(recipe.layers - 1))
+        self.projects = nn.ModuleList(nn.Linear(width, width) for _ in range(recipe.layers - 1))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(recipe.layers - 1))
+        self.mlps = nn.ModuleList(_perceptron(width, 4 * width, width) for _ in range(recipe.layers - 1))
+        self.dropout = nn.Dropout(recipe.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """From ``[B, N, W]`` to the cache ``[B, L, 2, heads, N, W / heads]``."""
+        x, cache = tokens, [_by_head(self.keys_values[0](tokens), 2, self.heads)]
+        for query, project, norm, mlp, read in zip(
+            self.queries, self.projects, self.norms, self.mlps, self.keys_values[1:], strict=True
+        ):
+            keys, values = cache[-1].unbind(1)
+            wanted = _by_head(query(x), 1, self.heads)[:, 0]
+            weights = (wanted @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1])).softmax(-1)
+            x = x + self.dropout(project(_joined(weights @ values)))
+            x = x + self.dropout(mlp(norm(x)))
+            cache.append(_by_head(read(x), 2, self.heads))
+        return torch.stack(cache, 1)
+
+
+class Expert(nn.Module):
+    """Noisy chunk, time and cache to a velocity: its steps attend to the cache and to each other at once."""
+
+    frequencies: Tensor
+
+    def __init__(self, spec: ChunkSpec, recipe: FlowRecipe) -> None:
+        super().__init__()
+        width = recipe.width
+        periods = torch.logspace(math.log10(_SHORTEST_PERIOD), math.log10(_LONGEST_PERIOD), width // 2)
+        self.register_buffer("frequencies", 2.0 * math.pi / periods, persistent=False)
+        self.embed_time = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+        self.embed_action = nn.Linear(spec.actions, width)
+        self.positions = nn.Parameter(torch.randn(spec.chunk, width) * 0.02)
+        self.layers = nn.ModuleList(_ExpertLayer(recipe) for _ in range(recipe.layers))
+        self.norm, self.write = nn.LayerNorm(width), nn.Linear(width, spec.actions)
+        nn.init.zeros_(self.write.weight)
+
+    def forward(self, chunk: Tensor, time: Tensor, cache: Tensor) -> Tensor:
+        """The velocity ``[B, H, A]`` at a noisy chunk.
+
+        Args:
+            chunk: ``[B, H, A]``, in units in which the data have mean 0 and variance 1.
+            time: ``[B]`` in [0, 1]; 0 is noise, 1 is data.
+            cache: of :class:`Prefix`, with a batch of B, or of 1 for all.
+        """
+        phases = time[:, None] * self.frequencies
+        when = self.embed_time(torch.cat([phases.sin(), phases.cos()], -1))
+        x = self.embed_action(chunk) + self.positions
+        for layer, seen in zip(self.layers, cache.unbind(1), strict=True):
+            x = layer(x, when, seen)
+        velocity: Tensor = self.write(self.norm(x))
+        return velocity
+
+
+class _ExpertLayer(nn.Module):
+    """Joint attention over cache and chunk, and a perceptron; time scales and shifts what enters each of them."""
+
+    def __init__(self, recipe: FlowRecipe) -> None:
+        super().__init__()
+        width, self.heads = recipe.width, recipe.heads
+        self.norm_attention = nn.LayerNorm(width, elementwise_affine=False)
+        self.norm_mlp = nn.LayerNorm(width, elementwise_affine=False)
+        self.modulate = nn.Linear(width, 4 * width)
+        nn.init.zeros_(self.modulate.weight)
+        nn.init.zeros_(self.modulate.bias)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = _perceptron(width, 4 * width, width)
+        self.dropout = nn.Dropout(recipe.dropout)
+
+    def forward(self, x: Tensor, when: Tensor, seen: Tensor) -> Tensor:
+        scale, shift, scale_mlp, shift_mlp = self.modulate(when)[:, None].chunk(4, -1)
+        entering = self.norm_attention(x) * (1.0 + scale) + shift
+        queries, keys, values = _by_head(self.qkv(entering), 3, self.heads).unbind(1)
+        seen_keys, seen_values = seen.unbind(1)
+        # The cache is joined after the product and not before it, so that a batch of 1 serves any batch of chunks.
+        scores = torch.cat([queries @ seen_keys.transpose(-2, -1), queries @ keys.transpose(-2, -1)], -1)
+        weights = (scores / math.sqrt(queries.shape[-1])).softmax(-1)
+        tokens = seen_keys.shape[-2]
+        mixed = weights[..., :tokens] @ seen_values + weights[..., tokens:] @ values
+        x = x + self.dropout(self.project(_joined(mixed)))
+        added: Tensor = self.dropout(self.mlp(self.norm_mlp(x) * (1.0 + scale_mlp) + shift_mlp))
+        return x + added
+
+
+class Flow(nn.Module):
+    """The whole policy, as it is trained."""
+
+    def __init__(self, spec: ChunkSpec, recipe: FlowRecipe, statistics: Statistics) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = Encoder(spec, recipe, statistics)
+        self.prefix = Prefix(recipe)
+        self.expert = Expert(spec, recipe)
+
+    def cache(self, state: Tensor, goal: Tensor | None) -> Tensor:
+        """What is computed once per inference, from ``state [B, T, O]`` and ``goal [B, D]``."""
+        cache: Tensor = self.prefix(self.encoder(state, goal))
+        return cache
+
+
+def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
+
+
+def _after_norm(width: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
+
+
+def _by_head(x: Tensor, parts: int, heads: int) -> Tensor:
+    """``[B, N, parts W]`` to ``[B, parts, heads, N, W / heads]``."""
+    apart: Tensor = x.unflatten(-1, (parts, heads, -1))
+    return apart.permute(0, 2, 3, 1, 4)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """``[B, heads, N, W / heads]`` to ``[B, N, W]``."""
+    return x.transpose(1, 2).flatten(2)

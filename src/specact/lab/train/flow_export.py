@@ -1,0 +1,151 @@
+"""From a trained flow policy to a bundle: four ONNX graphs with a parity check, the units, the manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from safetensors.numpy import save
+from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from specact.errors import BundleError
+from specact.families.chunks.bundle import FLOW_PARTS, NETWORKS
+from specact.families.chunks.flow_units import FlowUnits
+from specact.files import write_whole
+from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
+from specact.lab.train.flow import Expert, Flow
+from specact.runtime.manifest import write_manifest
+
+_OUTPUTS = {"encoder": ["tokens"], "prefix": ["cache"], "expert": ["velocity"], "guide": ["velocity", "pull"]}
+
+
+class Guide(nn.Module):
+    """Velocity of the expert, and its pull towards wanted actions: ``(Y - x^_1)^T diag(W) dx^_1/dx_t``.
+
+    One pass forward and one back through the expert; see :func:`~specact.families.chunks.flow_euler.integrate_guided`.
+    """
+
+    def __init__(self, expert: Expert) -> None:
+        super().__init__()
+        self.expert = expert
+
+    def forward(
+        self, chunk: Tensor, time: Tensor, cache: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Both ``[B, H, A]``; the first three arguments as for the expert, ``wanted [B, H, A]``, ``weights [B, H]``."""
+        velocity, pull_back, *_ = torch.func.vjp(lambda x: self.expert(x, time, cache), chunk)
+        rest = (1.0 - time)[:, None, None]
+        missing = weights[..., None] * (wanted - (chunk + rest * velocity))
+        return velocity, missing + rest * pull_back(missing)[0]
+
+
+def write_flow_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, units: FlowUnits, half: bool) -> None:
+    """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads.
+
+    Args:
+        path: folder to write; its manifest, if any, is removed first.
+        manifest: name, env, recipe, training metrics.
+        model: as trained; its weights are rounded in place where ``half`` says so.
+        units: of its actions.
+        half: store weights as float16 (computed in float32 after loading).
+
+    Raises:
+        BundleError: if an exported network does not answer like the trained one.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").unlink(missing_ok=True)
+    model = model.eval().requires_grad_(False)
+    if half:
+        round_to_half(model)
+    modules: dict[str, nn.Module] = {
+        "encoder": model.encoder,
+        "prefix": model.prefix,
+        "expert": model.expert,
+        "guide": Guide(model.expert),
+    }
+    parity = {part: _export(part, module, model, path / NETWORKS[part], half) for part, module in modules.items()}
+    write_whole(path / FLOW_PARTS["normalisation"], save(vars(units)))
+    parameters = {part: sum(p.numel() for p in modules[part].parameters()) for part in ("encoder", "prefix", "expert")}
+    complete = {"kind": "flow", **manifest, "parity": parity, "parameters": parameters}
+    write_manifest(path, complete, model.spec, FLOW_PARTS)
+
+
+def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -> float:
+    """Exports one network and returns the largest difference found between PyTorch and ONNX Runtime."""
+    if part == "guide":
+        given = example(model, part, 1)
+        # The way back exists only in a trace, and a trace knows one batch size: guided steps go one by one anyway.
+        traced = make_fx(module, decomposition_table=dict(core_aten_decompositions().items()))(*given.values())
+        proto = to_onnx(_Named(traced), given, list(given), _OUTPUTS[part], free_batch=False)
+    else:
+        given = example(model, part, 3)
+        proto = to_onnx(module, given, list(given), _OUTPUTS[part])
+    if part == "expert":
+        # One window's cache serves any number of chunks: products broadcast over it.
+        _input(proto, "cache").type.tensor_type.shape.dim[0].dim_param = "windows"
+    if half:
+        store_as_half(proto)
+    onnx.checker.check_model(proto)
+    write_whole(file, proto.SerializeToString())
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    difference = 0.0
+    for batch in (1,) if part == "guide" else (1, 7):
+        values = example(model, part, batch)
+        wanted = module(**values)
+        found = session.run(None, {name: value.numpy() for name, value in values.items()})
+        for want, got in zip((wanted,) if isinstance(wanted, Tensor) else wanted, found, strict=True):
+            difference = max(difference, float(np.abs(want.numpy() - got).max()))
+    if difference > PARITY:
+        raise BundleError(f"{file} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
+    return difference
+
+
+def example(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
+    """Inputs of a network, by name: random, and about as large as the training data's."""
+    spec, encoder, generator = model.spec, model.encoder, torch.Generator().manual_seed(batch)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    seen = {"state": encoder.state_mean + encoder.state_std * normal(batch, spec.window, spec.state)}
+    if spec.goal:
+        seen["goal"] = encoder.goal_mean + encoder.goal_std * normal(batch, spec.goal)
+    if part == "encoder":
+        return seen
+    tokens = encoder(**seen)
+    if part == "prefix":
+        return {"tokens": tokens}
+    noisy = {
+        "chunk": normal(batch, spec.chunk, spec.actions),
+        "time": torch.rand(batch, generator=generator),
+        "cache": model.prefix(tokens),
+    }
+    if part == "expert":
+        return noisy
+    wanted = {
+        "wanted": normal(batch, spec.chunk, spec.actions),
+        "weights": torch.rand(batch, spec.chunk, generator=generator),
+    }
+    return noisy | wanted
+
+
+class _Named(nn.Module):
+    """A trace takes its arguments by position only."""
+
+    def __init__(self, traced: nn.Module) -> None:
+        super().__init__()
+        self.traced = traced
+
+    def forward(self, chunk: Tensor, time: Tensor, cache: Tensor, wanted: Tensor, weights: Tensor) -> Any:
+        return self.traced(chunk, time, cache, wanted, weights)
+
+
+def _input(proto: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
+    found: onnx.ValueInfoProto = next(entry for entry in proto.graph.input if entry.name == name)
+    return found

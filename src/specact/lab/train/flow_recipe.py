@@ -1,0 +1,90 @@
+"""The recipe of a flow policy, read from one TOML file that says ``kind = "flow"``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from specact.errors import ConfigError
+from specact.files import check_name
+from specact.lab.train.recipe import HELD_OUT
+from specact.lab.train.toml import build, read_toml
+from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
+
+
+@dataclass(frozen=True)
+class FlowRecipe:
+    """A training run of a flow-matching chunk policy.
+
+    Attributes:
+        kind: tells it from the recipes of VQ-BeT pairs.
+        bundle: name of the bundle it makes.
+        env: the environment's name.
+        data: demonstration files, relative to the data folder; empty to let the scripted expert make them.
+        generate_episodes, generate_noise: how many the expert makes, and its action noise.
+        window: T, observations the policy looks at.
+        chunk: H, actions it predicts at once.
+        layers, heads, width: of prefix and expert.
+        dropout: in both.
+        state_noise: standard deviation of the noise on training observations, in standardised units.
+        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
+        draws: times and noises per window of a batch; they share its prefix.
+        average: decay of the exponential average of the weights, which is what is exported.
+        bfloat16: whether matrix products in training run in bfloat16.
+        precision: of the exported weights.
+        seed: of everything random.
+        held_out: share of episodes kept for validation.
+    """
+
+    kind: Literal["flow"]
+    bundle: str
+    env: str
+    data: tuple[str, ...] = ()
+    generate_episodes: int = 0
+    generate_noise: float = 0.0
+    window: int = 2
+    chunk: int = 16
+    layers: int = 3
+    heads: int = 4
+    width: int = 96
+    dropout: float = 0.1
+    state_noise: float = 0.0
+    steps: int = 8000
+    batch: int = 128
+    draws: int = 2
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+    warmup: int = 200
+    average: float = 0.999
+    bfloat16: bool = True
+    precision: Literal["float16", "float32"] = "float16"
+    seed: int = 0
+    held_out: float = 0.05
+
+    def __post_init__(self) -> None:
+        sizes = ("window", "chunk", "layers", "heads", "width", "steps", "batch", "draws")
+        check_ranges(self, dict.fromkeys(sizes, COUNT))
+        not_negative = ("generate_episodes", "generate_noise", "state_noise", "weight_decay", "warmup")
+        check_ranges(self, dict.fromkeys(not_negative, NOT_NEGATIVE))
+        check_ranges(
+            self,
+            {
+                "dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "seed": SEED,
+                "held_out": HELD_OUT,
+            },
+        )  # fmt: skip
+        check_name("a bundle", self.bundle)
+        if bool(self.data) == bool(self.generate_episodes):
+            raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
+        if self.width % (2 * self.heads):
+            raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
+
+
+def load_flow_recipe(path: Path) -> FlowRecipe:
+    """Reads and checks the recipe of a flow policy.
+
+    Raises:
+        ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
+    """
+    return build(FlowRecipe, read_toml(path))

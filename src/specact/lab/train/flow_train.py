@@ -1,0 +1,60 @@
+"""``specact train`` of a flow policy: from demonstrations to a bundle; stopped, it goes on where it was."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from specact import __version__
+from specact.families.chunks.policy import ChunkSpec
+from specact.lab.envs import load_task
+from specact.lab.train import stages
+from specact.lab.train.flow import Flow
+from specact.lab.train.flow_export import write_flow_bundle
+from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.flow_stage import NAME, flow_stage, units_of
+from specact.lab.train.folder import check_free, claim, last_lines
+from specact.lab.train.loop import run
+from specact.lab.train.stages import Progress
+from specact.lab.train.train import Trained
+from specact.locks import locked
+
+
+def train_flow(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, *, threads: int = 1) -> Trained:
+    """Makes the flow policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`."""
+    torch.set_num_threads(threads)
+    check_free(out, asdict(recipe))
+    task = load_task(recipe.env)
+    made = stages.demonstrated(recipe, task, data, progress)
+    dataset = stages.prepare(made, recipe)
+    spec = ChunkSpec(
+        window=recipe.window,
+        state=made.state.shape[1],
+        goal=0 if made.goal is None else made.goal.shape[1],
+        chunk=recipe.chunk,
+        actions=made.action.shape[1],
+        rate_hz=task.rate_hz,
+    )
+    with locked(out):
+        claim(out, asdict(recipe))
+        return _train(recipe, dataset, spec, out, progress)
+
+
+def _train(recipe: FlowRecipe, dataset: stages.Dataset, spec: ChunkSpec, out: Path, progress: Progress) -> Trained:
+    stage = flow_stage(dataset, recipe, spec)
+    stage.module.load_state_dict(run(stage, out, lambda done: progress(NAME, done, recipe.steps)))
+    assert isinstance(stage.module, Flow)
+    folder = out / "bundles" / recipe.bundle
+    manifest = {
+        "name": recipe.bundle,
+        "env": recipe.env,
+        "specact": __version__,
+        "recipe": asdict(recipe),
+        "training": last_lines(out),
+    }
+    write_flow_bundle(
+        folder, manifest=manifest, model=stage.module, units=units_of(dataset), half=recipe.precision == "float16"
+    )
+    return Trained([folder], last_lines(out))

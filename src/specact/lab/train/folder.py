@@ -1,0 +1,69 @@
+"""The folder of a training run: it belongs to one recipe, and its log says how far each stage came."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specact.errors import ConfigError
+from specact.files import check_folder, write_json
+from specact.lab.train.loop import read_log
+
+
+def check_free(out: Path, recipe: dict[str, Any]) -> None:
+    """Checks that a run of this recipe may use the folder, and changes nothing; policies and bundles may be added.
+
+    Args:
+        out: the folder, which need not exist.
+        recipe: as plain values.
+
+    Raises:
+        ConfigError: if it is not a folder, cannot be read or written, or holds a run of another recipe.
+    """
+    check_folder(out)
+    file = out / "recipe.json"
+    wanted = _plain(recipe)
+    try:
+        found = json.loads(file.read_text()) if file.exists() else wanted
+        other = _fixed(found) != _fixed(wanted) or any(
+            wanted.get("policies", {}).get(name, policy) != policy for name, policy in found.get("policies", {}).items()
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}; check its permissions") from None
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{file} is damaged ({error}); choose another --out, or remove that folder") from None
+    if other:
+        raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
+
+
+def claim(out: Path, recipe: dict[str, Any]) -> None:
+    """Makes the run's folder, which belongs to the recipe from then on.
+
+    Call it when everything has been checked: a run that is refused leaves no folder.
+
+    Args:
+        out: the folder.
+        recipe: as plain values.
+
+    Raises:
+        ConfigError: as :func:`check_free`, or if it cannot be written.
+    """
+    check_free(out, recipe)
+    write_json(out / "recipe.json", _plain(recipe))
+
+
+def last_lines(out: Path) -> dict[str, Any]:
+    """The last log line of every stage: its step, and the metrics there."""
+    lines = read_log(out / "log.jsonl")
+    return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in lines}
+
+
+def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What must not change between two runs of a folder."""
+    return {key: value for key, value in recipe.items() if key not in ("policies", "bundles")}
+
+
+def _plain(recipe: dict[str, Any]) -> Any:
+    """The recipe as it comes back from JSON."""
+    return json.loads(json.dumps(recipe))

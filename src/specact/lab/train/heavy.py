@@ -1,0 +1,94 @@
+"""A bundle whose target answers as before and takes the time of a large transformer: to measure latency honestly."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import compose, helper, numpy_helper
+from torch import Tensor, nn
+
+from specact.families.codes.bundle import PARTS, Bundle
+from specact.lab.train.export import to_onnx
+from specact.runtime.manifest import write_manifest
+
+TOKENS = 10
+
+
+class _Heavy(nn.Module):
+    """A pre-norm transformer over ten tokens, with random weights; its answer is a number per row."""
+
+    def __init__(self, inputs: int, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(inputs, width)
+        self.position = nn.Parameter(0.02 * torch.randn(TOKENS, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.ModuleList([layer] + [_again(layer) for _ in range(layers - 1)])
+
+    def forward(self, state: Tensor) -> Tensor:
+        tokens = self.project(state.flatten(1))[:, None] + self.position
+        for block in self.blocks:
+            tokens = block(tokens)
+        weight: Tensor = tokens.mean(dim=(1, 2))
+        return weight
+
+
+def _again(layer: nn.TransformerEncoderLayer) -> nn.TransformerEncoderLayer:
+    width, heads = layer.self_attn.embed_dim, layer.self_attn.num_heads
+    return nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+
+
+def make_stand_in(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 768, heads: int = 12) -> None:
+    """Copies a bundle and lets its target run a large transformer besides, whose answer counts nothing.
+
+    Codes, acceptance and gates stay those of the real pair; only the target's time is another's.
+
+    Args:
+        bundle: the pair.
+        out: folder to make.
+        layers, width, heads: of the transformer.
+    """
+    out.mkdir(parents=True)
+    for part in ("tokenizer", "draft"):
+        shutil.copy(bundle.path / PARTS[part], out / PARTS[part])
+    torch.manual_seed(0)
+    spec = bundle.spec
+    heavy = _Heavy(spec.window * spec.state, layers, width, heads).eval()
+    weight = to_onnx(heavy, {"state": torch.zeros(2, spec.window, spec.state)}, ["state"], ["weight"])
+    _join(onnx.load(bundle.path / PARTS["target"]), weight, out / PARTS["target"])
+    manifest = {key: value for key, value in bundle.manifest.items() if key not in ("format", "spec", "fingerprints")}
+    write_manifest(out, manifest | {"name": f"{bundle.name}-{layers}x{width}"}, spec, PARTS)
+
+
+def _join(target: onnx.ModelProto, heavy: onnx.ModelProto, file: Path) -> None:
+    """One graph: the target's logits plus zero times what the transformer says, so that neither can be left out."""
+    heavy = compose.add_prefix(heavy, "heavy_")
+    graph = target.graph
+    for node in graph.node:
+        node.output[:] = ["own_logits" if name == "logits" else name for name in node.output]
+        node.input[:] = ["own_logits" if name == "logits" else name for name in node.input]
+    for node in heavy.graph.node:
+        node.input[:] = ["state" if name == "heavy_state" else name for name in node.input]
+    graph.node.extend(heavy.graph.node)
+    graph.initializer.extend(heavy.graph.initializer)
+    graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.zeros((), np.float32), "heavy_nothing"),
+            numpy_helper.from_array(np.array([1, 2], np.int64), "heavy_axes"),
+        ]
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Mul", ["heavy_weight", "heavy_nothing"], ["heavy_zero"]),
+            helper.make_node("Unsqueeze", ["heavy_zero", "heavy_axes"], ["heavy_shift"]),
+            helper.make_node("Add", ["own_logits", "heavy_shift"], ["logits"]),
+        ]
+    )
+    versions = {entry.domain: entry.version for entry in heavy.opset_import}
+    known = {entry.domain for entry in target.opset_import}
+    target.opset_import.extend(entry for entry in heavy.opset_import if entry.domain not in known)
+    assert all(versions.get(entry.domain, entry.version) == entry.version for entry in target.opset_import)
+    onnx.save(target, str(file))

@@ -1,0 +1,96 @@
+"""A VQ-BeT in PyTorch again, from the bundle it was exported to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor
+
+from specact.errors import ConfigError
+from specact.families.codes.bundle import PARTS, Bundle
+from specact.lab.train.quantise_fold import folded
+from specact.lab.train.recipe import PolicyRecipe
+from specact.lab.train.toml import build
+from specact.lab.train.vqbet import Shapes, Statistics, VQBeT
+
+Role = Literal["draft", "target"]
+
+_STATISTICS = ("state_mean", "state_std", "goal_mean", "goal_std")
+_EXPORTED_AS = "model."
+
+
+def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
+    """What a policy of a bundle looks like; without dropout and observation noise, which are for demonstrations.
+
+    Raises:
+        ConfigError: if the manifest does not tell.
+    """
+    spec, manifest = bundle.spec, bundle.manifest
+    try:
+        made = manifest["policies"][role].removesuffix("@snapshot")
+        settings = build(PolicyRecipe, manifest["recipe"]["policies"][made], f"policies.{made}")
+        goal_mode = manifest["recipe"]["goal"]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the manifest of {bundle.path} does not say how its {role} was made ({error} is missing); "
+            "take a bundle that specact train wrote"
+        ) from None
+    shapes = Shapes(
+        window=spec.window, state=spec.state, goal=spec.goal, image=spec.image, codebooks=spec.codebooks,
+        codes=spec.codes, chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
+    )  # fmt: skip
+    return replace(settings, dropout=0.0, state_noise=0.0), shapes
+
+
+def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
+    """A policy of a bundle, with the weights it was shipped with, looking at the newest ``window`` of T observations.
+
+    In training every position of the window predicts, each from the observations up to its own. So what looks at k
+    observations only takes the first k positions, and meets nothing there that it was not trained on.
+
+    Args:
+        bundle: made by ``specact train``, so that its manifest tells the policy's architecture.
+        role: which of the pair.
+        window: k, 1 to T.
+
+    Raises:
+        ConfigError: if the window is out of range, or the manifest does not tell the architecture.
+    """
+    recipe, shapes = architecture(bundle, role)
+    if not 1 <= window <= shapes.window:
+        raise ConfigError(f"{bundle.name!r} looks at 1 to {shapes.window} observations, got {window}")
+    # What a policy without a goal knows of goals is nothing, and not exported.
+    weights = {"goal_mean": torch.zeros(0), "goal_std": torch.ones(0)} | _weights(folded(bundle.path / PARTS[role]))
+    statistics = Statistics(*(weights[name] for name in _STATISTICS))
+    model = VQBeT(replace(shapes, window=window), recipe, statistics)
+    weights["positions"] = weights["positions"][: len(model.positions)]
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def _weights(model: onnx.ModelProto) -> dict[str, Tensor]:
+    """The parameters and buffers of an exported policy by the names they had.
+
+    The export names everything but the weights of linear layers; those are known by the bias that is added next.
+    """
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    named = {name.removeprefix(_EXPORTED_AS): value for name, value in values.items() if name.startswith(_EXPORTED_AS)}
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        bias = next((name for name in node.input if node.op_type == "Add" and name.endswith(".bias")), None)
+        if bias is None:
+            continue
+        product = next(made_by[name] for name in node.input if name != bias)
+        layer = bias.removeprefix(_EXPORTED_AS).removesuffix(".bias")
+        named[f"{layer}.weight"] = np.ascontiguousarray(values[product.input[1]].T)
+    # Masks are made anew, and transposed copies are of weights that are there already.
+    return {
+        name: torch.from_numpy(value.copy())
+        for name, value in named.items()
+        if not name.endswith((".mask", ".transposed"))
+    }

@@ -1,0 +1,236 @@
+"""A recipe: everything that decides what a training run makes, read from one TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from specact.errors import ConfigError, unknown_name
+from specact.files import check_name
+from specact.gates.settings import GateChoices
+from specact.lab.train.toml import build, read_toml
+from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
+
+HELD_OUT = Range(0, 1, open_high=True)
+_MOST_TUPLES = 2**20  # of codes; a table of so many chunks has some hundred megabytes
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """Residual VQ tokenizer.
+
+    Attributes:
+        codebooks, codes: G and K.
+        latent, hidden: widths of the latent and of the encoder's and decoder's hidden layers.
+        steps, batch, learning_rate: its own training stage.
+        decay: of the codebooks' exponential average.
+        commitment: weight of the commitment loss.
+        dead_share: a code used by a smaller share of the chunks is re-initialised.
+    """
+
+    codebooks: int = 2
+    codes: int = 16
+    latent: int = 64
+    hidden: int = 128
+    steps: int = 3000
+    batch: int = 512
+    learning_rate: float = 1e-3
+    decay: float = 0.95
+    commitment: float = 0.25
+    dead_share: float = 0.004
+
+    def __post_init__(self) -> None:
+        sizes = ("codebooks", "codes", "latent", "hidden", "steps", "batch")
+        check_ranges(self, dict.fromkeys(sizes, COUNT))
+        check_ranges(
+            self,
+            {"learning_rate": POSITIVE, "decay": BELOW_ONE, "commitment": NOT_NEGATIVE, "dead_share": BELOW_ONE},
+        )
+        if self.codes**self.codebooks > _MOST_TUPLES:
+            raise ConfigError(
+                f"{self.codes} codes in each of {self.codebooks} codebooks are {self.codes**self.codebooks} tuples; "
+                f"the device keeps a table of all of them, and at most {_MOST_TUPLES} are allowed"
+            )
+
+
+@dataclass(frozen=True)
+class PolicyRecipe:
+    """One VQ-BeT policy.
+
+    Attributes:
+        layers, heads, width: the transformer's.
+        head_width: hidden width of the code and offset heads; 0 for linear heads.
+        dropout: in the transformer.
+        sequential: whether the secondary code is predicted given the primary; only with two codebooks, and alike for
+            the policies of a bundle.
+        offset_on: which codes the offset is trained on; ``ground_truth`` makes the codes carry the action,
+            ``sampled`` (the official recipe) lets the offset undo a wrong code.
+        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
+        average: decay of the exponential average of the weights, which is what is exported.
+        focal: gamma of the focal loss.
+        primary_weight, secondary_weight, offset_weight: weights of the losses.
+        state_noise: standard deviation of the noise on training observations, in standardised units.
+        bfloat16: whether matrix products in training run in bfloat16 (about twice as fast on a CPU that has it).
+        snapshot: also keep the raw weights at this share of the steps, as ``NAME@snapshot``; 0 for never.
+    """
+
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    head_width: int = 384
+    dropout: float = 0.1
+    sequential: bool = False
+    offset_on: Literal["ground_truth", "sampled"] = "ground_truth"
+    steps: int = 4000
+    batch: int = 256
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+    warmup: int = 100
+    average: float = 0.998
+    focal: float = 2.0
+    primary_weight: float = 5.0
+    secondary_weight: float = 1.0
+    offset_weight: float = 10.0
+    state_noise: float = 0.0
+    bfloat16: bool = True
+    snapshot: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, dict.fromkeys(("layers", "heads", "width", "steps", "batch"), COUNT))
+        check_ranges(
+            self, dict.fromkeys(("head_width", "warmup", "weight_decay", "focal", "state_noise"), NOT_NEGATIVE)
+        )
+        check_ranges(self, dict.fromkeys(("primary_weight", "secondary_weight", "offset_weight"), NOT_NEGATIVE))
+        check_ranges(self, {"dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "snapshot": SHARE})
+        if self.width % self.heads:
+            raise ConfigError(f"width {self.width} must be a multiple of heads {self.heads}")
+        if self.snapshot and round(self.snapshot * self.steps) < 1:
+            raise ConfigError(
+                f"snapshot {self.snapshot:g} of {self.steps} steps is before the first one; choose a larger share"
+            )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run.
+
+    Attributes:
+        env: the environment's name.
+        data: demonstration files, relative to the data folder; empty to let the scripted expert make them.
+        generate_episodes, generate_noise: how many the expert makes, and its action noise.
+        window: T, observations a policy looks at.
+        chunk: n, actions a policy predicts at once.
+        execute: how many of them are executed before the next inference.
+        overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
+        goal: ``token`` prepends the goal to the window, ``concatenate`` adds it to every observation.
+        image: whether the policy looks through the image encoder as well.
+        temperature: of both policies' softmax when they are deployed; below 1 it makes up for the focal loss, which
+            leaves them less sure than they could be.
+        precision: of the exported weights, ``float16`` or ``float32``.
+        seed: of everything random.
+        gates: choices for the gates that serve the pairs well, see :class:`~specact.gates.settings.GateChoices`.
+        held_out: share of episodes kept for validation.
+        tokenizer: the tokenizer's recipe.
+        policies: the policies' recipes by name.
+        bundles: bundle name to (target, draft), each a policy's name or ``NAME@snapshot``.
+    """
+
+    env: str
+    data: tuple[str, ...] = ()
+    generate_episodes: int = 0
+    generate_noise: float = 0.0
+    window: int = 5
+    chunk: int = 1
+    execute: int = 1
+    overlap: Literal["drop", "average"] = "drop"
+    goal: Literal["token", "concatenate"] = "token"
+    image: bool = False
+    temperature: float = 1.0
+    precision: Literal["float16", "float32"] = "float16"
+    seed: int = 0
+    gates: dict[str, Any] = field(default_factory=dict)
+    held_out: float = 0.05
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    policies: dict[str, PolicyRecipe] = field(default_factory=dict)
+    bundles: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            {
+                "generate_episodes": NOT_NEGATIVE, "generate_noise": NOT_NEGATIVE, "window": COUNT, "chunk": COUNT,
+                "temperature": POSITIVE, "seed": SEED, "held_out": HELD_OUT,
+            },
+        )  # fmt: skip
+        GateChoices().over(self.gates)
+        if not 1 <= self.execute <= self.chunk:
+            raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
+        if bool(self.data) == bool(self.generate_episodes):
+            raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
+        if "tokenizer" in self.policies:
+            raise ConfigError("no policy may be named 'tokenizer', which is the name of a training stage")
+        for name in self.bundles:
+            check_name("a bundle", name)
+        for name, policy in self.policies.items():
+            check_name("a policy", name)
+            if policy.sequential and self.tokenizer.codebooks != 2:
+                raise ConfigError(
+                    f"policy {name!r}: sequential needs 2 codebooks, the tokenizer has {self.tokenizer.codebooks}"
+                )
+        made = {f"{n}{end}" for n, p in self.policies.items() for end in ("", "@snapshot") if p.snapshot or not end}
+        for name, pair in self.bundles.items():
+            for policy_name in pair:
+                if policy_name not in made:
+                    raise unknown_name("policy of a bundle", policy_name, made)
+            if len({self.policy(policy_name).sequential for policy_name in pair}) > 1:
+                raise ConfigError(
+                    f"bundle {name!r}: one of {' and '.join(pair)} is sequential and the other is not, and their codes "
+                    "could not be verified; set sequential alike for both"
+                )
+
+    def policy(self, made: str) -> PolicyRecipe:
+        """The recipe of what a bundle names: a policy, or its snapshot."""
+        return self.policies[made.removesuffix("@snapshot")]
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Reads and checks a recipe.
+
+    A policy may say ``like = "other"`` and list only what differs.
+
+    Raises:
+        ConfigError: if the file is missing, is not TOML, makes no bundle, or holds an unknown key or a value that its
+            key does not allow.
+    """
+    raw = read_toml(path)
+    recipe = build(Recipe, raw | {"policies": _written_out(raw.get("policies", {}))})
+    if not recipe.bundles:
+        raise ConfigError(f'{path} makes no bundle; add [bundles] with at least one line NAME = ["TARGET", "DRAFT"]')
+    return recipe
+
+
+def _written_out(policies: Any) -> Any:
+    """The policies with what ``like`` refers to; what is not a table is left for the check of types."""
+    if not isinstance(policies, dict) or not all(isinstance(policy, dict) for policy in policies.values()):
+        return policies
+    whole: dict[str, Any] = {}
+    for name, policy in policies.items():
+        base: Any = policy.get("like")
+        if base is None:
+            whole[name] = policy
+            continue
+        if not isinstance(base, str) or base not in policies:
+            raise unknown_name(f"policy in like of {name!r}", str(base), policies)
+        # One that is written below may be referred to as well, unless it refers to another one itself.
+        source: dict[str, Any] = whole[base] if base in whole else policies[base]
+        if "like" in source:
+            raise ConfigError(f"policies.{name}.like: the policy {base!r} has like as well; move it above {name!r}")
+        whole[name] = {**source, "snapshot": 0.0, **{key: policy[key] for key in policy if key != "like"}}
+    return whole
+
+
+def as_dict(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain values, for a manifest."""
+    return dataclasses.asdict(recipe)

@@ -1,0 +1,219 @@
+"""The control loop of a robot: observe, act, wait for the next tick; it is never early and never catches up.
+
+However it ends, the robot is told to stop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.clock import Clock
+from specact.errors import ConfigError, ObservationError
+from specact.interrupts import Interrupts
+from specact.observation import Observation
+from specact.policy import SpeculativePolicy
+from specact.types import StepRecord
+
+
+class Robot(Protocol):
+    """Anything with sensors and actuators.
+
+    It may also have ``stop()``, without arguments, which brings it to a standstill in its own way: :func:`run_loop`
+    calls it when it ends, instead of sending the stop action.
+    """
+
+    def observe(self) -> Observation:
+        """The latest observation, see :meth:`~specact.policy.SpeculativePolicy.act`; never None."""
+        ...
+
+    def act(self, action: NDArray[np.float32]) -> Any:
+        """Executes one action ``[A]``, in the environment's units."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One control period.
+
+    Attributes:
+        late_s: how much later than planned it began [s].
+        stall_s: how long the policy took to choose the action [s].
+        record: of the inference in it, or None where the last chunk played on or nothing could be inferred.
+        acted: False where no action was sent because choosing it took so long that its observation was too old.
+        unusable: why the observation could not be used, or None. The fallback's action was sent then.
+    """
+
+    late_s: float
+    stall_s: float
+    record: StepRecord | None
+    acted: bool = True
+    unusable: ObservationError | None = None
+
+
+class Journal:
+    """What a control loop went through, in numbers; its :meth:`note` takes the ticks.
+
+    Args:
+        period_s: the control period [s].
+    """
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._stalls: list[float] = []
+        self._lateness: list[float] = []
+        self._inferences: list[float] = []
+        self._transmitted = self._ahead = self._outdated = 0
+        self._misses: Counter[str] = Counter()
+        self._unusable: Counter[str] = Counter()
+
+    def note(self, tick: Tick) -> None:
+        """Takes in one tick."""
+        self._stalls.append(tick.stall_s)
+        self._lateness.append(tick.late_s)
+        self._outdated += not tick.acted
+        if tick.unusable is not None:
+            self._unusable[tick.unusable.cause] += 1
+        if tick.record is not None:
+            self._inferences.append(tick.stall_s)
+            self._transmitted += tick.record.decision.transmit
+            self._ahead += tick.record.sent_ahead
+            if tick.record.miss is not None:
+                self._misses[tick.record.miss] += 1
+
+    def summary(self) -> dict[str, Any]:
+        """All of it as plain values.
+
+        Returns:
+            ``ticks``; ``overruns``: control periods lost because ticks began late; ``longest_lateness_ms`` of a tick's
+            beginning; ``longest_stall_ms`` of the policy; ``unusable``: ticks without a usable observation, by cause;
+            ``outdated``: ticks whose action came too late to be sent; ``inferences``, ``transmission_rate``,
+            ``sent_ahead``; ``misses`` by cause; and ``inference_ms``, quantiles of a tick that infers.
+        """
+        count = len(self._inferences)
+        quantiles = np.quantile(self._inferences, (0.5, 0.95, 0.99)).tolist() if count else (None, None, None)
+        return {
+            "ticks": len(self._stalls),
+            # Every late tick moves all those after it.
+            "overruns": int(sum(self._lateness) / self._period_s + 1e-9),
+            "longest_lateness_ms": 1e3 * max(self._lateness, default=0.0),
+            "longest_stall_ms": 1e3 * max(self._stalls, default=0.0),
+            "unusable": dict(self._unusable),
+            "outdated": self._outdated,
+            "inferences": count,
+            "transmission_rate": self._transmitted / count if count else None,
+            "sent_ahead": self._ahead / count if count else None,
+            "misses": dict(self._misses),
+            "inference_ms": {
+                name: None if value is None else 1e3 * value
+                for name, value in zip(("p50", "p95", "p99"), quantiles, strict=True)
+            },
+        }
+
+
+def run_loop(
+    robot: Robot,
+    policy: SpeculativePolicy,
+    period_s: float,
+    clock: Clock,
+    proceed: Callable[[], bool],
+    note: Callable[[Tick], None],
+) -> None:
+    """Runs until ``proceed`` says no, and stops the robot, however it ends: with ``stop()`` or with the stop action.
+
+    An observation that cannot be used ends the loop before the first action of the policy's episode; later the fallback
+    says what is done, see :meth:`~specact.policy.SpeculativePolicy.act_unseeing`. An action whose observation is older
+    than the policy's ``max_chunk_age_s`` when it is chosen is not sent: the next tick begins at once, and sends what it
+    chooses.
+
+    In the main thread SIGINT, SIGTERM and SIGHUP end the loop with :class:`~specact.interrupts.Interrupted`; while the
+    robot is being stopped they wait.
+
+    Args:
+        robot: what is controlled.
+        policy: chooses the actions; reset by the caller.
+        period_s: control period [s].
+        clock: what ticks.
+        proceed: asked before every tick.
+        note: told of every tick after it.
+
+    Raises:
+        ConfigError: if the period is not positive.
+        ObservationError: if there is no usable observation before the first action.
+        Interrupted: for a signal.
+    """
+    if not period_s > 0.0:
+        raise ConfigError(f"a control period must be positive, got {period_s} s")
+    with Interrupts() as interrupts:
+        try:
+            _tick(robot, policy, period_s, clock, proceed, note)
+        except BaseException as error:
+            interrupts.held = True
+            try:
+                stop(robot, policy)
+            except BaseException as second:  # noqa: BLE001 - what went wrong first is what has to be known
+                error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
+            raise
+        interrupts.held = True
+        stop(robot, policy)
+    interrupts.raise_received()
+
+
+def stop(robot: Robot, policy: SpeculativePolicy) -> None:
+    """Makes a robot stand still, as far as that is known: its own ``stop()``, otherwise the policy's stop action.
+
+    Where ``stop()`` fails the stop action is sent before its error is raised.
+    """
+    own, still = getattr(robot, "stop", None), policy.stop_action
+    stopped = False
+    try:
+        if callable(own):
+            own()
+            stopped = True
+    finally:
+        if not stopped and still is not None:
+            robot.act(still)
+
+
+def _tick(
+    robot: Robot,
+    policy: SpeculativePolicy,
+    period_s: float,
+    clock: Clock,
+    proceed: Callable[[], bool],
+    note: Callable[[Tick], None],
+) -> None:
+    planned = due = clock.now()
+    acted = True
+    while proceed():
+        began, before = clock.now(), policy.record
+        unusable = None
+        try:
+            action = policy.act(robot.observe())
+        except ObservationError as error:
+            unusable, action = error, policy.act_unseeing(error)
+        stall = clock.now() - began
+        # One tick in a row at most: where every inference takes that long, late actions are all there is.
+        acted = unusable is not None or policy.stopped or not acted or not policy.expired
+        if acted:
+            robot.act(action)
+        note(Tick(began - planned, stall, _inference(before, policy.record), acted, unusable))
+        planned = due = due + period_s
+        now = clock.now()
+        if now > due or not acted:
+            # Late: the next tick is due now; the ones that were missed are not made up for in a rush.
+            due = now
+        else:
+            clock.sleep(due - now)
+
+
+def _inference(before: StepRecord | None, after: StepRecord | None) -> StepRecord | None:
+    """The record of an inference between two moments, or None if there was none; a late verdict changes a record."""
+    if before is not None and after is not None and (before.episode, before.step) == (after.episode, after.step):
+        return None
+    return after

@@ -1,0 +1,171 @@
+"""A bundle's manifest: what kind of bundle it is, and which files it was written for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from specact.errors import BundleError
+from specact.files import is_name, write_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FORMAT = 1
+Kind = Literal["pair", "flow"]
+_KINDS: dict[Kind, str] = {
+    "pair": "a pair of draft and target, which load_bundle reads",
+    "flow": "a flow policy, which load_flow reads",
+}
+# What is read of a manifest, and what it must be.
+_ENTRIES: dict[type, tuple[str, ...]] = {
+    str: ("name", "kind", "env", "head"),
+    dict: ("spec", "fingerprints", "gates", "recipe", "policies", "training", "parity", "parameters", "distilled"),
+}
+_CALLED: dict[type, str] = {str: "a text", dict: "an object"}
+
+
+@dataclasses.dataclass(frozen=True)
+class BundleFolder:
+    """What every loaded bundle is, whatever kind of policy it holds.
+
+    Attributes:
+        path: its folder.
+        manifest: the whole manifest: recipe, training metrics, parity, fingerprints.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["name"])
+
+    @property
+    def env(self) -> str:
+        """Name of the environment it was trained for."""
+        return str(self.manifest["env"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all parts together: what a calibration has to have been made for."""
+        return hashlib.sha256("".join(self.manifest["fingerprints"].values()).encode()).hexdigest()[:16]
+
+
+def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of a bundle whose parts are all there and are those it was written for.
+
+    Args:
+        path: the bundle's folder.
+        kind: what it must hold.
+        parts: the files that belong to it, by the name of the part.
+
+    Raises:
+        BundleError: if a part is missing or another, the manifest cannot be read, or the bundle is of another kind.
+    """
+    manifest, file = _parsed(path), path / "manifest.json"
+    found = _kind(manifest)
+    if found != kind:
+        holds = _KINDS.get(found, f"of a kind that this version does not know, {found!r}")
+        raise BundleError(f"the bundle {path} is {holds}; this needs {_KINDS[kind]}")
+    fingerprints = manifest["fingerprints"]
+    unknown = parts.keys() - fingerprints.keys()
+    if unknown:
+        raise BundleError(f"{file} has no fingerprint of {', '.join(sorted(unknown))}; export the bundle again")
+    if manifest["format"] != FORMAT:
+        raise BundleError(
+            f"the bundle {path} has format {manifest['format']!r:.20}, this version of specact reads {FORMAT}; "
+            "export it again with this version"
+        )
+    for part, name in parts.items():
+        if part not in left_out(manifest):
+            _check_part(path / name, part, fingerprints[part])
+    return manifest
+
+
+def left_out(manifest: Mapping[str, Any]) -> Sequence[str]:
+    """The parts that this copy of a bundle does without; its fingerprints are those of the whole bundle."""
+    found: Sequence[str] = manifest.get("left_out", ())
+    return found
+
+
+def write_manifest(path: Path, manifest: dict[str, Any], spec: DataclassInstance, parts: Mapping[str, str]) -> None:
+    """Completes a manifest with format, spec and fingerprints of the parts in ``path`` and writes it."""
+    complete = {
+        "format": FORMAT,
+        **manifest,
+        "spec": dataclasses.asdict(spec),
+        "fingerprints": {part: fingerprint_of(path / file) for part, file in parts.items()},
+    }
+    write_json(path / "manifest.json", complete)
+
+
+def kind_of(path: Path) -> Kind:
+    """What a bundle's folder holds, as far as its manifest says.
+
+    Raises:
+        BundleError: if the manifest cannot be read.
+    """
+    return _kind(_parsed(path))
+
+
+def fingerprint_of(path: Path) -> str:
+    """First 16 hex digits of the SHA-256 of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _kind(manifest: dict[str, Any]) -> Kind:
+    kind: Kind = manifest.get("kind", "pair")  # pairs were there first, and their manifests do not say it
+    return kind
+
+
+def _check_part(file: Path, part: str, wanted: str) -> None:
+    if not file.is_file():
+        raise BundleError(f"the bundle {file.parent} has no {file.name}; copy the whole folder, or export it again")
+    found = fingerprint_of(file)
+    if found != wanted:
+        raise BundleError(
+            f"{file} has fingerprint {found}, but the manifest was written for {wanted}: "
+            f"the {part} is damaged or belongs to another bundle; copy the whole folder again"
+        )
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    file = path / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise BundleError(
+            f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
+        ) from None
+    except OSError as error:
+        raise BundleError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of text, of JSON, or of a number; or lists in lists in lists
+        raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
+    if not isinstance(manifest, dict):
+        raise BundleError(f"{file} holds no JSON object; copy the bundle again, or export it again")
+    missing = [key for key in ("format", "name", "env", "spec", "fingerprints") if key not in manifest]
+    if missing:
+        raise BundleError(f"{file} lacks {', '.join(missing)}; copy the bundle again, or export it again")
+    for kind, keys in _ENTRIES.items():
+        for key in keys:
+            if key in manifest and not isinstance(manifest[key], kind):
+                raise _unfit(file, key, _CALLED[kind], manifest[key])
+    if not is_name(manifest["name"]):
+        raise _unfit(file, "name", "1 to 64 of the characters A-Z a-z 0-9 . _ + -", manifest["name"])
+    for part, fingerprint in manifest["fingerprints"].items():
+        if not isinstance(fingerprint, str):
+            raise _unfit(file, f"fingerprint of {part}", "a text", fingerprint)
+    if manifest.get("left_out", ["target"]) != ["target"]:
+        raise _unfit(file, "left_out", '["target"]', manifest["left_out"])
+    return manifest
+
+
+def _unfit(file: Path, key: str, wanted: str, found: object) -> BundleError:
+    return BundleError(
+        f"the {key} in {file} must be {wanted}, it is {found!r:.60}; copy the bundle again, or export it again"
+    )

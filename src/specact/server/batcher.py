@@ -1,0 +1,205 @@
+"""The thread that owns the target: it takes what is queued when it becomes free, and computes nothing in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specact.errors import WireError
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import CodePolicy, PolicySpec
+from specact.families.codes.timing import measure_inference
+from specact.families.codes.tokenizer import ActionTokenizer
+from specact.rng import Role, stream
+from specact.sampling import verify
+from specact.server.settings import ServerSettings
+from specact.server.turns import FairQueue, Lane, queue_full
+from specact.types import CodeDistribution, Verdict
+from specact.wire.checks import bad
+from specact.wire.protocol import ErrorCode
+from specact.wire.request import InferRequest, Request, VerifyRequest
+
+_log = logging.getLogger("specact.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the target made of a request.
+
+    Attributes:
+        target: its distribution; ``verdict`` and ``chunk`` where the server sampled.
+        queued_s, target_s: how long the request waited, and the inference took.
+        batch: requests in that inference.
+    """
+
+    target: CodeDistribution
+    verdict: Verdict | None
+    chunk: np.ndarray | None
+    queued_s: float
+    target_s: float
+    batch: int
+
+
+@dataclass(slots=True)
+class Job:
+    """A request, when its frame came in [s, monotonic clock], and who waits for its result."""
+
+    request: Request
+    arrived: float
+    future: asyncio.Future[Result]
+
+    def alive(self, now: float) -> bool:
+        """Whether its time is not up, and somebody waits: nobody does where the connection is gone."""
+        return not self.future.cancelled() and now - self.arrived <= self.request.deadline_ms / 1e3
+
+
+class TargetWorker:
+    """Micro-batching without waiting: the batch is what came in while the last one was computed, robots in turn.
+
+    Args:
+        bundle: whose target it owns.
+        settings: how many requests it takes on, and how large batches are.
+    """
+
+    def __init__(self, bundle: Bundle, settings: ServerSettings) -> None:
+        self._policy: CodePolicy = bundle.target
+        self._spec: PolicySpec = bundle.spec
+        self._tokenizer: ActionTokenizer = bundle.tokenizer
+        self._max_batch, self._max_queue = settings.max_batch, settings.max_queue
+        self._max_wait_s = settings.max_wait_ms / 1e3
+        self._queue = FairQueue[Job](settings.max_queue, settings.max_under_way)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="specact target", daemon=True)
+        self.ready = False
+
+    def start(self) -> None:
+        """Warms the target up and starts taking requests."""
+        measure_inference(self._policy, self._spec, repeats=20)
+        self._thread.start()
+        self.ready = True
+
+    def stop(self) -> None:
+        """Ends the thread; what is still queued is answered first."""
+        with self._changed:
+            self._closing, self.ready = True, False
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait now."""
+        return len(self._queue)
+
+    def lane(self) -> Lane[Job]:
+        """Where the requests of one robot wait; robots are served in turn."""
+        return self._queue.lane()
+
+    def submit(self, lane: Lane[Job], request: Request, arrived: float) -> asyncio.Future[Result]:
+        """Queues a request; call it on the event loop that awaits the result.
+
+        Args:
+            lane: of the robot, from :meth:`lane`.
+            request: checked already.
+            arrived: when its frame came in, in seconds of the monotonic clock.
+
+        Raises:
+            WireError: ``overloaded`` if the queue or the robot's lane is full, ``shutting_down`` if it is closed;
+                as the future's exception ``overloaded`` if it made room for a robot that has less in the queue,
+                ``expired`` if the deadline passed first, ``internal`` if the target failed.
+        """
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        with self._changed:
+            if self._closing:
+                raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
+            displaced = self._queue.put(lane, Job(request, arrived, future))
+            self._changed.notify()
+        if displaced is not None:
+            _resolve_on_their_loops([(displaced, queue_full(self._max_queue))])
+        return future
+
+    def _work(self) -> None:
+        while batch := self._take():
+            jobs, late = batch
+            outcomes: list[tuple[Job, Result | WireError]] = [
+                (job, WireError(ErrorCode.EXPIRED, "the deadline passed in the queue")) for job in late
+            ]
+            if jobs:
+                outcomes += zip(jobs, self._answer(jobs, time.monotonic()), strict=True)
+            _resolve_on_their_loops(outcomes)
+
+    def _take(self) -> tuple[list[Job], list[Job]] | None:
+        """The next batch, and what needs no answer any more; None when it is time to end."""
+        with self._changed:
+            while not self._queue and not self._closing:
+                self._changed.wait()
+            if self._max_wait_s > 0.0:
+                until = time.monotonic() + self._max_wait_s
+                while len(self._queue) < self._max_batch and (left := until - time.monotonic()) > 0.0:
+                    if self._closing:
+                        break
+                    self._changed.wait(left)
+            if not self._queue:
+                return None
+            now = time.monotonic()
+            return self._queue.take(self._max_batch, lambda job: job.alive(now))
+
+    def _answer(self, jobs: Sequence[Job], started: float) -> list[Result | WireError]:
+        try:
+            targets = self._policy.infer_batch([job.request.window for job in jobs])
+            sampled = [self._sample(job.request, target) for job, target in zip(jobs, targets, strict=True)]
+        # The border of the process: whatever the runtime raises, the server lives on and says nothing of its inside.
+        except Exception:  # noqa: BLE001
+            _log.exception("the target failed")
+            return [WireError(ErrorCode.INTERNAL, "the target failed; see the server's log") for _ in jobs]
+        spent = time.monotonic() - started
+        return [
+            found if isinstance(found, WireError) else Result(target, *found, started - job.arrived, spent, len(jobs))
+            for job, target, found in zip(jobs, targets, sampled, strict=True)
+        ]
+
+    def _sample(
+        self, request: Request, target: CodeDistribution
+    ) -> tuple[Verdict | None, np.ndarray | None] | WireError:
+        """Verdict and chunk, where the server samples; one request's fault is no other's in its batch."""
+        # An observation far beyond those of training overflows inside.
+        if not np.isfinite(target.probs).all() or not np.isfinite(target.offsets).all():
+            return bad("the target has no finite answer to this observation")
+        if isinstance(request, InferRequest):
+            return None, None
+        return verdict_of(request, target, self._tokenizer)
+
+
+def verdict_of(
+    request: VerifyRequest, target: CodeDistribution, tokenizer: ActionTokenizer
+) -> tuple[Verdict, np.ndarray]:
+    """What a device with this target would have drawn itself: the same code, with the same random stream."""
+    seed, robot, episode, step = request.address
+    draft = CodeDistribution(request.draft_probs, target.offsets, request.draft_conditional)
+    rng = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step)
+    verdict = verify(target, draft, request.codes, rng)
+    return verdict, tokenizer.decode(verdict.codes, target.offsets)
+
+
+def _resolve_on_their_loops(outcomes: Sequence[tuple[Job, Result | WireError]]) -> None:
+    for loop in {job.future.get_loop() for job, _ in outcomes}:
+        own = [(job, outcome) for job, outcome in outcomes if job.future.get_loop() is loop]
+        loop.call_soon_threadsafe(_resolve, own)
+
+
+def _resolve(outcomes: Sequence[tuple[Job, Result | WireError]]) -> None:
+    for job, outcome in outcomes:
+        # Cancelled where its connection is gone.
+        if job.future.done():
+            continue
+        if isinstance(outcome, WireError):
+            job.future.set_exception(outcome)
+        else:
+            job.future.set_result(outcome)

@@ -1,0 +1,30 @@
+"""The soft mask of real-time chunking."""
+
+import math
+
+import numpy as np
+import pytest
+
+from specact.execution.inpainting import handover, soft_mask
+
+
+def test_the_mask_is_the_papers() -> None:
+    """d = 2, H - s = 5 of H = 8, by hand: c = 3/4, 2/4, 1/4."""
+    fading = [c * (math.exp(c) - 1) / (math.e - 1) for c in (0.75, 0.5, 0.25)]
+    np.testing.assert_allclose(soft_mask(2, 5, 8), [1, 1, *fading, 0, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("certain", "foreseen"), [(0, 0), (0, 8), (3, 3), (8, 8), (1, 6)])
+def test_it_falls_from_certain_to_nothing(certain: int, foreseen: int) -> None:
+    mask = soft_mask(certain, foreseen, 8)
+    assert mask.dtype == np.float32 and mask.shape == (8,)
+    assert (mask[:certain] == 1).all() and (mask[foreseen:] == 0).all()
+    between = mask[certain:foreseen]
+    assert ((between > 0) & (between < 1)).all() and (np.diff(between) < 0).all()
+
+
+def test_the_old_actions_come_first() -> None:
+    rest = np.arange(6, dtype=np.float32).reshape(3, 2)
+    told = handover(rest, 1, 5)
+    assert np.array_equal(told.actions[:3], rest) and told.actions.shape == (5, 2)
+    assert np.array_equal(told.weights, soft_mask(1, 3, 5))

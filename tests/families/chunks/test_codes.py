@@ -1,0 +1,71 @@
+"""A VQ-BeT as a chunk policy does what the agent does with the same numbers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact import SpeculativePolicy, gates, load_bundle
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.codes import CodeChunks
+from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, Inpainting
+from specact.observation import ObservationWindow
+from specact.rng import Role, stream
+
+
+def observation(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"state": rng.normal(size=8).astype(np.float32), "goal": rng.normal(size=2).astype(np.float32)}
+
+
+def test_the_chunk_is_the_one_an_agent_executes(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    policy: ChunkPolicy = CodeChunks(bundle.draft, bundle.tokenizer, bundle.spec)
+    assert policy.spec == ChunkSpec(window=2, state=8, goal=2, chunk=2, actions=2, rate_hz=20.0)
+    assert not policy.inpaints
+    agent, window = SpeculativePolicy(bundle, gates.Never(), seed=5), ObservationWindow(policy.spec)
+    for step in range(8):
+        seen = observation(step)
+        action = agent.act(seen)
+        chunk = policy.infer(window.push(seen), stream(5, Role.DRAFT, step=step))
+        assert chunk.shape == (2, 2) and chunk.dtype == np.float32
+        np.testing.assert_array_equal(chunk[0], action)  # the tiny bundle executes one action of two
+
+
+def test_it_draws_and_is_a_function_of_the_generator(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    policy = CodeChunks(bundle.target, bundle.tokenizer, bundle.spec)
+    window = ObservationWindow(policy.spec).push(observation(0))
+    drawn = {policy.infer(window, np.random.default_rng(seed)).tobytes() for seed in range(20)}
+    assert len(drawn) > 1
+    assert policy.infer(window, np.random.default_rng(3)).tobytes() in drawn
+
+
+def test_it_says_that_it_cannot_inpaint(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    policy = CodeChunks(bundle.target, bundle.tokenizer, bundle.spec)
+    window = ObservationWindow(policy.spec).push(observation(0))
+    last = Inpainting(np.zeros((2, 2), np.float32), np.ones(2, np.float32))
+    with pytest.raises(ConfigError, match="cannot inpaint"):
+        policy.infer(window, np.random.default_rng(0), last)
+
+
+@pytest.mark.parametrize("wrong", [{"window": 0}, {"chunk": 0}, {"actions": 0}, {"goal": -1}, {"rate_hz": 0.0}])
+def test_sizes_that_no_policy_can_have(wrong: dict[str, int]) -> None:
+    sizes = {"window": 1, "state": 1, "goal": 0, "chunk": 1, "actions": 1, "rate_hz": 1.0} | wrong
+    with pytest.raises(BundleError, match="its manifest says"):
+        ChunkSpec(**sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "sentence"),
+    [
+        ((3,), np.ones(3), r"needs actions \[H, A\]"),
+        ((3, 2), np.ones(2), r"needs actions \[H, A\] and weights \[H\], got \(3, 2\) and \(2,\)"),
+        ((3, 2), np.array([1.0, 0.5, -0.1]), r"must lie in \[0, 1\]"),
+        ((3, 2), np.array([1.0, 0.5, np.nan]), r"must lie in \[0, 1\]"),
+    ],
+)
+def test_inpainting_that_says_nothing_clear(shape: tuple[int, ...], weights: np.ndarray, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Inpainting(np.zeros(shape, np.float32), weights.astype(np.float32))

@@ -1,0 +1,197 @@
+"""A flow policy on ONNX Runtime: what its networks answer, and what is made of it."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError, ObservationError
+from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.families.chunks.flow import FlowPolicy
+from specact.families.chunks.flow_networks import Array
+from specact.families.chunks.policy import ChunkPolicy, Inpainting
+from specact.lab.envs import load_task
+from specact.observation import ObservationWindow
+from specact.types import Window
+
+SHELF = Path(__file__).parents[3] / "pretrained"
+PUSHT = SHELF / "pusht-flow"
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_flow: Path) -> FlowBundle:
+    return load_flow(tiny_flow)
+
+
+def some_window(seed: int = 0) -> Window:
+    rng = np.random.default_rng(seed)
+    return Window(0.5 * rng.standard_normal((2, 8), dtype=np.float32), 0.5 * rng.standard_normal(2, dtype=np.float32))
+
+
+def noisy(count: int) -> tuple[Array, Array]:
+    rng = np.random.default_rng(count)
+    return rng.standard_normal((count, 6, 2), dtype=np.float32), rng.random(count, dtype=np.float32)
+
+
+def test_one_cache_serves_many_chunks_and_times(bundle: FlowBundle) -> None:
+    """What a method needs that drafts and verifies several Euler steps at once."""
+    networks, (chunks, times) = bundle.networks, noisy(7)
+    cache = networks.cache(some_window())
+    assert cache.shape == (1, 2, 2, 2, 3, 8)  # layers, keys and values, heads, goal and two observations, width
+    together = networks.velocity(chunks, times, cache)
+    for chunk, time, velocity in zip(chunks, times, together, strict=True):
+        np.testing.assert_allclose(networks.velocity(chunk[None], time[None], cache)[0], velocity, atol=1e-5)
+    assert np.abs(together - networks.velocity(chunks, 1.0 - times, cache)).max() > 0.01
+    assert np.abs(together - networks.velocity(chunks, times, networks.cache(some_window(1)))).max() > 0.01
+
+
+def test_as_many_caches_as_chunks(bundle: FlowBundle) -> None:
+    networks, (chunks, times) = bundle.networks, noisy(3)
+    caches = [networks.cache(some_window(seed)) for seed in range(3)]
+    together = networks.velocity(chunks, times, np.concatenate(caches))
+    for row in range(3):
+        alone = networks.velocity(chunks[row : row + 1], times[row : row + 1], caches[row])
+        np.testing.assert_allclose(alone[0], together[row], atol=1e-5)
+
+
+def test_a_chunk_is_the_sum_of_its_euler_steps(bundle: FlowBundle) -> None:
+    policy: ChunkPolicy = bundle.policy(steps=3)
+    assert policy.inpaints
+    x = np.random.default_rng(5).standard_normal((1, 6, 2), dtype=np.float32)
+    cache = bundle.networks.cache(some_window())
+    for step in range(3):
+        x = x + bundle.networks.velocity(x, np.array([step / 3], np.float32), cache) / np.float32(3)
+    found = policy.infer(some_window(), np.random.default_rng(5))
+    np.testing.assert_allclose(found, bundle.units.to_environment(x[0]), atol=1e-5)
+    assert found.shape == (6, 2) and found.dtype == np.float32
+    assert not np.allclose(found, policy.infer(some_window(), np.random.default_rng(6)))
+    assert not np.allclose(found, bundle.policy(steps=1).infer(some_window(), np.random.default_rng(5)))
+
+
+def test_actions_stay_within_what_was_demonstrated(bundle: FlowBundle) -> None:
+    units = bundle.units
+    wild = units.to_environment(np.array([[9.0, -9.0], [0.0, 0.0]], np.float32))
+    np.testing.assert_array_equal(wild[0], [units.high[0], units.low[1]])
+    np.testing.assert_array_equal(wild[1], units.centre)
+    inside = (0.3 * units.low + 0.7 * units.high).astype(np.float32)
+    np.testing.assert_allclose(units.to_environment(units.to_flow(inside)), inside, rtol=1e-5)
+
+
+def test_the_pull_is_the_exact_gradient(bundle: FlowBundle) -> None:
+    """``g . d = (Y - x^_1)^T diag(W) dx^_1/dx d`` in random directions d, by central differences of the expert itself.
+
+    Taking the Jacobian for the identity, as some do to save the way back, is far off.
+    """
+    networks, rng = bundle.networks, np.random.default_rng(0)
+    cache, (wanted, _) = networks.cache(some_window()), noisy(1)
+    chunk, weights = rng.standard_normal((1, 6, 2), dtype=np.float32), rng.random((1, 6), dtype=np.float32)
+    worst, identity = 0.0, 0.0
+    for time in (0.0, 0.4, 0.9):
+        now = np.array([time], np.float32)
+        velocity, pull = networks.guide(chunk, now, cache, wanted, weights)
+        np.testing.assert_allclose(velocity, networks.velocity(chunk, now, cache), atol=1e-5)
+        missing = weights[..., None] * (wanted - (chunk + (1 - now) * velocity))
+        for _ in range(5):
+            way = rng.standard_normal(chunk.shape, dtype=np.float32)
+            ends = [chunk + side * 0.003 * way for side in (-1, 1)]
+            low, high = (end + (1 - now) * networks.velocity(end, now, cache) for end in ends)
+            slope = float((missing * (high - low)).sum()) / 0.006
+            worst = max(worst, abs(float((pull * way).sum()) - slope))
+            identity = max(identity, abs(float((missing * way).sum()) - slope))
+    assert worst < 0.02
+    assert identity > 0.2
+
+
+def test_inpainting_without_weights_changes_nothing_even_where_there_is_nothing_to_read(bundle: FlowBundle) -> None:
+    nothing = Inpainting(np.full((6, 2), np.nan, np.float32), np.zeros(6, np.float32))
+    policy = bundle.policy(steps=4)
+    free = policy.infer(some_window(), np.random.default_rng(1))
+    np.testing.assert_allclose(policy.infer(some_window(), np.random.default_rng(1), nothing), free, atol=1e-5)
+
+
+def test_what_cannot_be_used_is_refused(bundle: FlowBundle) -> None:
+    for steps, beta in ((0, 5.0), (1, -1.0), (1, float("nan"))):
+        with pytest.raises(ConfigError, match="at least 1 step"):
+            FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=steps, beta=beta)
+    short = Inpainting(np.zeros((5, 2), np.float32), np.zeros(5, np.float32))
+    with pytest.raises(ConfigError, match=r"chunks are \(6, 2\), the actions to inpaint are \(5, 2\)"):
+        bundle.policy().infer(some_window(), np.random.default_rng(0), short)
+    lost = Window(np.full((2, 8), np.nan, np.float32), np.zeros(2, np.float32))
+    with pytest.raises(ObservationError, match="not finite"):
+        bundle.policy().infer(lost, np.random.default_rng(0))
+
+
+def pusht_windows(count: int) -> list[Window]:
+    """Moments of PushT, half a second apart, under the policy itself."""
+    bundle, env = load_flow(PUSHT), load_task("pusht").make()
+    policy, window = bundle.policy(steps=4), ObservationWindow(bundle.spec)
+    seen = window.push(env.reset(seed=7)[0])
+    windows = []
+    for number in range(count):
+        windows.append(seen)
+        for action in policy.infer(seen, np.random.default_rng(number))[:5]:
+            seen = window.push(env.step(action)[0])
+    return windows
+
+
+def test_a_guided_chunk_goes_on_from_the_last_one() -> None:
+    """Real-time chunking on the policy that is shipped.
+
+    The last chunk was drawn 0.5 s earlier; its next 4 actions will run whatever the new one says. A guided chunk begins
+    with them, a free one does not, and what follows is as smooth at the seam as anywhere: pasted over it is not.
+    """
+    bundle = load_flow(PUSHT)
+    policy, known = bundle.policy(steps=10), 4
+    weights = (np.arange(bundle.spec.chunk) < known).astype(np.float32)
+    misses: dict[str, list[float]] = {"free": [], "guided": []}
+    jumps: dict[str, list[float]] = {"within": [], "guided": [], "pasted": []}
+    windows = pusht_windows(20)
+    for number, (before, now) in enumerate(itertools.pairwise(windows)):
+        last = policy.infer(before, np.random.default_rng(number))
+        given = np.concatenate([last[5:], np.zeros((5, 2), np.float32)])
+        rng = np.random.default_rng(100 + number)
+        free = policy.infer(now, rng)
+        guided = policy.infer(now, np.random.default_rng(100 + number), Inpainting(given, weights))
+        pasted = np.concatenate([given[:known], free[known:]])
+        for name, chunk in (("free", free), ("guided", guided)):
+            misses[name].append(float(np.abs(chunk[:known] - given[:known]).mean()))
+        for name, chunk in (("guided", guided), ("pasted", pasted)):
+            jumps[name].append(float(np.abs(chunk[known] - chunk[known - 1]).mean()))
+        jumps["within"].append(float(np.abs(np.diff(free, axis=0)).mean()))
+    assert np.mean(misses["guided"]) < 0.4 * np.mean(misses["free"])
+    usual = np.mean(jumps["within"])
+    assert np.mean(jumps["guided"]) < 1.5 * usual
+    assert np.mean(jumps["pasted"]) > 2.0 * usual
+
+
+def test_the_ball_policy_does_what_it_is_shipped_for() -> None:
+    """It brings the ball to rest on a goal that moves at 5 cm/s, eight actions of a chunk at a time.
+
+    It succeeds in more than .9 of many episodes. Of 20 it then succeeds in fewer than 13 with probability 4e-4, were
+    the seeds free; for these the outcome is fixed up to the last bits of a float.
+    """
+    bundle = load_flow(SHELF / "ball-chase-flow")
+    policy, task = bundle.policy(steps=3), load_task(bundle.env)
+    env, window, reached = task.make(pace=0.05), ObservationWindow(bundle.spec), 0
+    for episode in range(20):
+        window.reset()
+        seen, done, rng = window.push(env.reset(seed=episode)[0]), False, np.random.default_rng(episode)
+        for step in range(task.max_steps):
+            if step % 8 == 0:
+                chunk = policy.infer(seen, rng)
+            observation, _, done, _, info = env.step(chunk[step % 8])
+            seen = window.push(observation)
+            if done:
+                break
+        reached += info["success"]
+    assert reached >= 13
+
+
+@pytest.mark.parametrize("name", ["pusht-flow", "ball-chase-flow"])
+def test_what_is_shipped_is_small_and_whole(name: str) -> None:
+    bundle = load_flow(SHELF / name)
+    assert bundle.name == name
+    assert max(bundle.manifest["parity"].values()) < 2e-4
+    assert bundle.manifest["training"]["flow"]["step"] == bundle.manifest["recipe"]["steps"]
+    assert sum(path.stat().st_size for path in bundle.path.iterdir()) < 4e6

@@ -1,0 +1,49 @@
+"""The tokenizer on the device: codes to actions."""
+
+import numpy as np
+import pytest
+
+from specact.families.codes.tokenizer import ActionTokenizer
+
+
+def make(books: int, codes: int = 4, chunk: int = 3, actions: int = 2) -> tuple[ActionTokenizer, np.ndarray]:
+    rng = np.random.default_rng(books)
+    tokenizer = ActionTokenizer(
+        table=rng.normal(size=(codes**books, chunk, actions)).astype(np.float32),
+        centre=np.array([1.0, -2.0], np.float32),
+        scale=np.array([0.5, 3.0], np.float32),
+        fingerprint="none",
+        codes=codes,
+    )
+    return tokenizer, rng.normal(size=(books, codes, chunk, actions)).astype(np.float32)
+
+
+@pytest.mark.parametrize("books", [1, 2, 3])
+def test_decodes_to_the_table_entry_plus_the_chosen_offsets(books: int) -> None:
+    tokenizer, offsets = make(books)
+    for place, codes in enumerate(np.ndindex((4,) * books)):  # the first codebook is the slowest index
+        np.testing.assert_array_equal(tokenizer.base(np.array(codes)), tokenizer.table[place])
+        wanted = tokenizer.table[place] + sum(offsets[book, code] for book, code in enumerate(codes))
+        found = tokenizer.decode(np.array(codes), offsets)
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        assert found.shape == (3, 2) and found.dtype == np.float32
+
+
+def test_decoding_changes_neither_table_nor_offsets() -> None:
+    tokenizer, offsets = make(2)
+    table, before = tokenizer.table.copy(), offsets.copy()
+    tokenizer.decode(np.array([1, 2]), offsets)[:] = 7.0
+    tokenizer.base(np.array([1, 2]))[:] = 7.0
+    np.testing.assert_array_equal(tokenizer.table, table)
+    np.testing.assert_array_equal(offsets, before)
+
+
+def test_environment_units_are_clipped_to_what_was_demonstrated() -> None:
+    tokenizer, _ = make(1)
+    normalised = np.array([[0.0, 0.0], [1.0, -1.0], [0.5, 0.5], [9.0, -9.0], [-1.01, 1.01]], np.float32)
+    kept = normalised.copy()
+    found = tokenizer.to_environment(normalised)
+    np.testing.assert_allclose(found, [[1.0, -2.0], [1.5, -5.0], [1.25, -0.5], [1.5, -5.0], [0.5, 1.0]], atol=1e-6)
+    np.testing.assert_array_equal(normalised, kept)
+    np.testing.assert_array_equal(tokenizer.to_environment(normalised[3]), found[3])  # one action as well as many
+    assert found.dtype == np.float32

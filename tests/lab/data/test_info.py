@@ -1,0 +1,112 @@
+"""Each warning appears where it should and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.info import describe
+from specact.lab.data.readers import read
+
+DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).resolve().parents[3].parent / "shared/data"))
+
+
+def demos(lengths: list[int], seed: int = 0) -> Episodes:
+    rng, steps = np.random.default_rng(seed), sum(lengths)
+    return Episodes(
+        state=rng.normal(size=(steps, 3)).astype(np.float32),
+        action=rng.uniform(-1, 1, size=(steps, 2)).astype(np.float32),
+        ends=np.cumsum(lengths).astype(np.int64),
+        rate_hz=10.0,
+    )
+
+
+def warnings(episodes: Episodes) -> list[str]:
+    found = describe(episodes, "memory")
+    json.dumps(found.as_dict(), allow_nan=False)
+    return found.warnings
+
+
+def test_numbers() -> None:
+    episodes = demos([10, 12, 14, 11])
+    found = describe(episodes, "somewhere")
+    assert (found.source, found.format, found.episodes, found.steps, found.rate_hz) == (
+        "somewhere",
+        "memory",
+        4,
+        47,
+        10,
+    )
+    assert (found.length_min, found.length_median, found.length_max) == (10, 11.5, 14)
+    assert found.shapes == {"state": [47, 3], "action": [47, 2]}
+    assert found.action_min == episodes.action.min(axis=0).tolist()
+    assert found.action_max == episodes.action.max(axis=0).tolist()
+    assert found.action_quantiles["0.5"] == np.median(episodes.action, axis=0).tolist()
+    assert found.warnings == []
+    assert json.loads(json.dumps(found.as_dict()))["length_median"] == 11.5
+
+
+def test_format_of_a_file(tmp_path: Path) -> None:
+    episodes = demos([10, 12])
+    np.savez(tmp_path / "x.npz", obs=episodes.state, action=episodes.action, episode_ends=episodes.ends)
+    assert describe(read(tmp_path / "x.npz"), tmp_path / "x.npz").format == "npz"
+
+
+def test_not_finite() -> None:
+    episodes = demos([10, 12])
+    episodes.state[13, 2], episodes.state[14, 0], episodes.action[9, 1] = np.nan, np.inf, -np.inf
+    state, action = warnings(episodes)
+    assert state.startswith("2 values of state") and state.endswith("episode 1, step 3, dimension 2")
+    assert action.startswith("1 values of action") and action.endswith("episode 0, step 9, dimension 1")
+
+
+def test_a_dimension_without_any_number() -> None:
+    episodes = demos([10])
+    episodes.action[:, 1] = np.nan
+    found = describe(episodes, "memory")
+    assert found.action_min[1] is None and found.action_min[0] is not None
+    assert len(warnings(episodes)) == 1
+
+
+@pytest.mark.parametrize(("outside", "expected"), [(0, 0), (5, 1), (45, 1), (60, 0), (100, 0)])
+def test_outside(outside: int, expected: int) -> None:
+    """Only where most values lie inside: pixels or large physical units are no mistake."""
+    episodes = demos([50])
+    episodes.action.reshape(-1)[:outside] += 5
+    found = warnings(episodes)
+    assert len(found) == expected
+    assert all(text.startswith(f"{outside} % of the action values") for text in found)
+
+
+def test_constant() -> None:
+    episodes = demos([10, 12])
+    episodes.state[:, 1], episodes.action[:, 0] = 7, 0
+    action, state = warnings(episodes)
+    assert action == "1 of 2 action dimensions never change: 0"
+    assert state == "1 of 3 observation dimensions never change: 1"
+
+
+def test_lengths() -> None:
+    short, odd = warnings(demos([20] * 30 + [1, 200]))
+    assert short == "1 episodes are shorter than 2 steps: 30"
+    assert odd.startswith("2 episodes are far shorter or longer") and odd.endswith("30 (1 steps), 31 (200 steps)")
+    assert warnings(demos([200] * 30 + [199, 195])) == []  # no spread at all must not make 195 an outlier
+
+
+def test_duplicates() -> None:
+    episodes = demos([10, 12, 10])
+    episodes.state[22:], episodes.action[22:] = episodes.state[:10], episodes.action[:10]
+    assert warnings(episodes) == ["1 episodes repeat an earlier one exactly: 2 (as 0)"]
+
+
+def test_real_door_human() -> None:
+    path = DATA / "adroit/door_human.npz"
+    if not path.exists():
+        pytest.skip(f"the real data is not at {path}; set SPECACT_DATA to the folder that holds it")
+    found = describe(read(path), path).warnings
+    assert any(text.startswith("5.6 % of the action values lie outside [-1, 1]") for text in found)

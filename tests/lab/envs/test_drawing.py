@@ -1,0 +1,48 @@
+"""Without a renderer an environment says what to install and which variable to set; where nothing is drawn, it runs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+DRAW = """
+import sys
+from specact.lab.envs import load_task
+from specact.errors import RenderError
+try:
+    env = load_task(sys.argv[1]).make(render_mode="rgb_array")
+    env.reset(seed=0)
+    env.render()
+except RenderError as error:
+    print(error)
+"""
+ADVICE = (
+    "set MUJOCO_GL=egl (Debian packages libegl1, libegl-mesa0 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) "
+    "to draw without a display"
+)
+
+
+def without_display(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    hidden = ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden} | variables
+    words = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo draws without a display")
+@pytest.mark.parametrize("task", ["ball", "kitchen", "relocate", "peg"])
+def test_no_display(task: str) -> None:
+    done = without_display(DRAW, task)
+    assert done.stdout.strip() == f"there is no display to draw on; {ADVICE}", done.stderr
+
+
+def test_a_renderer_that_mujoco_cannot_load() -> None:
+    done = without_display(DRAW, "ball", MUJOCO_GL="nonsense")
+    assert done.stdout.startswith("MuJoCo cannot draw with MUJOCO_GL='nonsense' (RuntimeError: invalid value"), done
+    assert f"; {ADVICE}, or unset it where nothing is drawn" in done.stdout
+
+
+def test_what_draws_nothing_needs_no_display() -> None:
+    done = without_display("from specact.lab.envs import load_task; print(load_task('ball').make().reset(seed=0)[1])")
+    assert "success" in done.stdout, done.stderr

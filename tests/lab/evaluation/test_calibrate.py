@@ -1,0 +1,76 @@
+"""Calibration against a gate that shifts its own states: the rate is found through the feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pytest
+
+from specact.gates.settings import GateChoices, GateSettings
+from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import Shard
+from specact.lab.rollout.steps import REASONS
+
+
+class ShiftingPool:
+    """Stands for rollouts whose scores move with the rate of the gate: 400 inferences an episode, the first forced.
+
+    Scores are normal with mean ``feedback * (rate - 0.5)``, at the rate that is its own consequence.
+    """
+
+    def __init__(self, feedback: float) -> None:
+        self.feedback = feedback
+
+    def run(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Any]]:
+        for shard in shards:
+            rng = np.random.default_rng(shard.episodes[0])
+            noise = rng.normal(size=400 * len(shard.episodes))
+            mean = 0.0
+            for _ in range(200):  # to the fixed point
+                rate = float(np.mean(noise + mean > shard.gate.threshold))
+                mean += 0.2 * (self.feedback * (rate - 0.5) - mean)
+            scores = noise + mean
+            forced = np.arange(len(scores)) % 400 == 0
+            table = {
+                "score": scores,
+                "transmitted": forced | (scores > shard.gate.threshold),
+                "reason": np.where(forced, REASONS.index("first"), REASONS.index("score")),
+                "rejection": 1 / (1 + np.exp(-scores)),
+                "rejection_0": 1 / (2 + np.exp(-scores)),
+            }
+            yield shard, ([], table)
+
+
+class _Bundle:
+    path = "nowhere"
+    fingerprint = "0"
+    recommended_gates: ClassVar[dict[str, Any]] = {}
+
+
+@pytest.mark.parametrize("feedback", [-3.0, -1.0, 0.0, 0.8])
+@pytest.mark.parametrize("rate", [0.2, 0.6])
+def test_the_rate_is_found_through_the_feedback(feedback: float, rate: float) -> None:
+    """8,000 inferences a round put the noise of a rate at .006, so .03 is missed by chance less than once in 1e5."""
+    pool, run = cast(Pool, ShiftingPool(feedback)), CalibrationRun(rate, episodes=20, rounds=4)
+    gate = GateChoices().settings("deviation", cast(Any, _Bundle))
+    made = calibrate(cast(Any, _Bundle), "ball", gate, run, pool, lambda done: None)
+    assert made.held_out["rate"] == pytest.approx(rate, abs=0.03)
+    if feedback == -3.0:  # the plain quantile on the target's states misses by far: the first round shows it
+        assert abs(made.rounds[0]["rate"] - rate) > 0.03
+
+
+@pytest.mark.parametrize("gate", ["deviation", "a_new_gate"])
+def test_a_gate_needs_no_method_of_its_own_and_has_a_model_of_either_rejection(gate: str) -> None:
+    run = CalibrationRun(0.5, episodes=5, rounds=1)
+    made = calibrate(
+        cast(Any, _Bundle), "ball", GateSettings(gate), run, cast(Pool, ShiftingPool(0.0)), lambda done: None
+    )
+    assert made.settings.name == gate
+    every, primary = made.model, made.model["primary"]
+    assert every["steps"] == primary["steps"]
+    assert every["scores"] == primary["scores"]
+    # Of any code and of the primary one: here at most 1 and at most 1/2.
+    assert max(primary["rejections"]) <= 0.5 < max(every["rejections"])

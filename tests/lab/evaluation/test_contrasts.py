@@ -1,0 +1,45 @@
+"""The contrasts of a table, each with its p-value among all of them."""
+
+import numpy as np
+import pytest
+
+from specact.lab.evaluation.metrics import Table, contrasts
+from specact.lab.statistics import contrast, holm
+
+
+def outcomes(**rates: float) -> dict[str, Table]:
+    """40 episodes per method that succeed at these rates, and a score that is not the success."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for method, rate in rates.items():
+        success = rng.random(40) < rate
+        made[method] = {"success": success, "score": success + rng.random(40)}
+    return made
+
+
+def test_a_table_is_one_family_for_each_end_point() -> None:
+    found = outcomes(draft=0.2, target=0.9, hybrid=0.9, random=0.6, adahi=0.8)
+    rows = contrasts(found)
+    assert [(row["first"], row["second"]) for row in rows] == [
+        ("hybrid", "target"), ("target", "draft"), ("adahi", "random"), ("adahi", "hybrid"),
+    ]  # fmt: skip
+    for end_point in ("success", "score"):
+        values = {name: table[end_point].astype(float) for name, table in found.items()}
+        alone = [contrast(values[row["first"]], values[row["second"]]).p for row in rows]
+        assert [row[end_point]["p"] for row in rows] == alone
+        assert [row[end_point]["p_holm"] for row in rows] == pytest.approx(holm(alone))
+    # Of four contrasts the smallest p counts four times.
+    least = min(rows, key=lambda row: float(row["success"]["p"]))["success"]
+    assert least["p_holm"] == pytest.approx(4 * least["p"])
+
+
+def test_a_learned_gate_is_held_to_the_random_gate_with_its_own_privileges_and_to_its_head() -> None:
+    rates = {"random": 0.6, "learned": 0.9, "head_draft": 0.85, "draft": 0.3}
+    own = {"random_learned": 0.6, "head_random": 0.8, "adahi": 0.7, "uncertainty": 0.7}
+    for more, rivals in ((dict[str, float](), ["random", "head_draft"]), (own, ["random_learned", "head_draft"])):
+        rows = contrasts(outcomes(**rates, **more))
+        assert [row["second"] for row in rows if row["first"] == "learned"][:2] == rivals
+    assert {("uncertainty", "adahi"), ("head_draft", "draft"), ("learned", "head_random")} <= {
+        (row["first"], row["second"]) for row in rows
+    }
+    assert contrasts(outcomes(learned=0.5)) == []

@@ -1,0 +1,82 @@
+"""What the latency measurement computes from its records."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from specact import Bundle, load_bundle
+from specact.lab.evaluation.latency import WAYS, SlowDraft, Way, _blocks, _calibrated, _step, observations
+from specact.lab.evaluation.latency import _summary as summary
+from specact.policy import SpeculativePolicy
+from specact.types import Decision, OffloadTimes, StageTimes, StepRecord, Window
+
+
+@pytest.fixture(scope="module")
+def ball() -> Bundle:
+    return load_bundle("ball")
+
+
+def record(transmit: bool, draft: float, offload: OffloadTimes) -> StepRecord:
+    decision = Decision(transmit, 1.0, 0.5, "score")
+    nothing = np.zeros(0)
+    return StepRecord(
+        0, 0, None, decision, False, None, None, None, nothing, nothing, StageTimes(draft, 0.0, offload, 0.0),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+COSTS = {"draft_ms": 2.0, "target_ms": 10.0, "link_ms": 12.0}
+ASKED = OffloadTimes(encode=0.001, network=0.012, target=0.010)
+
+
+def test_the_bound_is_draft_plus_sent_times_link_and_target() -> None:
+    records = [record(i % 2 == 0, 0.002, ASKED if i % 2 == 0 else OffloadTimes()) for i in range(100)]
+    found = summary(Way("adahi", "stream"), records, COSTS)
+    assert found["transmission_rate"] == 0.5
+    assert found["bound_ms"] == pytest.approx(2.0 + 0.5 * 22.0)
+    assert found["mean_ms"]["mean"] == pytest.approx(2.0 + 0.5 * 23.0, rel=0.05)
+    assert found["over_bound"] == pytest.approx(0.5 / 13.0, abs=0.05)
+    assert found["stages_ms"]["network"] == pytest.approx(6.0)
+
+
+def test_the_ungated_target_is_not_charged_with_a_draft_it_does_not_need() -> None:
+    records = [record(True, 0.002, ASKED) for _ in range(50)]
+    alone = summary(Way("target", "stream"), records, COSTS)
+    assert alone["mean_ms"]["mean"] == pytest.approx(23.0)
+    assert alone["bound_ms"] == pytest.approx(22.0)
+    # Sent ahead, the request was on its way while the draft ran: that time was waited for.
+    assert summary(Way("target", "stream", True), records, COSTS)["mean_ms"]["mean"] == pytest.approx(25.0)
+
+
+def test_blocks_are_means_over_consecutive_steps() -> None:
+    blocks = _blocks(np.arange(60.0))
+    assert blocks.tolist() == [12.0, 37.0]
+    assert _blocks(np.arange(3.0)).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_the_gate_is_calibrated_on_the_steps_that_are_timed(ball: Bundle) -> None:
+    seen = list(islice(observations(ball, 0), 120))
+    settings = _calibrated(ball, seen, 0.4, 0)
+    policy = SpeculativePolicy(ball, settings.build(ball), seed=0)
+    sent = [_step(policy, episode, observation).decision.transmit for episode, observation in seen]
+    # Thresholds shift the executed actions, so the rate is met up to that feedback.
+    assert 0.3 < np.mean(sent) < 0.5
+
+
+def test_a_slow_draft_answers_as_before_but_later(ball: Bundle) -> None:
+    window = Window(np.zeros((ball.spec.window, ball.spec.state), np.float32), np.zeros(ball.spec.goal, np.float32))
+    began = time.monotonic()
+    answer = SlowDraft(ball.draft, 0.02).infer(window)
+    assert time.monotonic() - began >= 0.02
+    np.testing.assert_array_equal(answer.probs, ball.draft.infer(window).probs)
+
+
+def test_every_method_is_measured_with_both_codecs_with_and_without_overlap() -> None:
+    names = [way.name for way in WAYS]
+    assert len(set(names)) == len(names) == 13
+    assert {(way.codec, way.overlap) for way in WAYS if way.method == "adahi"} == {
+        ("json", False), ("json", True), ("stream", False), ("stream", True),
+    }  # fmt: skip

@@ -1,0 +1,50 @@
+"""Small runs of the ball pair, a report on them, and a browser to read it with."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.browser import Browser, running_browser
+
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.report.report import Written, write_report
+from specact.lab.rollout.pool import Pool
+
+EVERY = ("draft", "target", "hybrid", "random", "adahi", "oracle")
+RUNS = {
+    "table": Evaluation("ball", None, EVERY, episodes=6, seed=1, calibration_episodes=2),
+    "rate-0.3": Evaluation("ball", None, ("random", "adahi"), episodes=4, seed=1, rate=0.3, calibration_episodes=2),
+    "realtime": Evaluation("ball", None, ("draft", "hybrid", "adahi"), episodes=1, link="loopback", realtime=True),
+}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder with a run per entry of :data:`RUNS`. Read only: copy before damaging it."""
+    shared = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        shared = shared.parent  # the folder that all processes of one test run share
+    folder = shared / "report-runs"
+    with (shared / "report-runs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name, what in RUNS.items():
+            if not (folder / name / "summary.json").exists():
+                evaluate(what, folder / name, lambda *_: None, Pool(1), command=f"specact eval {name}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A report on :func:`runs` without films."""
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    return write_report([runs], out, out.parent / "files", lambda *_: None, films=False)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with running_browser(tmp_path / "profile") as running:
+        yield running

@@ -1,0 +1,89 @@
+"""What the tables of a page and of the command line say, for summaries whose numbers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from specact.cli.output import contrast_lines, summary_table
+from specact.lab.report import tables
+from specact.lab.report.networks import all_networks, in_short, networks_of
+from specact.lab.report.runs import Run
+from specact.lab.report.studies import group
+
+COST = {"draft_parameters": 8_421, "head_parameters": 0, "target_parameters": 1_020_000}
+TIMES = {"draft_ms": 0.0812, "gate_ms": 0.031, "head_ms": 0.0, "target_ms": 0.94}
+HEAD = {"head_parameters": 119_000, "head_ms": 0.052}
+SHARE = {"n": 10, "k": 5, "rate": 0.5, "low": 0.24, "high": 0.76}
+
+
+def metrics(**more: Any) -> dict[str, Any]:
+    latency = dict.fromkeys(("per_action_ms", "actions_per_s", "inference_p50_ms", "inference_p99_ms"), 1.0)
+    return {
+        "success": SHARE, "score": {"mean": 0.5, "low": 0.2, "high": 0.8}, "transmission_rate": 0.6, "inferences": 10,
+        "true_skip_ratio": 0.5, "acceptance": {"all": 0.7}, "gated_loss": 0.1, "gate_efficiency": None,
+        "choice_efficiency": None, "action_change_loss": 0.2, "latency": latency, **more,
+    }  # fmt: skip
+
+
+def run(bundle: str, p: float, p_holm: float, methods: dict[str, dict[str, Any]]) -> Run:
+    end = {"difference": 0.034, "low": 0.006, "high": 0.062, "p": p, "p_holm": p_holm, "test": "exact McNemar"}
+    contrasts = [{"first": "adahi", "second": "random", "success": end, "score": end}]
+    summary = {
+        "bundle": bundle, "env": "pusht", "rate": 0.6, "realtime": False, "episodes": 10, "link": "lan",
+        "methods": methods, "contrasts": contrasts,
+    }  # fmt: skip
+    evaluation = {"env": "pusht", "fingerprint": bundle, "bundle": bundle, "seed": 1}
+    return Run(Path(bundle), {"evaluation": evaluation}, summary)
+
+
+def test_every_network_stands_with_its_parameters_and_its_time() -> None:
+    learned = metrics(cost=COST | TIMES | HEAD)
+    assert [str(network) for network in networks_of(learned)] == [
+        "draft 8.42 k, 0.081 ms", "head 119 k, 0.052 ms", "target 1.02 M, 0.94 ms",
+    ]  # fmt: skip
+    assert [network.name for network in networks_of(metrics(cost=COST | TIMES))] == ["draft", "target"]
+    assert networks_of(metrics()) == []
+    assert [one.parameters for one in all_networks([metrics(cost=COST | TIMES), learned])] == [
+        8_421,
+        119_000,
+        1_020_000,
+    ]
+    assert [in_short(n) for n in (950, 999_600, 41_300)] == ["950", "1 M", "41.3 k"]
+    page = tables.methods_table(run("pusht", 0.02, 0.1, {"adahi": metrics(cost=COST | TIMES), "learned": learned}))
+    for text in ("draft 8.42 k, 0.081 ms", "head 119 k, 0.052 ms", "target 1.02 M, 0.94 ms", "gate 0.031 ms"):
+        assert text in page
+    assert "networks" not in tables.methods_table(run("pusht", 0.02, 0.1, {"adahi": metrics()}))
+
+
+def test_another_threshold_of_success_has_a_column_where_there_is_one() -> None:
+    at = {"0.95": SHARE | {"rate": 0.312}}
+    shown = tables.methods_table(run("pusht", 0.02, 0.1, {"adahi": metrics(success_at=at)}))
+    assert "success at" in shown and "0.312 above 0.95" in shown
+    assert "success at" not in tables.methods_table(run("pusht", 0.02, 0.1, {"adahi": metrics()}))
+
+
+def test_a_tables_p_is_holms_over_the_contrasts_that_it_shows() -> None:
+    methods = {name: metrics() for name in ("random", "adahi")}
+    runs = [run(name, p, 0.9, methods) for name, p in (("ball", 0.01), ("peg", 0.02), ("swarm", 0.5))]
+    summary = tables.summary_table(group(runs))
+    assert [text in summary for text in ("p = 0.03<", "p = 0.04<", "p = 0.5<", "Holm")] == [True] * 4
+    one = tables.contrasts_table(runs[0])
+    assert "p = 0.9<small>alone 0.01, exact McNemar" in one and "Holm" in one
+
+
+def test_the_command_line_says_the_same() -> None:
+    at = {"0.95": SHARE | {"rate": 0.312}}
+    summary = run("pusht", 0.01, 0.03, {"adahi": metrics(cost=COST | TIMES | HEAD, success_at=at)}).summary
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(summary_table(summary))
+    said = " ".join(captured.get().split())
+    assert "draft 8,421 (0.081 ms), head 119,000 (0.052 ms), target 1,020,000 (0.94 ms)" in said
+    assert "success with a score above 0.95: adahi 0.312" in said
+    assert contrast_lines(summary) == [
+        "adahi - random: success +0.034 [+0.006, +0.062], p = 0.03 (exact McNemar)",
+        "p is after Holm's correction over all contrasts above (1).",
+    ]

@@ -1,0 +1,39 @@
+"""The pair that ships with the package, in a world whose commands are kept."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specact import Bundle, load_bundle
+from specact.lab.envs.ball import BallEnv
+
+
+class TapedBall(BallEnv):
+    """The ball environment; it remembers every command since its reset."""
+
+    def reset(self, **options):  # type: ignore[no-untyped-def]
+        self.commands: list[NDArray[np.float32]] = []
+        return super().reset(**options)
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        self.commands.append(np.array(action))
+        super().command(action)
+
+
+class Instant:
+    """A link on which nothing takes any time; the preset ``loopback`` has a rate, and so its nanoseconds."""
+
+    def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
+        return 0.0
+
+    def busy(self, payload_bytes: int, up: bool, at: float) -> float:
+        return 0.0
+
+
+@pytest.fixture(scope="session")
+def ball() -> Bundle:
+    if not (Path(__file__).parents[3] / "pretrained/ball/manifest.json").is_file():
+        pytest.skip("pretrained/ball is missing; CONTRIBUTING.md says how to make it")
+    return load_bundle("ball")

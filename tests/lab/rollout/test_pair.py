@@ -1,0 +1,146 @@
+"""A pair in the moving world: without latency what it was, with latency it waits where the algorithm waits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+
+from tests.lab.rollout.conftest import Instant, TapedBall
+
+from specact import Bundle
+from specact.execution.strategy import Execution
+from specact.families.chunks.codes import CodeChunks
+from specact.gates.calibration import find_calibration
+from specact.gates.settings import GateSettings
+from specact.lab.envs import load_task
+from specact.lab.envs.moving import MovingWorld
+from specact.lab.rollout.episode import run_episode
+from specact.lab.rollout.episode_metrics import Episode
+from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.pair import Pairing, run_pair
+from specact.lab.rollout.rollout import VERIFIERS, Robot, Shard, start_of
+from specact.lab.rollout.simulated_target import Route
+from specact.links.link import LINKS
+from specact.links.steady import SteadyLink
+
+TASK = replace(load_task("ball"), make=TapedBall)
+SEED = 5
+INSTANT = Instant()
+FAR = SteadyLink(rtt_ms=100.0, jitter_ms=0.0, up_mbit_s=1e6, down_mbit_s=1e6)
+
+
+def gate_of(method: str, bundle: Bundle) -> GateSettings:
+    name = load_method(method).gate
+    calibration = find_calibration(bundle, name, 0.6)
+    return GateSettings(name, threshold=0.6) if calibration is None else calibration.settings
+
+
+def pairing(method: str, bundle: Bundle, **changes: object) -> Pairing:
+    verifier = VERIFIERS[load_method(method).verifier]
+    return replace(Pairing(gate_of(method, bundle), verifier, INSTANT, 0.0, 0.0), **changes)  # type: ignore[arg-type]
+
+
+def moved(bundle: Bundle, how: Pairing, episode: int = 0, pace: float = 0.0) -> tuple[Episode, list[np.ndarray]]:
+    """The episode, and what was commanded after the reset."""
+    world = MovingWorld(TASK, pace=pace)
+    result, _ = run_pair(world, bundle, how, start=start_of(SEED, episode), seed=SEED, episode=episode)
+    assert isinstance(world.env, TapedBall)
+    return result, world.env.commands[1:]
+
+
+def rolled_out(bundle: Bundle, method: str, episode: int) -> tuple[Robot, list[np.ndarray]]:
+    """The same episode in lock step, where the world stands still while the policy thinks."""
+    shard = Shard(
+        bundle="ball", fingerprint=bundle.fingerprint, env="ball", method=method, gate=gate_of(method, bundle),
+        episodes=(episode,), seed=SEED, link="loopback", draft_s=0.0, target_s=0.0,
+    )  # fmt: skip
+    env = TapedBall()
+    robot = Robot(shard, bundle, env, episode)
+    while not robot.done:
+        window = robot.policy.observe(robot.observation)
+        robot.prepare(bundle.draft.infer(window), bundle.target.infer(window))
+        robot.advance(window, TASK.max_steps)
+    return robot, env.commands
+
+
+@pytest.mark.parametrize("method", ["draft", "target", "hybrid", "random", "adahi"])
+def test_without_latency_it_acts_as_in_the_rollout(ball: Bundle, method: str) -> None:
+    for episode in range(2):
+        robot, wanted = rolled_out(ball, method, episode)
+        result, commands = moved(ball, pairing(method, ball), episode)
+        assert len(commands) == len(wanted) and all(map(np.array_equal, commands, wanted))
+        outcome = robot.outcome()
+        assert (result.success, result.score) == (outcome.success, outcome.score)
+        assert result.task_s == pytest.approx(outcome.steps / TASK.rate_hz)
+        assert result.chunks == -(-outcome.steps // ball.spec.execute)
+        assert result.stall_s == pytest.approx(0.0, abs=1e-6)
+        assert result.transmission_rate == robot.policy.counts["transmitted"] / robot.policy.counts["steps"]
+
+
+def test_with_latency_it_does_not(ball: Bundle) -> None:
+    """Else the test above would compare nothing."""
+    _, wanted = rolled_out(ball, "hybrid", 0)
+    _, commands = moved(ball, pairing("hybrid", ball, draft_s=0.03))
+    assert not all(map(np.array_equal, commands, wanted))
+
+
+@pytest.mark.parametrize(
+    ("method", "each_s"), [("draft", 0.004), ("target", 0.120), ("hybrid", 0.124)]
+)  # 100 ms on the link, 20 ms at its end
+def test_it_waits_for_draft_link_and_target(ball: Bundle, method: str, each_s: float) -> None:
+    draft_s = 0.004 if load_method(method).waits_for_draft else 0.0
+    result, _ = moved(ball, pairing(method, ball, link=FAR, draft_s=draft_s, target_s=0.02))
+    assert result.inference_s == pytest.approx(each_s, abs=1e-6) == result.age_s
+    assert result.stall_s == pytest.approx(result.chunks * each_s, abs=each_s)
+    acting = result.chunks * ball.spec.execute / TASK.rate_hz
+    assert result.task_s == pytest.approx(result.stall_s + acting, abs=ball.spec.execute / TASK.rate_hz)
+
+
+def test_adahi_waits_as_often_as_it_asks(ball: Bundle) -> None:
+    result, _ = moved(ball, pairing("adahi", ball, link=FAR, draft_s=0.004, target_s=0.02))
+    assert 0.2 < result.transmission_rate < 0.9
+    assert result.inference_s == pytest.approx(0.004 + result.transmission_rate * 0.12, abs=1e-6)
+
+
+def test_asked_ahead_of_the_draft_it_waits_for_the_longer_of_the_two(ball: Bundle) -> None:
+    result, _ = moved(ball, pairing("hybrid", ball, link=FAR, draft_s=0.05, target_s=0.02, ahead=True))
+    assert result.inference_s == pytest.approx(0.12, abs=1e-6)
+
+
+def test_the_goal_moves_while_it_thinks(ball: Bundle) -> None:
+    """At 2 cm/s, a goal of 2 cm: the target's own pair catches it at once and misses it half a second late."""
+    slow = pairing("target", ball, target_s=0.5)
+    caught = {
+        how: [moved(ball, how, k, pace=0.02)[0].success for k in range(6)] for how in (pairing("target", ball), slow)
+    }
+    assert sum(caught[slow]) < sum(caught[pairing("target", ball)])
+
+
+def test_the_remote_target_asynchronously_hides_the_link(ball: Bundle) -> None:
+    """2 of 5 actions cover 100 ms; the 120 ms of link and target leave 20 ms to wait for at every chunk."""
+    chunks = CodeChunks(ball.target, ball.tokenizer, ball.spec)
+    route = Route.of_codes(FAR, ball.spec, np.random.default_rng(0))
+    world, how = MovingWorld(TASK), Execution("aligned", 5, 2)
+    result = run_episode(world, chunks, how, route.latency(0.02), start=start_of(SEED, 0), seed=SEED, episode=0)
+    assert result.inference_s == pytest.approx(0.12, abs=1e-6) == result.age_s
+    assert result.stall_s == pytest.approx(0.12 + 0.02 * (result.chunks - 1), abs=0.021)
+    synchronous, _ = moved(ball, pairing("target", ball, link=FAR, target_s=0.02))
+    assert result.stall_s / result.task_s < 0.5 * synchronous.stall_s / synchronous.task_s
+
+
+def test_sizes_on_the_link_are_those_of_float32(ball: Bundle) -> None:
+    """State 8 and goal 2 up; 2 books of 16 codes down, each with its probability and offsets of 5 x 2; or 5 x 2."""
+    rng = np.random.default_rng(0)
+    codes = Route.of_codes(FAR, ball.spec, rng)
+    chunks = Route.of_chunks(FAR, CodeChunks(ball.target, ball.tokenizer, ball.spec).spec, rng)
+    assert (codes.up_bytes, codes.down_bytes) == (4 * 10, 4 * 32 * 11)
+    assert (chunks.up_bytes, chunks.down_bytes) == (4 * 10, 4 * 10)
+
+
+def test_same_seeds_same_episode(ball: Bundle) -> None:
+    how = pairing("adahi", ball, link=LINKS["lte"], draft_s=0.004, target_s=0.02)
+    first, second, other = moved(ball, how), moved(ball, how), moved(ball, how, episode=1)
+    assert first[0] == second[0] and all(map(np.array_equal, first[1], second[1]))
+    assert other[0] != first[0]

@@ -1,0 +1,527 @@
+"""Evaluations of the tiny bundle: reproducible to the bit, paired, and with every number accounted for."""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact import load_bundle
+from specact.errors import ConfigError
+from specact.gates.calibration import read_calibration
+from specact.gates.efficiency import choice_efficiency
+from specact.gates.settings import GateChoices, GateSettings
+from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, method_metrics
+from specact.lab.evaluation.run import evaluate, read_gates, read_table
+from specact.lab.rollout import rollout
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import Shard, run_shard
+from specact.lab.rollout.steps import REASONS, STAGES, Audit
+from specact.links.link import LINKS
+from specact.runtime.parameters import count_parameters
+from specact.types import CodeDistribution, StepRecord
+
+METHODS = (
+    "draft", "target", "target_on_device", "hybrid", "random", "plain_random", "adahi", "gated_target", "oracle",
+)  # fmt: skip
+DRAFT_MS, GATE_MS, TARGET_MS = 2.0, 0.5, 11.0
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def evaluation(bundle: Path, **changes: Any) -> Evaluation:
+    settings: dict[str, Any] = {
+        "bundle": str(bundle), "env": None, "methods": METHODS, "episodes": 5, "draft_ms": DRAFT_MS,
+        "gate_ms": GATE_MS, "target_ms": TARGET_MS, "shard": 2, "calibration_episodes": 3,
+    }  # fmt: skip
+    return Evaluation(**settings | changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    folder: Path
+    summary: dict[str, Any]
+
+    def steps(self, method: str) -> Table:
+        return read_table(self.folder / "steps" / method)
+
+    def episodes(self, method: str) -> Table:
+        return read_table(self.folder / "episodes" / method)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("evaluation") / "run"
+    return Made(folder, evaluate(evaluation(tiny_bundle), folder, quiet, Pool(1)))
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    return {
+        str(path.relative_to(folder)): read_table(path)
+        for kind in ("episodes", "steps")
+        for path in sorted((folder / kind).iterdir())
+    }
+
+
+def assert_same(first: Path, second: Path) -> None:
+    one, other = tables(first), tables(second)
+    assert one.keys() == other.keys()
+    for name, table in one.items():
+        assert table.keys() == other[name].keys()
+        for column, values in table.items():
+            assert values.dtype == other[name][column].dtype
+            assert values.tobytes() == other[name][column].tobytes(), f"{name}: {column}"
+    summaries = [json.loads((folder / "summary.json").read_text()) | {"seconds": 0} for folder in (first, second)]
+    assert json.dumps(summaries[0]) == json.dumps(summaries[1])
+
+
+SMALL: dict[str, Any] = {"methods": ("random", "hybrid", "adahi"), "episodes": 3, "calibration_episodes": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller evaluation that was never stopped, on one process."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    evaluate(evaluation(tiny_bundle, **SMALL), folder, quiet, Pool(1))
+    return folder
+
+
+def test_two_processes_give_the_bits_of_one(whole: Path, tiny_bundle: Path, tmp_path: Path) -> None:
+    with Pool(2) as pool:
+        evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", quiet, pool)
+    assert_same(tmp_path / "run", whole)
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize(("where", "done"), [("hybrid", 2), ("calibrating deviation", 6), ("random", 2)])
+def test_a_killed_evaluation_ends_like_one_never_stopped(
+    whole: Path, tiny_bundle: Path, tmp_path: Path, where: str, done: int
+) -> None:
+    def progress(what: str, count: int, total: int) -> None:
+        if what == where and count >= done:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", progress, Pool(1))
+    assert not (tmp_path / "run" / "summary.json").exists()
+    # The shard under way when it was killed had written its steps, but not its outcomes.
+    (tmp_path / "run" / "steps" / "hybrid" / "000002.partial").write_bytes(b"torn")
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    assert kept
+    evaluate(evaluation(tiny_bundle, **SMALL), tmp_path / "run", quiet, Pool(1))
+    assert_same(tmp_path / "run", whole)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "finished shards were run again"
+
+
+def test_a_shard_without_outcomes_is_run_again(made: Made, tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made.folder, tmp_path / "run"))
+    (folder / "episodes" / "hybrid" / "000002.parquet").unlink()
+    (folder / "steps" / "hybrid" / "000002.parquet").write_bytes(b"torn")
+    evaluate(evaluation(tiny_bundle), folder, quiet, Pool(1))
+    assert_same(folder, made.folder)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 1}, {"episodes": 6}, {"rate": 0.5}, {"link": "loopback"}, {"shard": 3}, {"kappa": 2.0}]
+)
+def test_a_folder_of_another_run_is_refused(
+    made: Made, tiny_bundle: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    folder = Path(shutil.copytree(made.folder, tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"holds another run .*choose another --out"):
+        evaluate(evaluation(tiny_bundle, **changes), folder, quiet, Pool(1))
+    assert_same(folder, made.folder)
+
+
+@pytest.mark.parametrize("content", ["", '{"evaluation": {', "5", "{}"])
+def test_a_broken_run_folder_is_a_sentence(tiny_bundle: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"manifest\.json is damaged .*choose another --out"):
+        evaluate(evaluation(tiny_bundle), tmp_path, quiet, Pool(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"methods": ("adahii",)}, r"unknown method 'adahii'; did you mean 'adahi'"),
+        ({"methods": ()}, "methods must be named once each, got none"),
+        ({"methods": ("draft", "draft")}, "methods must be named once each"),
+        ({"link": "wifi-papr"}, r"unknown link 'wifi-papr'; did you mean 'wifi-paper'"),
+        ({"rate": 1.0}, "strictly between 0 and 1"),
+        ({"episodes": 0}, "at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tiny_bundle: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        evaluation(tiny_bundle, **changes)
+
+
+def test_an_unknown_offset_is_refused_before_anything_is_written(tiny_bundle: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown offset"):
+        evaluation(tiny_bundle, offset="targte")
+
+
+def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: dict[tuple[str, int], np.ndarray] = {}
+    init = rollout.Robot.__init__
+
+    def spy(self: Any, shard: Shard, bundle: Any, env: Any, episode: int) -> None:
+        init(self, shard, bundle, env, episode)
+        first[shard.method, episode] = np.concatenate([self.observation["state"], self.observation["goal"]])
+
+    monkeypatch.setattr(rollout.Robot, "__init__", spy)
+    # In other shards and another order: an episode's start is its own.
+    for method, episodes in (("draft", (0, 1, 2)), ("hybrid", (2, 0)), ("target", (1,))):
+        run_shard(shard_of(tiny_bundle, method, "never" if method == "draft" else "always", episodes))
+    for method, episode in (("hybrid", 2), ("hybrid", 0), ("target", 1)):
+        assert np.array_equal(first[method, episode], first["draft", episode])
+    assert not np.array_equal(first["draft", 0], first["draft", 1])
+
+
+def shard_of(bundle: Path, method: str, gate: str, episodes: tuple[int, ...], **changes: Any) -> Shard:
+    settings: dict[str, Any] = {"seed": 7, "link": "wifi-paper", "draft_s": 0.002, "target_s": 0.011}
+    fingerprint = load_bundle(bundle).fingerprint
+    return Shard(str(bundle), fingerprint, "ball", method, GateSettings(gate), episodes, **settings | changes)
+
+
+@pytest.mark.parametrize(("method", "gate"), [("hybrid", "always"), ("draft", "never"), ("target", "always")])
+def test_logged_quantities_are_those_of_the_distributions(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, method: str, gate: str
+) -> None:
+    rows: list[tuple[StepRecord, CodeDistribution, CodeDistribution]] = []
+    add = Audit.add
+
+    def spy(self: Audit, records: Any, drafts: Any, targets: Any) -> None:
+        rows.extend(zip(records, drafts, targets, strict=True))
+        add(self, records, drafts, targets)
+
+    monkeypatch.setattr(Audit, "add", spy)
+    _, table = run_shard(shard_of(tiny_bundle, method, gate, (0, 1)))
+    bundle = load_bundle(tiny_bundle)
+    assert len(rows) == len(table["step"]) > 20
+    for i, (record, _, _) in enumerate(rows):
+        assert (table["episode"][i], table["step"][i]) == (record.episode, record.step)
+        # Asked again, one window at a time.
+        q, p = bundle.draft.infer(record.proposal.window).probs, bundle.target.infer(record.proposal.window).probs
+        kept = 1.0
+        for k, code in enumerate(record.proposal.codes):
+            rejection = max(0.0, 1.0 - p[k, code] / q[k, code])
+            assert table[f"rejection_{k}"][i] == pytest.approx(rejection, abs=1e-4)
+            assert table[f"drafted_{k}"][i] == code
+            assert table[f"tv_{k}"][i] == pytest.approx(np.maximum(p[k] - q[k], 0).sum(), abs=1e-4)
+            kept *= 1.0 - table[f"rejection_{k}"][i]
+        assert table["rejection"][i] == pytest.approx(1.0 - kept)
+        assert table["draft_entropy"][i] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-3)
+        assert table["target_entropy"][i] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
+        if method == "hybrid":
+            assert record.verdict is not None
+            logged = [table["rejection_0"][i], table["rejection_1"][i]]
+            np.testing.assert_allclose(logged, record.verdict.rejection, atol=1e-12)
+            for k in range(2):
+                assert table[f"accepted_{k}"][i] == record.verdict.accepted[k]
+                assert table[f"executed_{k}"][i] == record.verdict.codes[k]
+    assert table["rejection"].mean() > 0.05, "these two policies agree so well that nothing is tested"
+
+
+def test_gated_loss_is_what_is_skipped_times_what_of_it_was_wrong(made: Made) -> None:
+    for name, m in made.summary["methods"].items():
+        if m["true_skip_ratio"] is None:
+            assert m["transmission_rate"] == (0.0 if name == "target_on_device" else 1.0)
+            assert m["gated_loss"] == 0.0
+            continue
+        wanted = (1 - m["transmission_rate"]) * (1 - m["true_skip_ratio"])
+        assert m["gated_loss"] == pytest.approx(wanted), name
+        steps = made.steps(name)
+        assert m["gated_loss"] == pytest.approx(np.where(steps["transmitted"], 0.0, steps["rejection"]).mean())
+        assert m["transmission_rate"] == np.mean(steps["transmitted"])
+
+
+def test_rejection_is_known_where_nothing_is_skipped(made: Made) -> None:
+    for name in ("hybrid", "target"):
+        steps, m = made.steps(name), made.summary["methods"][name]
+        assert steps["transmitted"].all()
+        assert steps["rejection"].mean() > 0.05
+        assert m["acceptance"]["all"] == pytest.approx(1.0 - steps["rejection"].mean())
+        assert m["action_change_loss"] is None
+        assert m["gate_efficiency"] is None
+
+
+def test_latencies_add_up(made: Made) -> None:
+    """What decides takes time too: a gate of either kind, and no gate that always or never asks."""
+    link = LINKS["wifi-paper"]
+    for name in METHODS:
+        steps, episodes = made.steps(name), made.episodes(name)
+        sent = steps["transmitted"]
+        decides = name in ("random", "plain_random", "adahi", "gated_target")
+        assert np.allclose(steps["draft_s"], 0.0 if name.startswith("target") else DRAFT_MS / 1e3)
+        assert np.allclose(steps["gate_s"], GATE_MS / 1e3 if decides else 0.0)
+        assert np.allclose(steps["target_s"], np.where(sent, TARGET_MS / 1e3, 0.0))
+        assert (steps["network_s"][~sent] == 0.0).all()
+        far = steps["network_s"][sent]
+        assert (far == 0.0).all() if name == "target_on_device" else (far > link.rtt_ms / 2e3).all()
+        total = steps["draft_s"] + steps["gate_s"] + steps["network_s"] + steps["target_s"]
+        for row, episode in enumerate(episodes["episode"]):
+            mine = total[steps["episode"] == episode]
+            assert episodes["latency_s"][row] == pytest.approx(mine.sum())
+            assert episodes["steps"][row] == len(mine), "execute is 1: one inference per action"
+        latency = made.summary["methods"][name]["latency"]
+        assert latency["per_action_ms"] == pytest.approx(1e3 * total.sum() / episodes["steps"].sum())
+        parts = sum(latency[f"{part}_ms"] for part in ("draft", "gate", "network", "target"))
+        assert parts == pytest.approx(latency["per_action_ms"])
+        assert latency["inference_p50_ms"] == pytest.approx(1e3 * np.median(total))
+
+
+def test_the_target_on_the_device_is_the_target_without_a_link(made: Made) -> None:
+    here, there = made.summary["methods"]["target_on_device"], made.summary["methods"]["target"]
+    for name in ("success", "score", "control_steps"):
+        assert here[name] == there[name]
+    assert (here["transmission_rate"], there["transmission_rate"]) == (0.0, 1.0)
+    assert here["latency"]["per_action_ms"] == pytest.approx(TARGET_MS)
+
+
+def test_what_runs_on_a_slower_device_takes_longer(tiny_bundle: Path, tmp_path: Path) -> None:
+    methods = ("adahi", "target_on_device", "target")
+    what = evaluation(tiny_bundle, methods=methods, episodes=1, kappa=3.0)
+    found = evaluate(what, tmp_path, quiet, Pool(1))["methods"]
+    assert found["adahi"]["latency"]["draft_ms"] == pytest.approx(3 * DRAFT_MS)
+    assert found["adahi"]["latency"]["gate_ms"] == pytest.approx(3 * GATE_MS)
+    assert found["target_on_device"]["latency"]["target_ms"] == pytest.approx(3 * TARGET_MS)
+    assert found["target"]["latency"]["target_ms"] == pytest.approx(TARGET_MS)
+
+
+def test_a_method_costs_the_networks_that_it_evaluates(made: Made, tiny_bundle: Path) -> None:
+    sizes = {part: count_parameters(tiny_bundle / f"{part}.onnx") for part in ("draft", "target")}
+    nothing = {f"{part}_parameters": 0 for part in ("draft", "head", "target")} | {
+        f"{part}_ms": 0.0 for part in ("draft", "gate", "head", "target")
+    }
+    draft = {"draft_parameters": sizes["draft"], "draft_ms": DRAFT_MS}
+    target = {"target_parameters": sizes["target"], "target_ms": TARGET_MS}
+    expected = {
+        "draft": draft,
+        "target": target,
+        "target_on_device": target,
+        "hybrid": draft | target,
+        "adahi": draft | target | {"gate_ms": GATE_MS},
+    }
+    for name, parts in expected.items():
+        assert made.summary["methods"][name]["cost"] == nothing | parts
+
+
+def test_the_draft_alone_sends_nothing(made: Made) -> None:
+    m = made.summary["methods"]["draft"]
+    assert not made.steps("draft")["transmitted"].any()
+    assert m["transmission_rate"] == m["latency"]["network_ms"] == m["latency"]["target_ms"] == 0.0
+    assert m["latency"]["per_action_ms"] == pytest.approx(DRAFT_MS)
+    assert m["action_change_loss"] > 0
+
+
+def test_plain_random_asks_by_chance_at_the_rate_adahi_achieved(made: Made) -> None:
+    achieved = made.summary["methods"]["adahi"]["transmission_rate"]
+    steps = made.steps("plain_random")
+    assert np.array_equal(steps["transmitted"], steps["score"] > 1.0 - achieved)
+    # Five standard deviations: 6e-7, if the seed were free.
+    n = len(steps["transmitted"])
+    assert abs(steps["transmitted"].mean() - achieved) < 5 * math.sqrt(achieved * (1 - achieved) / n)
+    assert abs(np.corrcoef(steps["score"], steps["rejection"])[0, 1]) < 5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize("max_skips", [None, 2])
+def test_random_has_the_privileges_of_adahi_and_its_rate(
+    made: Made, tiny_bundle: Path, tmp_path: Path, max_skips: int | None
+) -> None:
+    """The first step and, with a limit, the one after the longest run of skips are forced; the rate is the same."""
+    summary, folder = made.summary, made.folder
+    if max_skips is not None:
+        what = evaluation(
+            tiny_bundle, methods=("random", "adahi"), gates=GateChoices(max_skips=max_skips), link="loopback"
+        )
+        summary, folder = evaluate(what, tmp_path, quiet, Pool(1)), tmp_path
+    steps, gate = read_table(folder / "steps" / "random"), read_gates(folder)["random"]
+    assert gate.max_skips == max_skips
+    first, forced = (steps["reason"] == REASONS.index(reason) for reason in ("first", "max_skips"))
+    assert np.array_equal(first, steps["step"] == 0)
+    assert forced.any() == (max_skips is not None)
+    assert np.array_equal(steps["transmitted"], first | forced | (steps["score"] > 1.0 - gate.threshold))
+    achieved = summary["methods"]["adahi"]["transmission_rate"]
+    assert gate.threshold < achieved
+    n = len(steps["transmitted"])
+    assert abs(steps["transmitted"].mean() - achieved) < 5 * math.sqrt(achieved * (1 - achieved) / n)
+
+
+def test_random_alone_runs_at_the_rate_asked_for(tiny_bundle: Path, tmp_path: Path) -> None:
+    evaluate(evaluation(tiny_bundle, methods=("plain_random",), rate=0.25), tmp_path, quiet, Pool(1))
+    steps = read_table(tmp_path / "steps" / "plain_random")
+    assert np.array_equal(steps["transmitted"], steps["score"] > 0.75)
+
+
+def test_gates_ask_first_and_then_where_the_score_says(made: Made) -> None:
+    for name in ("adahi", "gated_target", "oracle"):
+        steps = made.steps(name)
+        gate = "oracle" if name == "oracle" else "deviation"
+        threshold = made.summary["calibration"][gate]["threshold"]
+        first = steps["reason"] == REASONS.index("first")
+        assert np.array_equal(first, steps["step"] == 0)
+        scored = steps["reason"] == REASONS.index("score")
+        assert np.array_equal(steps["transmitted"][scored], steps["score"][scored] > threshold)
+    oracle = made.steps("oracle")
+    np.testing.assert_allclose(oracle["score"], oracle["rejection"], atol=1e-12)
+
+
+def test_the_oracle_is_what_gate_efficiency_is_measured_by(made: Made) -> None:
+    methods = made.summary["methods"]
+    assert methods["oracle"]["gate_efficiency"] == pytest.approx(1.0, abs=0.5)
+    assert methods["oracle"]["gated_loss"] < methods["random"]["gated_loss"]
+    assert methods["random"]["gate_efficiency"] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rejection", "sent", "expected"),
+    [
+        ((0.0, 0.2, 0.8, 1.0), (0, 0, 1, 1), 1.0),
+        ((0.0, 0.2, 0.8, 1.0), (1, 1, 0, 0), -1.0),
+        ((0.0, 0.2, 0.8, 1.0), (1, 0, 0, 1), 0.0),
+        ((0.0, 0.2, 0.8, 1.0), (0, 1, 0, 1), 0.25),
+        ((0.3, 0.3, 0.3, 0.3), (0, 0, 1, 1), None),
+        ((0.0, 0.2, 0.8, 1.0), (1, 1, 1, 1), None),
+        ((0.0, 0.2, 0.8, 1.0), (0, 0, 0, 0), None),
+    ],
+)
+def test_the_choice_among_the_steps_that_were_met(
+    rejection: tuple[float, ...], sent: tuple[int, ...], expected: float | None
+) -> None:
+    found = choice_efficiency(np.array(rejection), np.array(sent, bool))
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_the_oracle_chooses_best_among_the_steps_it_met(made: Made) -> None:
+    methods = made.summary["methods"]
+    assert methods["oracle"]["choice_efficiency"] > 0.9  # an episode's first step is no choice
+    assert abs(methods["random"]["choice_efficiency"]) < 0.3
+    assert methods["hybrid"]["choice_efficiency"] is None
+
+
+def test_a_stricter_threshold_of_success_is_counted_from_the_score() -> None:
+    steps = {
+        **{f"{stage}_s": np.ones(4) for stage in STAGES},
+        **{name: np.zeros(4, bool) for name in ("transmitted", "missed", "sent_ahead")},
+        **{
+            name: np.zeros(4)
+            for name in ("rejection", "rejection_0", "tv_0", "action_change", "draft_entropy", "target_entropy")
+        },
+    }
+    outcomes = {
+        "success": np.array([True, True, True, False]), "score": np.array([0.96, 0.95, 0.9, 0.5]),
+        "steps": np.ones(4, int), "latency_s": np.ones(4),
+    }  # fmt: skip
+    found = method_metrics(outcomes, steps, False, success_at=SUCCESS_AT["pusht"])
+    assert (found["success"]["k"], found["success"]["n"]) == (3, 4)
+    stricter = found["success_at"]["0.95"]  # above it, as gym-pusht has it
+    assert (stricter["k"], stricter["n"], stricter["rate"]) == (1, 4, 0.25)
+    assert 0.0 < stricter["low"] < 0.25 < stricter["high"] < 1.0
+    assert "success_at" not in method_metrics(outcomes, steps, False)
+
+
+def test_a_rate_that_a_gate_cannot_hold_is_refused_before_anything_runs(tiny_bundle: Path, tmp_path: Path) -> None:
+    what = Evaluation(str(tiny_bundle), None, ("draft", "adahi"), 2, rate=0.2, gates=GateChoices(max_skips=2))
+    with pytest.raises(ConfigError, match=r"cannot hold a rate of 0\.2"):
+        evaluate(what, tmp_path / "run", quiet, Pool(1))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("oracles_rejection", "expected"), [((0.0, 1.0), 0.8), ((0.495, 0.505), None)])
+def test_where_the_oracle_gains_next_to_nothing_there_is_no_efficiency(
+    oracles_rejection: tuple[float, float], expected: float | None
+) -> None:
+    """At a rate of .5 random loses .25 and the oracle, which skips the first step, 0 or .2475."""
+    methods = {
+        name: {"transmission_rate": 0.5, "gated_loss": loss} for name, loss in (("random", 0.25), ("learned", 0.05))
+    }
+    oracle = {"rejection": np.array(oracles_rejection), "reason": np.full(2, REASONS.index("score"))}
+    add_gate_efficiency(methods, oracle)
+    assert methods["learned"]["gate_efficiency"] == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) -> None:
+    """Within 0.2 over 10 episodes of some 60 inferences, of which the threshold knows nothing.
+
+    Were every inference independent, the standard error would be 0.02 of the threshold's rate and 0.02 of the check's;
+    with the clustering within episodes (a design effect of about 2) 0.04 together, and 0.2 is five of them. The bundle
+    is trained on the spot, so that every processor has one of its own. `test_calibrate.py` looks more closely.
+    """
+    bundle = load_bundle(tiny_bundle)
+    counts: list[int] = []
+    run = CalibrationRun(0.4, episodes=10, rounds=3, seed=1)
+    with Pool(1) as pool:
+        found = calibrate(bundle, "ball", GateSettings("deviation"), run, pool, counts.append)
+    assert found.fingerprint == bundle.fingerprint
+    assert found.held_out["episodes"] == 10
+    assert found.held_out["inferences"] > 200
+    assert abs(found.held_out["rate"] - 0.4) < 0.2
+    assert counts[-1] == 10 * (3 + 2)
+    assert counts == sorted(counts)
+    assert len(found.rounds) == 3
+
+
+def test_max_skips_bounds_the_runs_of_skips(tiny_bundle: Path) -> None:
+    settings = GateSettings("deviation", threshold=1e9, max_skips=2)
+    _, table = run_shard(dataclasses.replace(shard_of(tiny_bundle, "adahi", "never", (0,)), gate=settings))
+    wanted = [step % 3 == 0 for step in table["step"]]
+    assert table["transmitted"].tolist() == wanted
+
+
+def test_what_was_calibrated_in_the_run_folder_is_used_again(made: Made, tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    for gate in ("deviation", "oracle"):
+        kept = read_calibration(made.folder / "calibration" / f"{gate}-0.60.json", bundle)
+        assert kept.settings.threshold == made.summary["calibration"][gate]["threshold"]
+
+
+def test_a_calibration_made_later_does_not_change_a_run_under_way(
+    made: Made, bundle_copy: Path, tmp_path: Path
+) -> None:
+    """Else half of a method's shards run with one threshold and half with another."""
+    what, folder = evaluation(bundle_copy, methods=("adahi",)), tmp_path / "run"
+    summary = evaluate(what, folder, quiet, Pool(1))
+    bundle = load_bundle(bundle_copy)
+    stored = read_calibration(folder / "calibration" / "deviation-0.60.json", bundle)
+    changed = dataclasses.replace(stored, settings=dataclasses.replace(stored.settings, threshold=1e9))
+    changed.save(bundle_copy / "calibration")
+    again = evaluate(what, folder, quiet, Pool(1))
+    assert again["calibration"] == summary["calibration"]
+
+
+def test_a_bundle_that_was_exported_again_is_not_the_one_remembered(bundle_copy: Path) -> None:
+    run_shard(shard_of(bundle_copy, "draft", "never", (0,)))
+    manifest = json.loads((bundle_copy / "manifest.json").read_text())
+    shutil.copy(bundle_copy / "target.onnx", bundle_copy / "draft.onnx")
+    manifest["fingerprints"]["draft"] = manifest["fingerprints"]["target"]
+    (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
+    _, table = run_shard(shard_of(bundle_copy, "draft", "never", (0,)))
+    assert (table["rejection"] < 1e-6).all(), "draft and target are the same network now"
+
+
+def test_the_step_table_and_the_progress_are_complete(made: Made, tiny_bundle: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    note: Callable[[str, int, int], None] = lambda *what: told.append(what)  # noqa: E731
+    evaluate(evaluation(tiny_bundle, methods=("draft",)), tmp_path, note, Pool(1))
+    assert told == [("draft", 0, 5), ("draft", 2, 5), ("draft", 4, 5), ("draft", 5, 5)]
+    assert set(made.steps("adahi")) == {
+        "episode", "step", "transmitted", "missed", "sent_ahead", "reason", "score", "rejection",
+        "draft_entropy", "target_entropy",
+        "action_change", *(f"{stage}_s" for stage in STAGES),
+        *(f"{name}_{k}" for name in ("drafted", "executed", "rejection", "accepted", "tv") for k in (0, 1)),
+    }  # fmt: skip
+    assert set(made.episodes("adahi")) == {"episode", "success", "score", "steps", "latency_s"}
+    assert made.episodes("adahi")["episode"].tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,291 @@
+"""The analysis of a sweep, on episodes whose truth is known."""
+
+import numpy as np
+import pytest
+from tests.lab.tised.made_up import (
+    ACTION_S,
+    BASELINES,
+    EXECUTE,
+    HARDWARE,
+    LIMIT_S,
+    MORE_CHUNKS,
+    episodes,
+    inference_s,
+    join,
+    overlap_sweep,
+    shuffled,
+    steps_sweep,
+)
+
+from specact.errors import ConfigError, DataError
+from specact.lab.evaluation.metrics import Table
+from specact.lab.statistics import holm
+from specact.lab.tised.aggregates import bootstrap_interval, cells_of
+from specact.lab.tised.analysis import Analysis, analyse, as_rows
+from specact.lab.tised.contrasts import contrasts_of
+from specact.lab.tised.curves import COLUMNS, sort_curves
+from specact.lab.tised.findings import Finding
+from specact.lab.tised.frontier import compare_methods
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Table:
+    return shuffled(join([steps_sweep(), overlap_sweep()]))
+
+
+@pytest.fixture(scope="module")
+def analysis(sweep: Table) -> Analysis:
+    return analyse(sweep, BASELINES)
+
+
+def finding(analysis: Analysis, number: int, about: str) -> Finding:
+    (found,) = [row for row in analysis.findings if row.number == number and row.about == about]
+    return found
+
+
+def four(success: list[bool], task_s: list[float], chunks: list[int], strength: float) -> Table:
+    """Episodes written by hand, with a limit of 10 s."""
+    table = episodes("steps", strength, pace=0.0, hardware="h", kappa=1.0, chunks=5, odds=0, each_s=0.1, count=4)
+    table |= {"success": np.array(success), "task_s": np.array(task_s), "chunks": np.array(chunks)}
+    return table | {"limit_s": np.full(4, 10.0), "stall_s": np.full(4, 1.0)}
+
+
+def test_a_cell_by_hand() -> None:
+    table = four([True, False, True, False], [4.0, 10.0, 6.0, 9.0], [4, 9, 6, 9], 10.0)
+    (cell,) = cells_of(sort_curves(table, BASELINES)[0])
+    assert (cell.n, cell.successes, cell.success.mean) == (4, 2, 0.5)
+    assert (cell.chunks, cell.task_s, cell.chunk_s) == (5.0, 5.0, 1.0)  # over the two successes
+    assert cell.restricted_s.mean == 7.5  # the failure that ended early counts with the limit too
+    assert cell.stall_s == pytest.approx(4.0 / 28.0)
+    assert np.isnan(cell.transmission_rate)
+    (none,) = cells_of(sort_curves(table | {"success": np.zeros(4, dtype=bool)}, BASELINES)[0])
+    assert none.averages is None and np.isnan(none.task_s) and none.restricted_s.mean == 10.0
+
+
+def test_a_contrast_by_hand() -> None:
+    base = four([True, True, True, False], [4.0, 6.0, 8.0, 10.0], [4, 6, 8, 9], 10.0)
+    fast = four([True, True, False, False], [5.0, 7.0, 10.0, 10.0], [10, 14, 20, 20], 1.0)
+    curve = sort_curves(shuffled(join([base, fast])), BASELINES)[0]
+    assert curve.strengths == (10.0, 1.0)
+    (row,) = contrasts_of([(curve, cells_of(curve))])
+    assert row.success.difference.mean == -0.25
+    assert row.restricted_s.difference.mean == pytest.approx((5 + 7 + 10 + 10 - 4 - 6 - 8 - 10) / 4)
+    assert row.both == 2 and row.both_s is not None and row.both_s.difference.mean == 1.0
+    assert row.speedup is not None
+    assert row.speedup.chunk_speedup == pytest.approx(2.0) and row.speedup.chunks_ratio == pytest.approx(0.5)
+    assert "the task is as fast" in row.explain()
+    lost = four([False] * 4, [10.0] * 4, [20] * 4, 1.0)
+    curve = sort_curves(join([base, lost]), BASELINES)[0]
+    (row,) = contrasts_of([(curve, cells_of(curve))])
+    assert row.speedup is None and row.both_s is None and row.both_p == 1.0
+    assert "one of the two never succeeds" in row.explain()
+
+
+def test_averages_over_successes_flatter_what_fails_on_the_long_episodes() -> None:
+    """Equally fast where it succeeds, but it succeeds only where that is quick: (31) says faster, all trials slower."""
+    base = episodes("steps", 10, pace=0.0, hardware="h", kappa=1.0, chunks=30, odds=9, each_s=0.1)
+    weak = {name: values.copy() for name, values in base.items()} | {"strength": np.full(200, 1.0)}
+    long = base["task_s"] > np.median(base["task_s"])
+    weak |= {"success": ~long, "task_s": np.where(long, LIMIT_S, base["task_s"])}
+    found = analyse(join([base, weak]), BASELINES)
+    one, other = found.cells
+    assert other.task_s < one.task_s and other.restricted_s.mean > one.restricted_s.mean
+    (row,) = found.contrasts
+    assert row.both_s is not None and row.both_s.difference.mean == 0.0
+    assert not finding(found, 1, "steps on ball at pace 0, idle hold, h").seen
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    some = steps_sweep(count=30)
+    # NaN is not equal to itself, but reads the same.
+    assert repr(analyse(some, BASELINES)) == repr(analyse(shuffled(some, seed=1), BASELINES))
+
+
+def test_the_restricted_mean_lies_in_its_interval_nineteen_times_in_twenty() -> None:
+    """300 samples of an exponential with time-out; coverage in 0.90..0.98 but for 1 in 10,000 series of seeds."""
+    rng = np.random.default_rng(0)
+    truth, inside = 1.0 - np.exp(-2.0), 0
+    for k in range(300):
+        found = bootstrap_interval(np.minimum(rng.exponential(1.0, 200), 2.0), seed=k)
+        inside += found.low <= truth <= found.high
+    assert 0.90 <= inside / 300 <= 0.98
+
+
+def test_the_first_finding_where_it_was_planted(analysis: Analysis) -> None:
+    """Twice as many chunks at one step, and a chunk that is hardly faster on fast hardware."""
+    for name, kappa in HARDWARE.items():
+        speedup = (EXECUTE * ACTION_S + kappa * inference_s(10)) / (EXECUTE * ACTION_S + kappa * inference_s(1))
+        found = finding(analysis, 1, f"steps on ball at pace 0, idle hold, {name}")
+        assert found.seen == (speedup < 2.0), found.words
+    assert "needs 2.0" in finding(analysis, 1, "steps on ball at pace 0, idle hold, this-machine").words
+    # Overlap costs one chunk in a hundred: it pays off, and the words say what it would have to cost.
+    none = finding(analysis, 1, "overlap on ball at pace 0, idle hold, agx-50w")
+    assert not none.seen and "breaks even" in none.words
+
+
+def test_the_second_finding_where_it_was_planted(analysis: Analysis) -> None:
+    """One step loses 2.5 of log odds: it fails where least is stale, and wins where the baseline is 1.1 s late."""
+    fast = finding(analysis, 2, "steps on chase at pace 0.2, idle hold, this-machine")
+    slow = finding(analysis, 2, "steps on chase at pace 0.4, idle hold, agx-15w")
+    assert not fast.seen and "here least is stale" in fast.words and "nothing was run with fresher ones" in fast.words
+    assert slow.seen and "at 1 against 10 success changes by +0.1" in slow.words
+    assert "where least is stale (chase at pace 0.2, idle hold, this-machine) by -0.4" in slow.words
+    assert finding(analysis, 2, "steps on chase, idle hold, over the pace, agx-30w").seen
+
+
+@pytest.mark.parametrize(("cheap_odds", "seen"), [(-1.0, True), (1.0, False), (1.9, False)])
+def test_the_second_finding_needs_a_setting_that_is_worse_where_least_is_stale(cheap_odds: float, seen: bool) -> None:
+    """Against log odds of 1 at the baseline: worse, as good, or better at both ends, and always better at the far one.
+
+    What is better where nothing is stale, too, is the better policy, and says nothing of staleness.
+    """
+    table = join(
+        [
+            episodes("steps", strength, pace=0.2, hardware=name, kappa=kappa, chunks=30, odds=odds, each_s=each_s)
+            for name, kappa, late_s in (("fast", 1.0, 0.01), ("slow", 100.0, 2.5))
+            for strength, odds, each_s in ((10, 1.0, late_s), (1, cheap_odds, 0.1 * late_s))
+        ]
+    )
+    found = analyse(table, BASELINES)
+    (row,) = [row for row in found.contrasts if row.place.hardware == "slow"]
+    assert row.success.difference.mean > 0.0 and row.success_p < 0.001
+    late = finding(found, 2, "steps on chase at pace 0.2, idle hold, slow")
+    assert late.seen == seen
+    assert seen or "it is better here and no worse there" in late.words
+
+
+def test_at_pace_0_a_task_is_static_only_where_its_world_stands_still() -> None:
+    """The same episodes, of one world that stands still while the robot waits and of another that does not."""
+    table = join(
+        [
+            episodes(
+                "steps", s, pace=0.0, hardware="h", kappa=1.0, chunks=30 * MORE_CHUNKS[s], odds=9,
+                each_s=inference_s(s), idle=idle, static=static,
+            )
+            for idle, static in (("hold", True), ("last", False))
+            for s in (10, 1)
+        ]
+    )  # fmt: skip
+    found = analyse(table, BASELINES)
+    assert {(row.number, row.about) for row in found.findings} == {
+        (1, "steps on ball at pace 0, idle hold, h"),
+        (2, "steps on ball at pace 0, idle last, h"),
+    }
+    assert [row.place.idle for row in found.contrasts] == ["hold", "last"]
+    assert {row.idle for row in found.held_out_time} <= {"hold"}
+
+
+def test_one_correction_holds_for_every_contrast_of_a_sweep(analysis: Analysis) -> None:
+    for corrected, raw in (("success_p", "success"), ("restricted_p", "restricted_s"), ("both_p", "both_s")):
+        found = [getattr(row, raw) for row in analysis.contrasts]
+        p = holm([one.p if one else 1.0 for one in found])
+        assert [getattr(row, corrected) for row in analysis.contrasts] == p
+    assert len(analysis.contrasts) == 3 * 4 * 3 + 4 * 5
+
+
+def test_methods_of_the_frontier_are_compared_pair_by_pair_over_each_link() -> None:
+    """Late is better than the asynchronous target over both links, and the draft as good as hybrid."""
+    methods = {"late": (0.6, 3.0), "remote_async": (2.0, 0.0), "chance": (1.0, 3.0)}
+    drafts = [("verification", 0.0, 1.0), ("verification", 1.0, 1.0)]
+    links = ("loopback+delay=1", "loopback+delay=50")
+    table = join(
+        [
+            episodes(lever, s, pace=0.1, hardware="h", kappa=1.0, chunks=9, odds=odds, each_s=0.0, link=link)
+            for lever, s, odds in [(name, *found) for name, found in methods.items()] + drafts
+            for link in links
+        ]
+    )
+    found = compare_methods(shuffled(table))
+    # Four methods make six pairs; a strength of "chance" that is not the frontier's is none of them.
+    assert len(found) == 6 * 2 and {row.link for row in found} == set(links)
+    assert [row.p for row in found] == holm([row.success.p for row in found])
+    assert {row.success.test for row in found} == {"exact McNemar"} and {row.episodes for row in found} == {200}
+    for link in links:
+        at = {(row.first, row.second): row for row in found if row.link == link}
+        assert at["async target", "late adahi"].p < 0.001
+        assert at["async target", "late adahi"].success.difference.mean < -0.3
+        assert at["draft", "hybrid"].p == 1.0
+    assert analyse(
+        table, {lever: s for lever, s, _ in [*drafts, ("late", 0.6, 0), ("chance", 1.0, 0)]} | {"remote_async": 2.0}
+    ).methods == tuple(found)
+    assert compare_methods(steps_sweep(paces=(0.2,), count=3)) == []
+
+
+def test_the_third_finding_where_it_was_planted(analysis: Analysis) -> None:
+    """Overlap on four machines: N = 30 (1 + .01 m) and rho = .7, 7, 11, 22, with a chunk of 8 actions."""
+    words = finding(analysis, 3, "overlap on ball at pace 0, idle hold, over hardware").words
+    assert words == "the sweet spot moves: 1 at this-machine, 7 at agx-50w, 8 at agx-30w, 8 at agx-15w."
+    assert finding(analysis, 3, "steps on chase at pace 0.4, idle hold, over hardware").seen
+
+
+def test_nothing_is_found_where_nothing_was_planted() -> None:
+    """Four settings that are all the same: no finding but by chance, 1 in 20 for each of the six curves."""
+    table = join(
+        [
+            episodes("steps", s, pace=pace, hardware=name, kappa=kappa, chunks=30, odds=1.0, each_s=0.1, seed=s)
+            for pace in (0.0, 0.2)
+            for name, kappa in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+            for s in (10, 5, 2, 1)
+        ]
+    )
+    found = analyse(table, BASELINES)
+    assert [row.about for row in found.findings if row.seen] == []
+
+
+def test_sweet_spots_come_with_their_support(analysis: Analysis) -> None:
+    for row in analysis.spots:
+        assert sum(row.support) == pytest.approx(1.0)
+        assert row.spot.where in row.plausible
+    static = [row for row in analysis.spots if row.place.lever == "steps" and row.place.static]
+    assert [row.spot.where for row in static if row.end_point == "task_s"] == [10.0, 5.0, 2.0, 2.0]
+
+
+def test_success_on_held_out_hardware_is_predicted_where_it_can_be(analysis: Analysis) -> None:
+    held = {row.held: row for row in analysis.held_out if row.delay == "age_s"}
+    # Neighbours on both sides, and a world that is separable: within the noise.
+    for name in ("agx-50w at pace 0.2", "agx-30w at pace 0.2", "agx-50w at pace 0.4", "agx-30w at pace 0.4"):
+        row = held[name]
+        assert row.covered == 1.0 and row.error.mean_absolute < 0.06 and row.regret < 0.05, row
+    # Staler than anything measured: said so, and wrong.
+    far = held["agx-15w at pace 0.4"]
+    assert far.covered < 1.0 < far.error.chi2 and far.error.worst > 0.2
+    # Likewise fresher than anything measured.
+    assert held["this-machine at pace 0.4"].covered == 0.0
+    assert held["pace 0.2"].error.mean_absolute < 0.03 and held["pace 0.2"].right == held["pace 0.2"].spots == 4
+
+
+def test_task_time_on_held_out_hardware_is_predicted(analysis: Analysis) -> None:
+    """N stays and the chunk is timed anew; what is left is the chance in N."""
+    for row in analysis.held_out_time:
+        assert row.error < 0.02, row
+        if row.lever == "overlap":
+            assert row.predicted == row.observed
+
+
+def test_without_overlap_stall_and_age_predict_alike(analysis: Analysis) -> None:
+    errors = {(row.held, row.delay): row.error.mean_absolute for row in analysis.held_out}
+    for held, _ in errors:
+        assert errors[held, "stall_s"] == pytest.approx(errors[held, "age_s"])
+
+
+def test_rows_are_flat(analysis: Analysis) -> None:
+    for values in (analysis.cells, analysis.contrasts, analysis.spots, analysis.held_out):
+        for row in as_rows(values):
+            assert not any(isinstance(entry, dict) for entry in row.values())
+    assert {"lever", "pace", "success.low", "restricted_s.high"} <= set(as_rows(analysis.cells)[0])
+
+
+def test_what_is_no_sweep_is_refused(sweep: Table) -> None:
+    with pytest.raises(DataError, match="lacks the columns jerk"):
+        analyse({name: sweep[name] for name in COLUMNS if name != "jerk"}, BASELINES)
+    with pytest.raises(ConfigError, match="unknown lever without a baseline 'overlap'"):
+        analyse(sweep, {"steps": 10.0})
+    with pytest.raises(ConfigError, match="the baseline 20 was not run, only 1, 2, 5, 10"):
+        analyse(sweep, BASELINES | {"steps": 20.0})
+    one = steps_sweep(paces=(0.0,), count=3)
+    with pytest.raises(DataError, match="episode 0 is there twice at strength 10"):
+        analyse(join([one, one]), BASELINES)
+    apart = one | {"episode": np.where(one["strength"] == 10.0, 7, one["episode"] * 10 + one["strength"])}
+    apart["episode"][one["strength"] == 10.0] = np.tile([1, 2, 3], 4)
+    with pytest.raises(DataError, match="no episode was run at all of its settings"):
+        analyse(apart | {"episode": apart["episode"] + 100 * (one["strength"] == 10.0)}, BASELINES)

@@ -1,0 +1,250 @@
+"""Sweeps: paired, resumable to the episode, and refused where they make no sense."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError, DataError
+from specact.families.codes.bundle import load_bundle
+from specact.lab.envs import load_task
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import Shard, run_shard
+from specact.lab.tised.calibration import gate_of
+from specact.lab.tised.drivers import PairDriver
+from specact.lab.tised.levers import settings_of
+from specact.lab.tised.records import (
+    CALIBRATIONS,
+    EPISODES,
+    MANIFEST,
+    read_calibrations,
+    read_manifest,
+    read_rows,
+    read_sweeps,
+)
+from specact.lab.tised.settings import Setting, Subject
+from specact.lab.tised.sweep import Sweep, run_sweep
+from specact.lab.tised.trial import Trial, run_trial
+from specact.locks import locked
+
+BALL = load_bundle("ball")
+
+
+class NoVariants:
+    """For levers that need no network of their own."""
+
+    def tiers(self, static: bool) -> tuple[str, ...]:
+        return ()
+
+    def quantised(self, tier: str) -> Mapping[str, Path]:
+        raise AssertionError("not wanted here")
+
+    def windowed(self, window: int) -> Path:
+        raise AssertionError("not wanted here")
+
+
+SUBJECT = Subject(BALL, BALL.spec.execute, NoVariants())
+
+
+def settings(*levers: str) -> tuple[Setting, ...]:
+    return tuple(setting for lever in levers for setting in settings_of(lever, SUBJECT))
+
+
+def small(**changes: object) -> Sweep:
+    what = Sweep(
+        BALL.fingerprint, settings("naive")[:2], "ball", (0.0, 0.05), ("this-machine", "agx-50w"), ("none",), episodes=2
+    )
+    return replace(what, **changes)  # type: ignore[arg-type]
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def test_a_sweep_holds_its_folder(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ConfigError, match="is in use by process"):
+        run_sweep(small(), tmp_path, quiet, workers=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_setting_runs_the_same_episodes_and_a_stop_costs_nothing_but_them(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run_sweep(small(), whole, quiet, workers=1)
+    table, baselines, _ = read_sweeps([whole])
+    assert baselines == {"naive": 0.0}
+    assert len(table["episode"]) == 2 * 2 * 2 * 2
+    for name in ("strength", "pace", "hardware"):
+        for value in np.unique(table[name]):
+            assert sorted(table["episode"][table[name] == value]) == [0] * 4 + [1] * 4
+    assert set(table["kappa"]) == {1.0, 9.7}
+
+    # The same, killed in the middle of a line.
+    stopped.mkdir()
+    (stopped / MANIFEST).write_text((whole / MANIFEST).read_text())
+    lines = (whole / EPISODES).read_text().splitlines()
+    (stopped / EPISODES).write_text("\n".join(lines[:7]) + '\n{"lever": "nai')
+    seen: list[int] = []
+    run_sweep(small(), stopped, lambda what, done, total: seen.append(done), workers=1)
+    assert seen[0] == 7
+    assert sorted((stopped / EPISODES).read_text().splitlines()) == sorted(lines)
+
+    # More episodes may be asked for; anything else is another sweep.
+    run_sweep(small(episodes=3), stopped, quiet, workers=1)
+    assert len(read_sweeps([stopped])[0]["episode"]) == 24
+    with pytest.raises(ConfigError, match="holds another sweep"):
+        run_sweep(small(seed=7), stopped, quiet, workers=1)
+
+
+def test_reading_changes_no_file_and_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no sweep"):
+        read_sweeps([tmp_path])
+    (tmp_path / MANIFEST).write_text(json.dumps({"baselines": {}}))
+    with pytest.raises(DataError, match="no episode is finished"):
+        read_sweeps([tmp_path])
+    (tmp_path / EPISODES).write_text('{"lever": "x", "jerk": null}\n{"lev')
+    table, _, _ = read_sweeps([tmp_path])
+    assert np.isnan(table["jerk"]).all() and len(table["jerk"]) == 1
+    assert (tmp_path / EPISODES).read_text().endswith('{"lev')
+
+
+def test_latency_is_what_was_measured_times_kappa(tmp_path: Path) -> None:
+    run_sweep(small(paces=(0.0,), episodes=1), tmp_path, quiet, workers=1)
+    table, _, (manifest,) = read_sweeps([tmp_path])
+    measured_s = 1e-3 * manifest["latency_ms"]["naive 0"][0]
+    for kappa in (1.0, 9.7):
+        rows = (table["strength"] == 0.0) & (table["kappa"] == kappa)
+        assert table["inference_s"][rows] == pytest.approx(kappa * measured_s)
+
+
+def test_a_server_has_a_time_and_a_link_of_its_own(tmp_path: Path) -> None:
+    what = small(
+        settings=(*settings("remote"), *settings("verification")[:1], *settings("naive")[:1]),
+        paces=(0.0,), hardware=("agx-50w",), links=("loopback+delay=40",), target_ms=8.0, episodes=1,
+    )  # fmt: skip
+    run_sweep(what, tmp_path, quiet, workers=1)
+    table, _, (manifest,) = read_sweeps([tmp_path])
+    took = dict(zip(table["lever"].tolist(), table["inference_s"].tolist(), strict=True))
+    links = dict(zip(table["lever"].tolist(), table["link"].tolist(), strict=True))
+    assert took["remote"] == pytest.approx(0.048, abs=0.001)
+    draft_s = 9.7e-3 * manifest["latency_ms"]["verification 1"][0]
+    assert took["verification"] == pytest.approx(draft_s + 0.048, abs=0.001)
+    assert links == {"remote": "loopback+delay=40", "verification": "loopback+delay=40", "naive": "none"}
+
+
+def test_what_the_robot_does_while_it_waits_is_an_axis(tmp_path: Path) -> None:
+    what = small(
+        settings=settings("remote"), paces=(0.0,), hardware=("this-machine",), links=("loopback+delay=150",),
+        episodes=3, idles=("last", "neutral", "hold"),
+    )  # fmt: skip
+    run_sweep(what, tmp_path, quiet, workers=1)
+    table, _, (manifest,) = read_sweeps([tmp_path])
+    assert manifest["sweep"]["idles"] == ["last", "neutral", "hold"]
+    rows = {
+        idle: [
+            (row["episode"], row["jerk"], row["task_s"])
+            for row in read_rows(tmp_path / EPISODES)
+            if row["idle"] == idle
+        ]
+        for idle in ("last", "neutral", "hold")
+    }
+    # On ball the holding action is the last one; a level plate is another world.
+    assert rows["last"] == rows["hold"] and len(rows["last"]) == 3
+    assert all(one != other for one, other in zip(rows["last"], rows["neutral"], strict=True))
+    assert not table["static"].any(), "a ball rolls on"
+    with pytest.raises(ConfigError, match="way to idle"):
+        small(idles=())
+
+
+def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
+    """Over a link of 100 ms the plate goes on moving while the robot waits, so its scores are others than without."""
+    near, far = "loopback", "loopback+delay=100"
+    what = small(
+        settings=tuple(settings_of("verification", SUBJECT, (0.5,))), paces=(0.0,), hardware=("this-machine",),
+        links=(near, far), idles=("hold", "neutral"), calibration=15, episodes=1,
+    )  # fmt: skip
+    run_sweep(what, tmp_path, quiet, workers=1)
+    found = {(row["link"], row["idle"]): row for row in read_calibrations([tmp_path])}
+    assert len(found) == 4
+    threshold = {where: row["gate"]["threshold"] for where, row in found.items()}
+    assert len({threshold[near, "hold"], threshold[far, "hold"], threshold[far, "neutral"]}) == 3
+    for row in found.values():
+        assert row["rate"] == 0.5 and row["episodes"] == 15 and len(row["rounds"]) == 3
+        assert row["held_out_rate"] == row["held_out_sent"] == pytest.approx(0.5, abs=0.25)
+
+    # Further episodes need no further calibration, and run with the gate of their place.
+    before = (tmp_path / CALIBRATIONS).read_text()
+    run_sweep(replace(what, episodes=2), tmp_path, quiet, workers=1)
+    assert (tmp_path / CALIBRATIONS).read_text() == before
+    place = ("verification", 0.5, far, "neutral", 1)
+    (row,) = [
+        row
+        for row in read_rows(tmp_path / EPISODES)
+        if tuple(row[name] for name in ("lever", "strength", "link", "idle", "episode")) == place
+    ]
+    driver = what.settings[1].driver
+    assert isinstance(driver, PairDriver) and driver.rate == 0.5
+    latencies_s = tuple(1e-3 * ms for ms in read_manifest(tmp_path)["latency_ms"]["verification 0.5"])
+    by_hand = Trial(
+        "verification", 0.5, replace(driver, gate=gate_of(found[far, "neutral"])), None, "ball", 0.0, "neutral",
+        "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed,
+    )  # fmt: skip
+    assert run_trial(by_hand) == row
+
+
+def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
+    """Two ways to run the same episodes: in lock step without time, and alone in a world that would not have waited."""
+    setting = settings("verification")[0]
+    rows = [
+        run_trial(
+            Trial(
+                setting.lever, setting.strength, setting.driver, None, "ball", 0.0, "hold", "none", 1.0, "loopback",
+                (0.0, 0.0), episode, seed=3,
+            )
+        )
+        for episode in range(6)
+    ]  # fmt: skip
+    gate = setting.driver.gate  # type: ignore[union-attr]
+    shard = Shard(str(BALL.path), BALL.fingerprint, "ball", "hybrid", gate, tuple(range(6)), 3, "loopback", 0.0, 0.0)
+    outcomes, _ = run_shard(shard)
+    assert [row["success"] for row in rows] == [outcome.success for outcome in outcomes]
+    period_s = 1.0 / load_task("ball").rate_hz
+    times = [row["task_s"] for row in rows if row["success"]]
+    assert times == pytest.approx([outcome.steps * period_s for outcome in outcomes if outcome.success])
+
+
+def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="need links"):
+        small(settings=settings("remote"))
+    with pytest.raises(ConfigError, match="moves by itself"):
+        small(task="swarm", paces=(1.0,))
+    with pytest.raises(ConfigError, match="'agx-51w'"):
+        small(hardware=("agx-51w",))
+    with pytest.raises(ConfigError, match="needs a bundle of kind flow"):
+        settings("steps")
+    with pytest.raises(ConfigError, match="cannot inpaint"):
+        run_sweep(small(settings=settings("inpainting")), tmp_path / "out", quiet, workers=1)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="'ball' cannot act in task 'pusht'"):
+        run_sweep(small(task="pusht", paces=(0.0,)), tmp_path / "out", quiet, workers=1)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match=r"whole number, got 1\.5"):
+        settings_of("naive", SUBJECT, (1.5,))
+    with pytest.raises(ConfigError, match="1 to 1 observations"):
+        settings_of("window", SUBJECT, (2.0,))
+
+
+def test_any_number_of_processes_gives_the_same_rows(tmp_path: Path) -> None:
+    what = small(paces=(0.05,), hardware=("agx-50w",))
+    run_sweep(what, tmp_path / "one", quiet, workers=1)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / MANIFEST).write_text((tmp_path / "one" / MANIFEST).read_text())
+    run_sweep(what, tmp_path / "two", quiet, workers=2)
+    one, two = (sorted((tmp_path / name / EPISODES).read_text().splitlines()) for name in ("one", "two"))
+    assert one == two
+    with Pool(1) as pool:
+        assert list(pool.each(abs, [-1, 2])) == [(-1, 1), (2, 2)]

@@ -1,0 +1,234 @@
+"""A flow policy learns what was demonstrated, modes and all; its networks are what the bundle holds."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.bundle import NETWORKS, load_flow
+from specact.families.chunks.flow_euler import integrate
+from specact.families.chunks.policy import ChunkSpec
+from specact.lab.data.episodes import Episodes
+from specact.lab.train import checkpoint, export, flow_export, stages
+from specact.lab.train.export import PARITY
+from specact.lab.train.flow import Flow
+from specact.lab.train.flow_export import Guide, example
+from specact.lab.train.flow_recipe import FlowRecipe, load_flow_recipe
+from specact.lab.train.flow_stage import _chunks, flow_stage, units_of
+from specact.lab.train.flow_train import train_flow
+from specact.lab.train.loop import Stage, run
+from specact.lab.train.recipe import load_recipe
+from specact.lab.train.train import train
+from specact.lab.train.vqbet import Statistics
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = FlowRecipe(
+    kind="flow", bundle="b", env="ball", generate_episodes=1, window=2, chunk=3, layers=1, heads=2, width=16,
+    dropout=0.1, state_noise=0.1, steps=400, batch=64, draws=2, learning_rate=3e-3, warmup=20, average=0.98,
+    bfloat16=False,
+)  # fmt: skip
+SPEC = ChunkSpec(window=2, state=1, goal=0, chunk=3, actions=1, rate_hz=10.0)
+
+
+def two_ways(episodes: int = 60, length: int = 12) -> Episodes:
+    """Every episode goes left or goes right, all the way, and nothing in the observation tells which."""
+    rng = np.random.default_rng(0)
+    side = np.repeat(rng.choice([-1.0, 1.0], episodes), length)[:, None]
+    return Episodes(
+        state=rng.normal(size=(episodes * length, 1)).astype(np.float32),
+        action=(side + rng.normal(0.0, 0.05, side.shape)).astype(np.float32),
+        ends=np.arange(1, episodes + 1) * length,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Flow:
+    stage = flow_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
+    stage.module.load_state_dict(run(stage, tmp_path_factory.mktemp("flow"), lambda done: None))
+    assert isinstance(stage.module, Flow)
+    return stage.module.eval()
+
+
+def drawn(model: Flow, steps: int, count: int = 200) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    noise = rng.standard_normal((count, 3, 1), dtype=np.float32)
+    with torch.no_grad():
+        cache = model.cache(torch.from_numpy(rng.standard_normal((count, 2, 1), dtype=np.float32)), None)
+
+        def velocity(x: np.ndarray, time: float) -> np.ndarray:
+            found: Tensor = model.expert(torch.from_numpy(x), torch.full((count,), time), cache)
+            return np.asarray(found.numpy())
+
+        return integrate(velocity, noise, steps)
+
+
+def test_ten_steps_take_a_side_and_one_step_takes_the_middle(trained: Flow) -> None:
+    """Why the number of steps is a lever: a single one answers with the mean, which nobody demonstrated.
+
+    Each side has a probability near 1/2; fewer than 60 of 200 draws on one of them has one below 1e-8.
+    """
+    many, one = (drawn(trained, steps)[..., 0] for steps in (10, 1))
+    assert (np.abs(np.abs(many) - 1.0) < 0.5).mean() > 0.9
+    assert (np.sign(many) == np.sign(many[:, :1])).all(1).mean() > 0.9, "a chunk keeps to its side"
+    assert 60 <= (many[:, 0] > 0.0).sum() <= 140
+    assert np.abs(one).mean() < 0.6 < 0.9 < np.abs(many).mean()
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, steps=50)
+
+    def stage_of() -> Stage:
+        return flow_stage(stages.prepare(two_ways(), recipe), recipe, SPEC)
+
+    def stop(done: int) -> None:
+        if done == 35:
+            raise KilledError
+
+    never_stopped = run(stage_of(), tmp_path / "whole", lambda done: None, every=20)
+    with pytest.raises(KilledError):
+        run(stage_of(), tmp_path / "stopped", stop, every=20)
+    begun: list[int] = []
+    weights = run(stage_of(), tmp_path / "stopped", begun.append, every=20)
+    assert begun[0] == 21, "it did not go on from its checkpoint"
+    assert all(torch.equal(weights[name], value) for name, value in never_stopped.items())
+
+
+def test_steps_past_an_episodes_end_do_not_count() -> None:
+    episodes = two_ways(episodes=4, length=5)
+    data = stages.prepare(episodes, replace(RECIPE, chunk=4))
+    chunks, real = _chunks(data.train, data, units_of(data))
+    assert chunks.shape == (15, 4, 1) and real.shape == (15, 4)
+    for start in (0, 5, 10):
+        assert real[start : start + 5].sum(1).tolist() == [4.0, 4.0, 3.0, 2.0, 1.0]
+
+
+def test_actions_have_mean_0_and_variance_1_in_the_flows_units() -> None:
+    data = stages.prepare(two_ways(), RECIPE)
+    units, action = units_of(data), data.train.episodes.action
+    inside = units.to_flow(action)
+    assert abs(inside.mean()) < 1e-5 and inside.std() == pytest.approx(1.0, rel=1e-5)
+    np.testing.assert_allclose([units.low, units.high], [action.min(0), action.max(0)], rtol=1e-5)
+
+
+def test_training_gives_the_cache_a_gradient_through_every_draw() -> None:
+    """Encoder and prefix learn through the expert alone; nothing of the last layer's cache is left out."""
+    stage = flow_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
+    torch.manual_seed(0)
+    for parameter in stage.module.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    loss, _ = stage.update(0)
+    loss.backward()
+    silent = [n for n, p in stage.module.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0.0]
+    assert not silent
+
+
+# --- the exported networks are the trained ones ---
+
+
+def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
+    bundle = load_flow(tiny_flow)
+    recipe = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
+    spec = bundle.spec
+    weights, _ = checkpoint.read(tiny_flow.parents[1] / "flow.safetensors")
+    names = ("state_mean", "state_std", "goal_mean", "goal_std")
+    statistics = Statistics(*(weights[f"encoder.{name}"] for name in names))
+    model = Flow(spec, recipe, statistics)
+    model.load_state_dict(weights)
+    export.round_to_half(model.eval().requires_grad_(False))
+    given: dict[str, Tensor] = example(model, "guide", 1)
+    arrays = {name: value.numpy() for name, value in given.items()}
+    expert = model.expert(given["chunk"], given["time"], given["cache"])
+    np.testing.assert_allclose(
+        bundle.networks.velocity(arrays["chunk"], arrays["time"], arrays["cache"]), expert.numpy(), atol=PARITY
+    )
+    for found, wanted in zip(bundle.networks.guide(**arrays), Guide(model.expert)(**given), strict=True):
+        np.testing.assert_allclose(found, wanted.numpy(), atol=PARITY)
+    assert max(bundle.manifest["parity"].values()) < PARITY
+    assert set(bundle.manifest["parity"]) == set(NETWORKS)
+    for part in ("encoder", "prefix", "expert"):
+        assert bundle.manifest["parameters"][part] == sum(p.numel() for p in getattr(model, part).parameters())
+
+
+def test_an_export_that_differs_is_not_kept_as_a_bundle(
+    tiny_flow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = stages.prepare(two_ways(), RECIPE)
+    model = flow_stage(data, RECIPE, SPEC).module
+    assert isinstance(model, Flow)
+    monkeypatch.setattr(flow_export, "PARITY", -1.0)
+    with pytest.raises(BundleError, match=r"encoder\.onnx differs from the trained network by"):
+        flow_export.write_flow_bundle(tmp_path, manifest={}, model=model, units=units_of(data), half=True)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_an_exported_network_holds_no_path_of_the_machine_it_was_made_on(tiny_flow: Path) -> None:
+    source = str(Path(export.__file__).parents[2]).encode()
+    for file in NETWORKS.values():
+        assert source not in (tiny_flow / file).read_bytes()
+
+
+# --- recipes and folders ---
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("widht = 3", r"unknown key in the recipe 'widht'; did you mean 'width'\?"),
+        ("width = 10", r"width 10 must be an even multiple of heads 4"),
+        ("heads = 0", r"heads must be at least 1"),
+        ("draws = 0", r"draws must be at least 1"),
+        ('data = ["a.npz"]', r"either data = \[\.\.\.\] or generate_episodes = N, and not both"),
+        ('precision = "int8"', r"unknown value of precision 'int8'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_meant(tmp_path: Path, line: str, sentence: str) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text(f'kind = "flow"\nbundle = "b"\nenv = "ball"\ngenerate_episodes = 1\n{line}\n')
+    with pytest.raises(ConfigError, match=sentence):
+        load_flow_recipe(file)
+
+
+def test_a_recipe_that_says_too_little(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('kind = "flow"\n')
+    with pytest.raises(ConfigError, match=r"the recipe has no bundle and no env; it needs kind, bundle, env"):
+        load_flow_recipe(tmp_path / "r.toml")
+
+
+def test_the_committed_recipes_are_recipes() -> None:
+    recipes = sorted(RECIPES.glob("flow-*.toml"))
+    assert [load_flow_recipe(path).env for path in recipes] == ["ball-chase", "pusht"]
+
+
+def test_the_command_line_knows_flows(tiny_flow: Path, tmp_path: Path, specact_run: Run) -> None:
+    made = specact_run("export", tiny_flow.parents[1], "--out", tmp_path / "deployed", "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["fingerprint"] == load_flow(tmp_path / "deployed").fingerprint
+    recipe = tmp_path / "r.toml"
+    recipe.write_text((tiny_flow.parents[2] / "recipe.toml").read_text().replace('"flow"', '"flwo"'))
+    refused = specact_run("train", recipe, "--out", tmp_path / "run")
+    assert refused.returncode == 2
+    assert "unknown value of kind 'flwo'; did you mean 'flow'?" in refused.stderr
+
+
+def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(tiny_flow.parents[1], tmp_path / "run"))
+    mine = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
+    for other in (replace(mine, seed=1), replace(mine, bundle="other")):
+        with pytest.raises(ConfigError, match="holds a run of another recipe"):
+            train_flow(other, Path(), out, lambda stage, done, total: None)
+    with pytest.raises(ConfigError, match="holds a run of another recipe"):
+        train(load_recipe(RECIPES / "ball.toml"), Path(), out, lambda stage, done, total: None)

@@ -1,0 +1,127 @@
+"""History pruning: less is read, and what is read is treated as before."""
+
+import itertools
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from specact import load_bundle
+from specact.errors import ConfigError
+from specact.families.chunks.codes import CodeChunks
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.network import OnnxPolicy
+from specact.files import write_json
+from specact.lab.train.export import PARITY
+from specact.lab.train.prune import prune_history
+from specact.lab.train.quantise_fold import folded
+from specact.lab.train.rebuild import rebuild
+from specact.observation import ObservationWindow
+from specact.types import Window
+
+PUSHT = Path(__file__).parents[3] / "pretrained" / "pusht"
+
+
+@pytest.fixture(scope="module")
+def pusht() -> Bundle:
+    return load_bundle(PUSHT)
+
+
+def some_windows(bundle: Bundle, count: int = 8) -> list[Window]:
+    rng, spec = np.random.default_rng(0), bundle.spec
+    goals = rng.normal(size=(count, spec.goal)).astype(np.float32) if spec.goal else [None] * count
+    states = 0.4 * rng.standard_normal((count, spec.window, spec.state), dtype=np.float32)
+    return [Window(state, goal) for state, goal in zip(states, goals, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def pruned(pusht: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The draft with more and less history; the target would only take longer to export."""
+    folder = tmp_path_factory.mktemp("pruned")
+    return {k: prune_history(pusht, k, folder / f"{k}.onnx", "draft") for k in (5, 3, 1)}
+
+
+def assert_same(variant: OnnxPolicy, original: OnnxPolicy, bundle: Bundle) -> None:
+    for window in some_windows(bundle):
+        ours, theirs = variant.infer(window), original.infer(window)
+        np.testing.assert_array_equal(ours.probs, theirs.probs)
+        np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+
+
+def test_all_of_the_history_is_the_original_exactly(pusht: Bundle, pruned: dict[int, Path], tmp_path: Path) -> None:
+    assert_same(OnnxPolicy(pruned[5], pusht.spec), pusht.draft, pusht)
+    assert_same(OnnxPolicy(prune_history(pusht, 5, tmp_path / "5.onnx"), pusht.spec), pusht.target, pusht)
+
+
+def test_a_goal_stays_where_it_was(tiny_bundle: Path) -> None:
+    """Ahead of the window, whatever its length; the exported original in PyTorch again, without another export."""
+    bundle = load_bundle(tiny_bundle)
+    model = rebuild(bundle, "target", 2)
+    shorter = rebuild(bundle, "target", 1)
+    assert torch.equal(shorter.positions, model.positions[:2])
+    for window in some_windows(bundle, 3):
+        assert window.goal is not None
+        state, goal = torch.from_numpy(window.state)[None], torch.from_numpy(window.goal)[None]
+        with torch.no_grad():
+            whole, first = model(state, goal).offsets[0], shorter(state[:, :1], goal).offsets[0]
+        np.testing.assert_allclose(whole[1].numpy(), bundle.target.infer(window).offsets, atol=PARITY)
+        torch.testing.assert_close(first[0], whole[0], rtol=0.0, atol=1e-5)
+
+
+def test_a_shorter_history_is_an_earlier_position_of_the_trained_network(
+    pusht: Bundle, pruned: dict[int, Path]
+) -> None:
+    """Position k - 1 of the whole network, which never sees what comes later; read at the end it would be another."""
+    whole = rebuild(pusht, "draft", 5)
+    for k in (1, 3):
+        variant = OnnxPolicy(pruned[k], replace(pusht.spec, window=k))
+        for window in some_windows(pusht, 3):
+            shown = torch.from_numpy(np.concatenate([window.state[-k:], window.state[: 5 - k]]))[None]
+            with torch.no_grad():
+                offsets = whole(shown).offsets[0]
+            found = variant.infer(Window(window.state[-k:])).offsets
+            np.testing.assert_allclose(found, offsets[k - 1].numpy(), atol=1e-4)
+            assert np.abs(found - offsets[4].numpy()).max() > 1e-3
+
+
+def products(file: Path) -> int:
+    """Multiplications in products with a weight, counted from the graph's shapes at batch 1."""
+    model = onnx.shape_inference.infer_shapes(folded(file))
+    shapes = {
+        value.name: [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.value_info, *model.graph.input]
+    }
+    weights = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    found = [node.input[:2] for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    return sum(int(np.prod(shapes[entering])) * weights[weight][1] for entering, weight in found)
+
+
+def test_less_history_is_less_work(pruned: dict[int, Path]) -> None:
+    counted = [products(file) for file in pruned.values()]
+    blocks = 12 * 32**2 + 26 * 32  # one block and the embedding, per observation
+    assert [before - after for before, after in itertools.pairwise(counted)] == [2 * blocks] * 2
+
+
+def test_it_is_driven_with_a_window_of_its_own(pusht: Bundle, pruned: dict[int, Path]) -> None:
+    spec = replace(pusht.spec, window=3)
+    policy = CodeChunks(OnnxPolicy(pruned[3], spec), pusht.tokenizer, spec)
+    window = ObservationWindow(policy.spec)
+    for seen in some_windows(pusht, 6):
+        assert policy.infer(window.push(seen.state[0]), np.random.default_rng(0)).shape == (4, 2)
+
+
+def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: Bundle, tmp_path: Path) -> None:
+    for k in (0, 6):
+        with pytest.raises(ConfigError, match=f"'pusht' looks at 1 to 5 observations, got {k}"):
+            prune_history(pusht, k, tmp_path / "k.onnx")
+    copy = Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["policies"]
+    write_json(copy / "manifest.json", manifest)
+    with pytest.raises(ConfigError, match="does not say how its target was made"):
+        prune_history(load_bundle(copy), 1, tmp_path / "k.onnx")

@@ -1,0 +1,185 @@
+"""Quantised variants: the layers a tier says and no others, loaded like the original, close to it, and smaller."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from specact import load_bundle
+from specact.errors import ConfigError
+from specact.families.chunks.bundle import NETWORKS, FlowBundle, load_flow
+from specact.families.codes.bundle import PARTS, Bundle
+from specact.families.codes.network import OnnxPolicy
+from specact.lab.train.quantise import Feeds, Tier, quantise, tiers
+from specact.lab.train.quantise_cost import measure_variant
+from specact.lab.train.quantise_fold import folded
+from specact.lab.train.quantise_inputs import typical_inputs
+from specact.lab.train.quantise_layers import GROUPS, layer_groups
+from specact.types import Window
+
+SHELF = Path(__file__).parents[3] / "pretrained"
+TIERS = {tier.name: tier for kind in ("int8_dynamic", "int8_static") for tier in tiers(kind)}
+Inputs = dict[str, list[Feeds]]
+
+
+def windows(bundle: Bundle | FlowBundle, count: int, spread: float = 0.4) -> list[Window]:
+    rng, spec = np.random.default_rng(0), bundle.spec
+
+    def normal(*shape: int) -> np.ndarray:
+        return spread * rng.standard_normal(shape, dtype=np.float32)
+
+    return [Window(normal(spec.window, spec.state), normal(spec.goal) if spec.goal else None) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Bundle, Inputs]:
+    bundle = load_bundle(SHELF / "pusht")
+    return bundle, typical_inputs(bundle, windows(bundle, 16))
+
+
+@pytest.fixture(scope="module")
+def flow() -> tuple[FlowBundle, Inputs]:
+    bundle = load_flow(SHELF / "pusht-flow")
+    return bundle, typical_inputs(bundle, windows(bundle, 4), steps=4)
+
+
+def run(model: onnx.ModelProto | Path, feeds: Feeds) -> np.ndarray:
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    return np.concatenate([np.ravel(output) for output in session.run(None, dict(feeds))])
+
+
+# --- which layers ---
+
+
+def test_folding_changes_the_form_and_not_the_answer(
+    pair: tuple[Bundle, Inputs], flow: tuple[FlowBundle, Inputs]
+) -> None:
+    files = {role: pair[0].path / PARTS[role] for role in ("draft", "target")}
+    files |= {part: flow[0].path / NETWORKS[part] for part in ("encoder", "prefix", "expert")}
+    for part, file in files.items():
+        feeds, model = (pair[1] | flow[1])[part][0], folded(file)
+        assert not {"Gemm", "Cast"} & {node.op_type for node in model.graph.node}
+        np.testing.assert_allclose(run(model, feeds), run(file, feeds), atol=1e-5)
+
+
+@pytest.mark.parametrize(("role", "layers", "heads"), [("target", 2, 4), ("draft", 1, 2)])
+def test_the_layers_of_a_pair(tiny_bundle: Path, role: str, layers: int, heads: int) -> None:
+    """Per block qkv and projection, and two of the perceptron; heads with a hidden layer or without; state and goal."""
+    groups = Counter(layer_groups(folded(tiny_bundle / PARTS[role])).values())
+    assert groups == {"attention": 2 * layers, "mlps": 2 * layers, "heads": heads, "rest": 2}
+
+
+def test_the_layers_of_a_flow(tiny_flow: Path) -> None:
+    """Two layers. Of the prefix the last one gives keys and values only; time enters the expert in every layer."""
+    groups = {part: Counter(layer_groups(folded(tiny_flow / NETWORKS[part])).values()) for part in NETWORKS}
+    assert groups["encoder"] == {"rest": 4}
+    assert groups["prefix"] == {"attention": 4, "mlps": 2}
+    assert groups["expert"] == {"attention": 4, "mlps": 4, "heads": 1, "rest": 5}
+
+
+def test_tiers_go_from_mild_to_strong() -> None:
+    progression = tiers()
+    assert [tier.name for tier in progression] == [
+        *(f"int8_dynamic-{group}" for group in GROUPS), *(f"int4_dynamic-{group}" for group in GROUPS),
+    ]  # fmt: skip
+    bits = {"int8_dynamic": 8, "int8_static": 8, "int4": 4}
+    widths = [[bits[tier.methods[group]] if group in tier.methods else 32 for group in GROUPS] for tier in progression]
+    for mild, strong in itertools.pairwise(widths):
+        assert sum(a > b for a, b in zip(mild, strong, strict=True)) == 1, "one group a tier"
+        assert all(a >= b for a, b in zip(mild, strong, strict=True))
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tmp_path: Path, name: str) -> None:
+    bundle, tier = load_bundle(tiny_bundle), TIERS[name]
+    groups = Counter(layer_groups(folded(tiny_bundle / "target.onnx")).values())
+    inputs = typical_inputs(bundle, windows(bundle, 3))["target"]
+    out = quantise(tiny_bundle / "target.onnx", tmp_path / "new" / "q.onnx", tier, inputs)
+    kinds = Counter(node.op_type for node in onnx.load(out).graph.node)
+    wanted = Counter(dict.fromkeys(("int8_dynamic", "int8_static", "int4"), 0))
+    for group, method in tier.methods.items():
+        wanted[method] += groups[group]
+    assert kinds["MatMulNBits"] == wanted["int4"]
+    assert kinds["MatMulInteger"] == wanted["int8_dynamic"]
+    # Weights of products that are done in 8 bits throughout come out of a DequantizeLinear with a scale per output.
+    model = onnx.load(out)
+    stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    static = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
+    assert len(static) == wanted["int8_static"]
+    assert [path.name for path in out.parent.iterdir()] == ["q.onnx"]
+    window = windows(bundle, 1)[0]
+    answer, original = OnnxPolicy(out, bundle.spec).infer(window), bundle.target.infer(window)
+    assert not np.array_equal(answer.offsets, original.offsets)
+    np.testing.assert_allclose(answer.probs, original.probs, atol=0.1)
+
+
+# --- what it costs and saves ---
+
+
+def test_fewer_bits_are_smaller_and_further_away(pair: tuple[Bundle, Inputs], tmp_path: Path) -> None:
+    bundle, inputs = pair
+    original = bundle.path / "target.onnx"
+    costs = [
+        measure_variant(original, quantise(original, tmp_path / tier.name, tier), inputs["target"], repeats=10)
+        for tier in tiers()
+    ]
+    sizes, errors = [cost.size_bytes for cost in costs], [cost.error for cost in costs]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[3] < 0.6 * costs[0].original_bytes and sizes[7] < 0.35 * costs[0].original_bytes  # stored in 16 bits
+    assert 0.0 < errors[3] < 0.05 < errors[7] < 0.3
+    assert errors[0] < errors[3] and errors[4] < errors[7]
+
+
+def test_a_network_is_exactly_as_good_as_itself(pair: tuple[Bundle, Inputs]) -> None:
+    file = pair[0].path / "target.onnx"
+    cost = measure_variant(file, file, pair[1]["target"], repeats=60)
+    assert cost.error == 0.0 and cost.size_bytes == cost.original_bytes
+    assert 0.1 < cost.ratio < 10.0  # a median over pairs of runs, which other programs disturb alike
+    assert cost.seconds > 0.0 and cost.original_seconds > 0.0
+
+
+def test_a_quantised_flow_still_flows(flow: tuple[FlowBundle, Inputs], tmp_path: Path) -> None:
+    """All three networks in 8 bits: the chunk from the same noise stays within 5 % of the range of actions."""
+    bundle, _ = flow
+    made = {
+        part: quantise(bundle.path / NETWORKS[part], tmp_path / NETWORKS[part], tiers()[3])
+        for part in ("encoder", "prefix", "expert")
+    }
+    window = windows(bundle, 1)[0]
+    chunks = [
+        load_flow(bundle.path, variants=variants).policy(steps=4).infer(window, np.random.default_rng(0))
+        for variants in ({}, made)
+    ]
+    away = np.abs(chunks[1] - chunks[0]).max() / (bundle.units.high - bundle.units.low).max()
+    assert 0.0 < away < 0.05
+
+
+def test_static_scales_fit_the_inputs_they_were_made_on(pair: tuple[Bundle, Inputs], tmp_path: Path) -> None:
+    bundle, inputs = pair
+    original, tier = bundle.path / "target.onnx", tiers("int8_static")[3]
+    quiet = typical_inputs(bundle, windows(bundle, 16, spread=0.01))["target"]
+    errors = []
+    for given in (inputs["target"], quiet):
+        variant = quantise(original, tmp_path / "q.onnx", tier, given)
+        errors.append(measure_variant(original, variant, inputs["target"], repeats=1).error)
+    assert errors[0] < 0.08 < 0.3 < errors[1]
+
+
+def test_static_scales_need_inputs(pair: tuple[Bundle, Inputs], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tier 'int8_static-heads' fixes the scales .* typical inputs; give some"):
+        quantise(pair[0].path / "target.onnx", tmp_path / "q.onnx", tiers("int8_static")[0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_quantised_stays_exactly_as_it_was(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    out = quantise(tiny_bundle / "target.onnx", tmp_path / "q.onnx", Tier("none", {}))
+    for window in windows(bundle, 3):
+        ours, theirs = OnnxPolicy(out, bundle.spec).infer(window), bundle.target.infer(window)
+        np.testing.assert_allclose(ours.probs, theirs.probs, atol=1e-6)
+        np.testing.assert_allclose(ours.offsets, theirs.offsets, atol=1e-6)

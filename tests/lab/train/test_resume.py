@@ -1,0 +1,363 @@
+"""A stopped run that goes on ends with the bytes of a run that was never stopped."""
+
+import errno
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specact.errors import ConfigError
+from specact.lab.train import loop
+from specact.lab.train import train as training
+from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.train import train
+
+POLICY = PolicyRecipe(
+    layers=1, heads=2, width=8, head_width=0, dropout=0.2, steps=30, batch=16, warmup=3, average=0.9, bfloat16=False
+)
+# Everything random is on: dropout, observation noise, sampled offsets, revived codes, a snapshot.
+RECIPE = Recipe(
+    env="ball",
+    generate_episodes=5,
+    generate_noise=0.3,
+    window=2,
+    chunk=2,
+    tokenizer=TokenizerRecipe(codes=16, latent=4, hidden=8, steps=130, batch=64, dead_share=0.05),
+    policies={
+        "target": replace(POLICY, offset_on="sampled", state_noise=0.1, snapshot=0.5),
+        "draft": replace(POLICY, sequential=True, bfloat16=True),
+    },
+)
+
+
+ORDER = ("tokenizer", "target", "draft")
+
+
+def reach(stage: str, whole: Path, out: Path) -> Path:
+    """A run stopped just before a stage, from one never stopped: what is finished need not be trained again."""
+    done = ORDER[: ORDER.index(stage)]
+    out.mkdir()
+    for path in [whole / "recipe.json", *(path for name in done for path in whole.glob(f"{name}*.safetensors"))]:
+        shutil.copy(path, out)
+    lines = (whole / "log.jsonl").read_text().splitlines(keepends=True)
+    (out / "log.jsonl").write_text("".join(line for line in lines if json.loads(line)["stage"] in done))
+    return out
+
+
+class KilledError(Exception):
+    """Stands for a kill at a known step."""
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def kill_at(stage: str, step: int) -> Callable[[str, int, int], None]:
+    def progress(name: str, done: int, total: int) -> None:
+        if (name, done) == (stage, step):
+            raise KilledError
+
+    return progress
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))}
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint every 10 steps."""
+    monkeypatch.setattr(training, "run", functools.partial(loop.run, every=10))
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "run", functools.partial(loop.run, every=10))
+        train(RECIPE, Path(), folder, quiet)
+    return folder
+
+
+def test_the_run_that_resuming_is_compared_with_uses_everything_random(never_stopped: Path) -> None:
+    assert set(weights(never_stopped)) == {
+        "tokenizer.safetensors", "target.safetensors", "target@snapshot.safetensors", "draft.safetensors",
+    }  # fmt: skip
+    assert [(line["stage"], line["step"]) for line in log(never_stopped)] == [
+        *(("tokenizer", step) for step in range(10, 131, 10)),
+        *((name, step) for name in ("target", "draft") for step in (10, 20, 30)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "step"),
+    [
+        ("tokenizer", 95),  # codes are revived after this one
+        ("tokenizer", 105),  # and before this one
+        ("target", 10),  # told the step, killed before its checkpoint
+        ("target", 17),  # the snapshot is made twice
+        ("draft", 14),
+        ("draft", 30),
+    ],
+)
+def test_a_killed_run_ends_like_one_never_stopped(never_stopped: Path, tmp_path: Path, stage: str, step: int) -> None:
+    reach(stage, never_stopped, tmp_path / "run")
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), tmp_path / "run", kill_at(stage, step))
+    assert not (tmp_path / "run" / f"{stage}.safetensors").exists()
+    begun = []
+    train(RECIPE, Path(), tmp_path / "run", lambda name, done, total: begun.append((name, done)))
+    assert weights(tmp_path / "run") == weights(never_stopped)
+    assert log(tmp_path / "run") == log(never_stopped)
+    first = next(done for name, done in begun if name == stage)
+    assert first == (step - 1) // 10 * 10 + 1, "it did not go on from its checkpoint"
+
+
+def test_killed_between_log_and_checkpoint_the_log_tells_one_story(
+    never_stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = loop._save
+
+    def killed_at_twenty(stage: loop.Stage, averaged: Any, path: Path, done: int) -> None:
+        if stage.name == "target" and done == 20:
+            raise KilledError
+        save(stage, averaged, path, done)
+
+    monkeypatch.setattr(loop, "_save", killed_at_twenty)
+    reach("target", never_stopped, tmp_path / "run")
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), tmp_path / "run", quiet)
+    monkeypatch.setattr(loop, "_save", save)
+    train(RECIPE, Path(), tmp_path / "run", quiet)
+    assert weights(tmp_path / "run") == weights(never_stopped)
+    assert log(tmp_path / "run") == log(never_stopped)
+
+
+def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
+    tiny_run: Path, tiny_recipe: Path, tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    """Two real kills, one in the tokenizer's stage and one in the target's; then the same command to its end."""
+    out = tmp_path / "run"
+    words = [*command, "train", str(tiny_recipe), "--out", str(out)]
+    for stage in ("tokenizer", "target"):
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            while not ((out / f"{stage}.checkpoint").exists() or (out / f"{stage}.safetensors").exists()):
+                assert process.poll() is None, f"it ended with status {process.returncode} before a checkpoint"
+                time.sleep(0.002)
+        finally:
+            process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (out / "bundles").exists()
+    finished = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert weights(out) == weights(tiny_run)
+    assert log(out) == log(tiny_run)
+    for part in ("draft.onnx", "target.onnx"):
+        made = [(folder / "bundles" / "tiny" / part).read_bytes() for folder in (out, tiny_run)]
+        assert made[0] == made[1], f"{part} differs"
+    assert not list(out.glob("*.checkpoint")) + list(out.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RECIPE, seed=1),
+        replace(RECIPE, window=3),
+        replace(RECIPE, tokenizer=replace(RECIPE.tokenizer, codes=8)),
+        replace(RECIPE, policies={**RECIPE.policies, "draft": replace(POLICY, steps=31)}),
+    ],
+    ids=["seed", "window", "tokenizer", "policy"],
+)
+def test_a_folder_of_another_recipe_is_refused(never_stopped: Path, tmp_path: Path, other: Recipe) -> None:
+    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"holds a run of another recipe; choose another --out"):
+        train(other, Path(), out, quiet)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "..", "", "a/b", "a b"])
+def test_names_in_a_recipe_do_not_lead_out_of_the_run(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"a bundle cannot be named .* begins with a letter or digit"):
+        replace(RECIPE, bundles={name: ("target", "draft")})
+    with pytest.raises(ConfigError, match=r"a policy cannot be named .* begins with a letter or digit"):
+        replace(RECIPE, policies={**RECIPE.policies, name: POLICY})
+    with pytest.raises(ConfigError, match=r"a bundle cannot be named .* begins with a letter or digit"):
+        FlowRecipe(kind="flow", bundle=name, env="ball", generate_episodes=1)
+
+
+def test_a_policy_may_be_added_and_nothing_finished_is_touched(never_stopped: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
+    kept = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.glob("*.safetensors")}
+    more = replace(RECIPE, policies={**RECIPE.policies, "small": replace(POLICY, width=4)})
+    train(more, Path(), out, quiet)
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept} == kept
+    assert (out / "small.safetensors").exists()
+    assert log(out)[:-3] == log(never_stopped)
+    # The folder now belongs to the larger recipe.
+    with pytest.raises(ConfigError, match="another recipe"):
+        train(replace(more, policies={"small": POLICY}), Path(), out, quiet)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(
+    never_stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = reach("target", never_stopped, tmp_path / "run")
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), out, kill_at("target", 12))
+    before = (out / "target.checkpoint").read_bytes()
+
+    flush = os.fsync
+
+    def full(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name.startswith("target.checkpoint"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match=r"target.checkpoint.*No space left.*there is untouched.*same command"):
+            train(RECIPE, Path(), out, quiet)
+    assert (out / "target.checkpoint").read_bytes() == before
+    assert not list(out.glob("*.partial"))
+    train(RECIPE, Path(), out, quiet)
+    assert weights(out) == weights(never_stopped)
+    assert log(out) == log(never_stopped)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 256 KiB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def test_a_really_full_disk(never_stopped: Path, small_disk: Path) -> None:
+    out = reach("target", never_stopped, small_disk / "run")
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), out, kill_at("target", 12))
+    before = (out / "target.checkpoint").read_bytes()
+    filler = fill(small_disk)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        train(RECIPE, Path(), out, quiet)
+    assert (out / "target.checkpoint").read_bytes() == before
+    filler.unlink()
+    train(RECIPE, Path(), out, quiet)
+    assert weights(out) == weights(never_stopped)
+    assert log(out) == log(never_stopped)
+
+
+def test_a_disk_that_is_full_when_the_log_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log line comes before the checkpoint, so it is what meets a full disk first."""
+    opened = Path.open
+
+    def full(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if self.suffix in (".jsonl", ".partial") and mode != "r":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return opened(self, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        train(RECIPE, Path(), tmp_path / "run", quiet)
+
+
+def test_a_log_line_cut_short_by_a_kill_is_forgotten(never_stopped: Path, tmp_path: Path) -> None:
+    out = reach("target", never_stopped, tmp_path / "run")
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), out, kill_at("target", 12))
+    with (out / "log.jsonl").open("a") as file:
+        file.write('{"stage": "target", "st')
+    train(RECIPE, Path(), out, quiet)
+    assert log(out) == log(never_stopped)
+
+
+def test_a_full_disk_does_not_cost_the_recipe_of_the_run(
+    never_stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
+    before = (out / "recipe.json").read_bytes()
+    opened = Path.open
+
+    class Full:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, _: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def full(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        file = opened(self, mode, *rest, **more)
+        return Full(file) if "w" in mode else file
+
+    more = replace(RECIPE, policies={**RECIPE.policies, "small": replace(POLICY, width=4)})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            train(more, Path(), out, quiet)
+    assert (out / "recipe.json").read_bytes() == before
+
+
+def test_a_damaged_recipe_of_the_run_is_a_sentence(never_stopped: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
+    (out / "recipe.json").write_text('{"env": "ba')
+    with pytest.raises(ConfigError, match=r"recipe\.json.*damaged"):
+        train(RECIPE, Path(), out, quiet)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-10], lambda b: b[:20], lambda b: b"", lambda b: b"\x00" * 64])
+def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), out, kill_at("tokenizer", 12))
+    file = out / "tokenizer.checkpoint"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ConfigError, match=r"tokenizer\.checkpoint is damaged.*delete it to train this stage anew"):
+        train(RECIPE, Path(), out, quiet)
+
+
+def test_deleting_a_damaged_result_trains_that_stage_anew(never_stopped: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(never_stopped, tmp_path / "run"))
+    file = out / "draft.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"draft\.safetensors is damaged.*delete it"):
+        train(RECIPE, Path(), out, quiet)
+    file.unlink()
+    train(RECIPE, Path(), out, quiet)
+    assert weights(out) == weights(never_stopped)
+    assert log(out) == log(never_stopped)

@@ -1,0 +1,209 @@
+"""The residual vector quantiser, against definitions written out."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specact.lab.data.episodes import Episodes
+from specact.lab.train import stages
+from specact.lab.train.losses import chunk_of
+from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.tokenizer import ResidualVQ, measure
+
+SMALL = TokenizerRecipe(codebooks=2, codes=4, latent=6, hidden=32, steps=300, batch=128, dead_share=0.02)
+
+
+def structured(size: int, seed: int) -> Tensor:
+    """Chunks ``[size, 2, 2]``: four directions, each in four lengths, with a little noise: 16 clusters."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randint(4, (size,), generator=generator) * (torch.pi / 2)
+    length = 0.25 * (1 + torch.randint(4, (size,), generator=generator))
+    step = length[:, None] * torch.stack([direction.cos(), direction.sin()], -1)
+    chunk = torch.stack([step, 0.5 * step], 1)
+    return chunk + 0.01 * torch.randn(chunk.shape, generator=generator)
+
+
+def fitted(steps: int = 300, recipe: TokenizerRecipe = SMALL) -> ResidualVQ:
+    torch.manual_seed(0)
+    model = ResidualVQ(recipe, 2, 2)
+    generator = torch.Generator().manual_seed(0)
+    model.initialise(structured(512, 1), generator)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss, _, _ = model.losses(structured(128, 2 + step))
+        loss.backward()
+        optimizer.step()
+        if step % 50 == 49 and step < 0.8 * steps:
+            model.revive_dead_codes(structured(128, 2 + step), generator)
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained() -> ResidualVQ:
+    return fitted()
+
+
+def test_it_reconstructs_far_better_than_a_constant_and_uses_every_code(trained: ResidualVQ) -> None:
+    chunks = structured(1000, 99_999)
+    found = measure(trained, chunks)
+    assert found.error < 0.25 * found.baseline
+    assert found.used == [4, 4]
+    assert found.dead == [0, 0]
+    # By hand: a constant can do no better than the median of every dimension.
+    constant = np.abs(chunks.numpy() - np.median(chunks.numpy(), axis=0)).mean()
+    assert found.baseline == pytest.approx(constant, abs=1e-3)
+    error = (trained.decode(trained.encode(chunks)) - chunks).abs().mean().detach()
+    assert found.error == pytest.approx(float(error))
+
+
+def test_encoding_is_nearest_code_then_nearest_to_what_is_left(trained: ResidualVQ) -> None:
+    chunks = structured(50, 3)
+    codes = trained.encode(chunks)
+    with torch.no_grad():
+        latents = trained.encoder(chunks.flatten(1))
+    for latent, found in zip(latents, codes, strict=True):
+        left = latent
+        for g, book in enumerate(trained.codebooks):
+            distances = [float((left - code).pow(2).sum()) for code in book]
+            assert distances[int(found[g])] == pytest.approx(min(distances), abs=1e-6)
+            left = left - book[found[g]]
+
+
+def test_decoding_adds_the_codes_of_all_codebooks(trained: ResidualVQ) -> None:
+    codes = torch.tensor([[0, 3], [2, 1]])
+    latent = torch.stack(
+        [trained.codebooks[0, 0] + trained.codebooks[1, 3], trained.codebooks[0, 2] + trained.codebooks[1, 1]]
+    )
+    torch.testing.assert_close(trained.decode(codes), trained.decoder(latent).view(2, 2, 2))
+
+
+def test_the_table_holds_every_tuple_at_its_place(trained: ResidualVQ) -> None:
+    table = stages.decoder_table(trained)
+    assert table.shape == (16, 2, 2)
+    assert not table.requires_grad
+    for first, second in itertools.product(range(4), repeat=2):
+        code = torch.tensor([[first, second]])
+        torch.testing.assert_close(table[first * 4 + second], trained.decode(code)[0].detach())
+        chunk = chunk_of(torch.zeros(1, 2, 4, 2, 2), code, table)
+        torch.testing.assert_close(chunk[0], table[first * 4 + second])
+
+
+def test_the_loss_reaches_encoder_and_decoder_but_no_codebook() -> None:
+    model = fitted(steps=1)
+    model.zero_grad()
+    loss, _, _ = model.losses(structured(64, 5))
+    loss.backward()
+    for part in (model.encoder, model.decoder):
+        for name, parameter in part.named_parameters():
+            assert parameter.grad is not None
+            assert parameter.grad.abs().sum() > 0, name
+    assert not model.codebooks.requires_grad
+    # Reconstruction alone reaches the encoder too: straight through the quantiser.
+    model = fitted(steps=1, recipe=TokenizerRecipe(**{**vars(SMALL), "commitment": 0.0}))
+    model.zero_grad()
+    model.losses(structured(64, 5))[0].backward()
+    first = next(model.encoder.parameters()).grad
+    assert first is not None
+    assert first.abs().sum() > 0
+
+
+def test_codebooks_follow_the_average_of_what_they_quantise() -> None:
+    model = fitted(steps=5)
+    chunks = structured(64, 7)
+    counts, sums = model.counts.clone(), model.sums.clone()
+    with torch.no_grad():
+        left = model.encoder(chunks.flatten(1))
+        codes = model.encode(chunks)
+    books = model.codebooks.clone()
+    model.losses(chunks)
+    for g in range(2):
+        for k in range(4):
+            mine = left[codes[:, g] == k]
+            count = 0.95 * counts[g, k] + 0.05 * len(mine)
+            total = 0.95 * sums[g, k] + 0.05 * mine.sum(0)
+            torch.testing.assert_close(model.codebooks[g, k], total / count, rtol=1e-4, atol=1e-6)
+        left = left - books[g][codes[:, g]]
+
+
+def test_evaluation_moves_no_codebook(trained: ResidualVQ) -> None:
+    before = {name: value.clone() for name, value in trained.state_dict().items()}
+    trained.encode(structured(64, 8))
+    measure(trained, structured(64, 8))
+    for name, value in trained.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_dead_codes_are_revived_and_live_ones_left_alone() -> None:
+    model = fitted()
+    with torch.no_grad():
+        model.codebooks[0, 2] = 1e3  # nothing is near it
+        model.counts[0, 2] = 0.0
+    chunks = structured(500, 9)
+    assert not (model.encode(chunks)[:, 0] == 2).any()
+    before = model.codebooks.clone()
+    assert model.revive_dead_codes(chunks, torch.Generator().manual_seed(1)) == 1
+    moved = (model.codebooks != before).any(-1)
+    assert moved.nonzero().tolist() == [[0, 2]]
+    assert (model.encode(chunks)[:, 0] == 2).any(), "the revived code is still used by nothing"
+    assert model.revive_dead_codes(chunks, torch.Generator().manual_seed(1)) == 0
+    # The average does not pull it back to where it was dead.
+    model.losses(chunks)
+    assert model.codebooks[0, 2].abs().max() < 100
+
+
+def test_the_stage_revives_codes_until_the_last_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(ResidualVQ, "revive_dead_codes", lambda *_: called.append(1))
+    stage = stages.tokenizer_stage(dataset(), recipe(500))
+    assert stage.after_update is not None
+    revived = []
+    for step in range(500):
+        called.clear()
+        stage.after_update(step)
+        if called:
+            revived.append(step)
+    assert revived == [99, 199, 299, 399]
+
+
+def recipe(steps: int = 50) -> Recipe:
+    return Recipe(
+        env="ball",
+        generate_episodes=1,
+        window=2,
+        chunk=2,
+        tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=steps),
+        policies={"p": PolicyRecipe(layers=1, heads=1, width=8, head_width=0, steps=5, batch=16, bfloat16=False)},
+    )
+
+
+def dataset() -> stages.Dataset:
+    rng = np.random.default_rng(0)
+    episodes = Episodes(
+        state=rng.normal(size=(60, 3)).astype(np.float32),
+        action=rng.uniform(-1, 1, (60, 2)).astype(np.float32),
+        ends=np.array([20, 40, 60]),
+    )
+    return stages.prepare(episodes, recipe())
+
+
+def test_training_a_policy_leaves_the_tokenizer_alone() -> None:
+    data, torch_recipe = dataset(), recipe()
+    tokenizer = stages.tokenizer_stage(data, torch_recipe).module
+    assert isinstance(tokenizer, ResidualVQ)
+    tokenizer.eval().requires_grad_(False)
+    before = {name: value.clone() for name, value in tokenizer.state_dict().items()}
+    stage = stages.policy_stage("p", torch_recipe.policies["p"], data, torch_recipe, tokenizer)
+    weights = [parameter.clone() for parameter in stage.module.parameters()]
+    for step in range(5):
+        stage.optimizer.zero_grad()
+        stage.update(step)[0].backward()
+        for group in stage.optimizer.param_groups:
+            group["lr"] = 1e-2
+        stage.optimizer.step()
+    assert any(not torch.equal(a, b) for a, b in zip(weights, stage.module.parameters(), strict=True))
+    for name, value in tokenizer.state_dict().items():
+        assert torch.equal(value, before[name]), name

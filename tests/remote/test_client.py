@@ -1,0 +1,446 @@
+"""A line's own promises: what it sends and when, what it does with replies, and how it finds back."""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+
+from specact import Bundle
+from specact.errors import ConfigError, RemoteError
+from specact.lab.processes import Child, serving
+from specact.links.link import load_link
+from specact.links.shaper import Shaper
+from specact.remote import client as line_module
+from specact.remote.client import Line, LineSettings
+from specact.remote.target import RemoteTarget, remote_verifier
+from specact.remote.transport import Endpoint
+from specact.remote.websocket import WebSocketChannel
+from specact.types import Window
+from specact.verifiers import Answer, Miss
+from specact.wire import json
+from specact.wire.handshake import Welcome, welcome_fields
+
+if TYPE_CHECKING:
+    from tests.remote.conftest import Misbehaving, Peer, Robot
+
+Listening = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
+WaitFor = Callable[..., float]
+Refusal = Callable[[Line], str]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+PATIENT_MS = 5000.0
+HURRIED = LineSettings(connect_timeout_s=0.3, first_delay_s=0.02, longest_delay_s=0.2)
+
+
+WELCOME = welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20))
+
+
+def say(side: socket.socket, fields: dict[str, Any]) -> None:
+    """A reply over HTTP."""
+    body = json.encode(fields)
+    side.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def at(port: int, scheme: str = "ws") -> Endpoint:
+    return Endpoint(scheme, "127.0.0.1", port)
+
+
+def window(bundle: Bundle, seed: int = 0) -> Window:
+    rng = np.random.default_rng(seed)
+    spec = bundle.spec
+    return Window(rng.uniform(-1, 1, (spec.window, spec.state)).astype(np.float32), np.zeros(spec.goal, np.float32))
+
+
+def free_port() -> int:
+    with socket.socket() as side:
+        side.bind(("127.0.0.1", 0))
+        return int(side.getsockname()[1])
+
+
+# ---- which reply is taken ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, server: Child, scheme: str) -> None:
+    # As with a slow draft: the thread that keeps the line looks at it meanwhile, and must not throw the reply away.
+    with Line(at(server.port, scheme), ball) as line:
+        line.connect(10.0)
+        target, seen = RemoteTarget(line, ball.spec, PATIENT_MS), window(ball)
+        target.prefetch(seen)
+        time.sleep(0.6)
+        answer = target.ask(seen)
+        assert isinstance(answer, Answer)
+        np.testing.assert_array_equal(answer.target.probs, ball.target.infer(seen).probs)
+        assert line.counts == {"connections": 1, "sent": 1, "answered": 1}
+
+
+def test_replies_nobody_asked_for_are_counted_once(ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor) -> None:
+    def thrice(peer: Peer, request: Any) -> None:
+        for _ in range(3):
+            peer.say(rogue.answer(request))
+
+    with misbehaving() as rogue, Line(at(rogue.port), ball) as line:
+        line.connect(10.0)
+        target = RemoteTarget(line, ball.spec, PATIENT_MS)
+        target.prefetch(window(ball, 1))  # the gate says no
+        time.sleep(0.6)
+        target.prefetch(window(ball, 2))
+        rogue.behave = thrice
+        assert isinstance(target.ask(window(ball, 3)), Answer)
+        wait_for(lambda: line.counts.total() == 1 + 3 + 1 + 4)
+        assert line.counts == {"connections": 1, "sent": 3, "answered": 1, "unwanted": 4}
+
+
+def test_a_flood_of_replies_costs_no_more_than_a_deadline(
+    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot]
+) -> None:
+    def flood(peer: Peer, request: Any) -> None:
+        foreign = rogue.answer(request) | {"id": 10**9}
+        while True:
+            peer.say(foreign)
+
+    with misbehaving() as rogue, Line(at(rogue.port), ball) as line:
+        line.connect(10.0)
+        rover = robot(line).play(3)
+        rogue.behave = flood
+        rover.play(10)
+        rogue.behave = rogue.honest
+        rover.run(lambda: rover.verified < 6)
+        rover.check("deadline", "disconnected")
+    assert line.counts["connections"] >= 2
+
+
+# ---- signs of life --------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_line_asks_for_signs_of_life_and_gives_up_without(
+    ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
+) -> None:
+    awake = threading.Event()
+
+    def sleep(peer: Peer, request: Any) -> None:
+        awake.wait(20.0)
+
+    settings = LineSettings(silence_s=0.6)
+    with misbehaving(sleep) as rogue, Line(at(rogue.port), ball, settings=settings) as line:
+        line.connect(10.0)
+        time.sleep(1.2)  # two silences long nobody says anything but pings
+        assert line.counts == {"connections": 1} and len(rogue.peers[0].pings) >= 2
+        assert isinstance(RemoteTarget(line, ball.spec, 1.0).ask(window(ball)), Miss)
+        gone = wait_for(lambda: line.problem is not None and "no sign of life" in line.problem)
+        assert 0.3 < gone < 0.6 + 1.0
+        wait_for(lambda: line.problem is None)  # the server's other threads are awake
+        awake.set()
+
+
+def test_a_silent_server_is_asked_once_and_not_again_and_again(
+    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], wait_for: WaitFor
+) -> None:
+    awake = threading.Event()
+
+    def sleep(peer: Peer, request: Any) -> None:
+        awake.wait(20.0)
+
+    with misbehaving(sleep) as rogue, Line(at(rogue.port), ball) as line:
+        line.connect(10.0)
+        rover = robot(line).play(20, period_s=0.03)
+        rover.check("deadline", "disconnected")
+        assert rover.causes == {"deadline": 3, "disconnected": 17}
+        rogue.behave = rogue.honest
+        awake.set()
+        # What lay there unread: three requests and one question.
+        wait_for(lambda: len(rogue.requests) == 3 and len(rogue.peers[0].pings) == 1)
+        rover.play(5)
+        assert rover.verified > 0 and len(rogue.peers[0].pings) == 1
+
+
+# ---- HTTP, which has one lane --------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hangs_over_http_costs_three_deadlines_and_is_hung_up_on(
+    ball: Bundle, server: Child, robot: Callable[..., Robot]
+) -> None:
+    settings = LineSettings(silence_s=1.0)
+    with (
+        Shaper(load_link("loopback"), "127.0.0.1", server.port) as shaper,
+        Line(at(shaper.port, "http"), ball, settings=settings) as line,
+    ):
+        line.connect(10.0)
+        rover = robot(line).play(5)
+        gone = time.monotonic()
+        shaper.half_open()
+        until = time.monotonic() + 3.0
+        rover.run(lambda: rover.verified < 10 and time.monotonic() < until)
+        rover.check("deadline", "disconnected")
+        assert rover.verified >= 10
+        assert line.counts["connections"] == 2
+        assert rover.waited(gone, gone + 1.0) < 4 * 0.04 + 3 * rover.noise
+
+
+def test_a_reply_in_drops_over_http_cannot_stretch_the_deadline(
+    ball: Bundle, listening: Listening, robot: Callable[..., Robot]
+) -> None:
+    def serve(side: socket.socket) -> None:
+        side.recv(65536)
+        say(side, WELCOME)
+        while side.recv(65536):
+            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
+                side.sendall(bytes([byte]))
+                time.sleep(0.02)
+
+    with listening(serve) as port, Line(at(port, "http"), ball) as line:
+        line.connect(10.0)
+        rover = robot(line).play(6, period_s=0.05)
+        rover.check("deadline", "disconnected")
+
+
+def test_a_reply_over_http_that_cannot_be_read_is_a_miss_at_once(ball: Bundle, listening: Listening) -> None:
+    html = b"<html>no</html>"
+
+    def serve(side: socket.socket) -> None:
+        side.recv(65536)
+        say(side, WELCOME)
+        side.recv(65536)
+        side.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: %d\r\n\r\n" % len(html) + html)
+        side.recv(65536)
+        say(side, {"v": 1, "type": "error", "id": None, "code": "overloaded", "message": "no"})
+        side.recv(65536)
+
+    with listening(serve) as port, Line(at(port, "http"), ball) as line:
+        line.connect(10.0)
+        target, start = RemoteTarget(line, ball.spec, PATIENT_MS), time.monotonic()
+        for _ in range(2):
+            answer = target.ask(window(ball))
+            assert isinstance(answer, Miss) and answer.cause == "invalid"
+        assert time.monotonic() - start < 1e-3 * PATIENT_MS
+        assert line.counts == {"connections": 1, "sent": 2, "unreadable": 2}
+
+
+def test_an_idle_connection_that_the_server_closes_is_opened_again_before_it_is_needed(
+    ball: Bundle, listening: Listening, wait_for: WaitFor
+) -> None:
+    def serve(side: socket.socket) -> None:
+        side.recv(65536)
+        say(side, WELCOME)
+
+    with listening(serve) as port, Line(at(port, "http"), ball, settings=HURRIED) as line:
+        line.connect(10.0)
+        wait_for(lambda: line.counts["connections"] >= 2)
+        assert line.counts["sent"] == 0
+
+
+# ---- how it connects -------------------------------------------------------------------------------------------------
+
+
+class Attempts:
+    """Counts the connections that a line tries to open, and when."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times: list[float] = []
+
+        def counting(*arguments: Any) -> Any:
+            self.times.append(time.monotonic())
+            return WebSocketChannel(*arguments)
+
+        monkeypatch.setattr(line_module, "WebSocketChannel", counting)
+
+
+def test_a_refused_connection_is_tried_again_ever_less_often(
+    ball: Bundle, robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = Attempts(monkeypatch)
+    with Line(at(free_port()), ball, settings=HURRIED) as line:
+        # A robot that acts meanwhile does not shorten the waits, and does not wait itself.
+        rover = robot(line).run(lambda: len(attempts.times) < 7, period_s=0.005)
+        assert line.problem is not None and "refused" in line.problem
+        why = r"^no connection to ws://127.0.0.1:\d+: Connection refused; check .* \(tried for 0 s\)$"
+        with pytest.raises(RemoteError, match=why):
+            line.connect(0.0)
+    waits = np.diff(attempts.times)
+    assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])).all()
+    rover.check("disconnected")
+    assert rover.waited(0.0, math.inf) < 0.1 + rover.noise and line.counts == {}
+
+
+class LatestDraw:
+    """Instead of a random generator: the end of every interval, which is kept."""
+
+    drawn: ClassVar[list[tuple[float, float]]] = []
+
+    def uniform(self, low: float, high: float) -> float:
+        self.drawn.append((low, high))
+        return high
+
+
+def test_robots_do_not_all_come_back_at_once(ball: Bundle, monkeypatch: pytest.MonkeyPatch, wait_for: WaitFor) -> None:
+    attempts = Attempts(monkeypatch)
+    monkeypatch.setattr("random.Random", LatestDraw)
+    with Line(at(free_port()), ball, settings=HURRIED):
+        wait_for(lambda: len(attempts.times) >= 5)
+    # At first there is no wait to be spread; then up to half of it is added.
+    drawn = [high for low, high in LatestDraw.drawn if low == 0.0][:5]
+    assert drawn == pytest.approx([0.01, 0.01, 0.02, 0.04, 0.08])
+    assert (np.diff(attempts.times)[:4] >= 1.5 * np.array([0.02, 0.04, 0.08, 0.16])).all()
+
+
+def test_a_server_that_hangs_up_on_everybody_is_not_besieged(
+    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = Attempts(monkeypatch)
+    with misbehaving(lambda peer, request: peer.reset()) as rogue, Line(at(rogue.port), ball, settings=HURRIED) as line:
+        line.connect(10.0)
+        robot(line).run(lambda: len(attempts.times) < 6, period_s=0.005).check("disconnected", "deadline")
+    waits = np.diff(attempts.times)
+    assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2])).all()
+
+
+@pytest.mark.parametrize("upgrades", [False, True])
+def test_a_server_that_accepts_and_says_nothing(
+    ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], refusal: Refusal, upgrades: bool
+) -> None:
+    with misbehaving() as rogue:
+        rogue.greet, rogue.answers_handshakes = (lambda peer: None), upgrades
+        with Line(at(rogue.port), ball, settings=HURRIED) as line:
+            assert "did not answer" + (" the hello" if upgrades else " in time") in refusal(line)
+            rover = robot(line).play(20, period_s=0.005)
+            assert rover.causes == {"disconnected": 20}
+            rogue.greet, rogue.answers_handshakes = rogue.welcome, True
+            line.connect(10.0)
+            rover.play(5)
+        rover.check("deadline", "disconnected")
+        assert rover.verified > 0
+
+
+def test_a_server_that_refuses_this_device_and_later_does_not(
+    ball: Bundle, misbehaving: Misbehaving, refusal: Refusal, robot: Callable[..., Robot]
+) -> None:
+    why = "the device has tokenizer 'a', the server 'b'"
+
+    def refuse(peer: Peer) -> None:
+        peer.say({"v": 1, "type": "error", "id": None, "code": "mismatch", "message": why})
+        peer.raw(b"\x88\x02\x03\xf0")  # 1008, policy violation
+
+    with misbehaving() as rogue:
+        rogue.greet = refuse
+        with Line(at(rogue.port), ball, settings=HURRIED) as line:
+            assert f"127.0.0.1:{rogue.port} refuses this device: {why}" in refusal(line)
+            rover = robot(line).play(5)
+            rogue.greet = rogue.welcome
+            assert line.connect(10.0).bundle == "ball"
+            rover.play(5)
+            rover.check("deadline", "disconnected")
+            assert rover.verified > 0 and rover.causes["disconnected"] == 5
+
+
+def test_a_real_server_of_another_bundle_says_what_to_do(ball: Bundle, refusal: Refusal) -> None:
+    with serving("swarm") as other, Line(at(other.port), ball, settings=HURRIED) as line:
+        assert re.search("tokenizer .*: their codes mean different actions; deploy the same", refusal(line))
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        ({"v": 1, "type": "welcome"}, "welcome needs"),
+        ({"v": 2, "type": "welcome", "bundle": "b", "target": "t", "version": "0", "max_message_bytes": 1}, "protocol"),
+        ({"v": 1, "type": "error", "id": None, "code": "tired", "message": "no"}, "known codes"),
+        (b"\xc1", "not a msgpack message"),
+        ("welcome", "not a msgpack message"),
+        (b"\0" * 200_000, "too big|exceeds"),
+    ],
+)
+def test_a_greeting_that_is_none_is_a_reason(
+    ball: Bundle, misbehaving: Misbehaving, refusal: Refusal, greeting: Any, why: str
+) -> None:
+    with misbehaving() as rogue:
+        rogue.greet = lambda peer: peer.say(greeting)
+        with Line(at(rogue.port), ball, settings=HURRIED) as line:
+            assert re.search(why, refusal(line))
+
+
+def test_a_name_that_no_server_takes_is_refused_with_a_reason(ball: Bundle, server: Child, refusal: Refusal) -> None:
+    with Line(at(server.port), ball, "r" * 65) as line:
+        assert "at most 64 printable" in refusal(line)
+
+
+# ---- how it ends ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["ws", "wss", "http", "https"])
+def test_a_line_can_be_closed_while_the_server_hangs(ball: Bundle, listening: Listening, scheme: str) -> None:
+    def hang(side: socket.socket) -> None:
+        while side.recv(65536):
+            pass
+
+    settings = LineSettings(connect_timeout_s=0.5)
+    with listening(hang) as port:
+        line = Line(at(port, scheme), ball, settings=settings)
+        time.sleep(0.1)
+        start = time.monotonic()
+        line.close()
+        line.close()
+        assert time.monotonic() - start < settings.connect_timeout_s + 2.0
+        assert line.send("infer", lambda identity: {}, 1.0, True) is None
+        assert line.wait(1, 1.0) == "disconnected"
+
+
+def test_a_line_that_is_closed_during_a_step_lets_it_miss(
+    ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
+) -> None:
+    with misbehaving(lambda peer, request: None) as rogue, Line(at(rogue.port), ball) as line:
+        line.connect(10.0)
+        target, found = RemoteTarget(line, ball.spec, 300.0), list[Any]()
+        asking = threading.Thread(target=lambda: found.append(target.ask(window(ball))))
+        asking.start()
+        wait_for(lambda: len(rogue.requests) == 1)
+        line.close()
+        asking.join()
+        assert isinstance(found[0], Miss)
+
+
+def test_a_request_larger_than_the_network_takes_at_once_leaves_within_the_deadline(
+    ball: Bundle, misbehaving: Misbehaving
+) -> None:
+    # As with camera frames on a slow link: it takes longer than an instant, and less than the deadline.
+    image, later = np.zeros(16 << 20, np.uint8), threading.Event()
+
+    def sleepy(peer: Peer) -> None:
+        rogue.welcome(peer)
+        later.wait(0.15)
+
+    with misbehaving() as rogue, Line(at(rogue.port), ball) as line:
+        rogue.greet, rogue.reads_requests = sleepy, False
+        line.connect(10.0)
+        start = time.monotonic()
+        assert line.send("infer", lambda identity: {"id": identity, "image": image}, 5.0, False) == 1
+        assert time.monotonic() - start > 0.05
+        assert line.problem is None
+        # Where even the deadline is too short, the connection is given up: a part of a message cannot be taken back.
+        line.send("infer", lambda identity: {"id": identity, "image": image}, 0.001, False)
+        assert line.problem is not None and "while sending" in line.problem
+
+
+@pytest.mark.parametrize("name", ["connect_timeout_s", "first_delay_s", "longest_delay_s", "silence_s"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_the_patience_of_a_line_is_positive_and_finite(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="positive and finite"):
+        LineSettings(**{name: value})
+
+
+@pytest.mark.parametrize("deadline_ms", [0.0, -1.0, math.nan, 60_001.0])
+def test_a_deadline_is_positive(ball: Bundle, deadline_ms: float) -> None:
+    with Line(at(1), ball) as line, pytest.raises(ConfigError, match="between 0 and 60000"):
+        remote_verifier(line, ball, deadline_ms)
+
+
+def test_the_place_of_sampling_is_known(ball: Bundle) -> None:
+    with Line(at(1), ball) as line, pytest.raises(ConfigError, match="did you mean 'server'"):
+        remote_verifier(line, ball, 50.0, "servr")  # type: ignore[arg-type]

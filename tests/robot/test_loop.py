@@ -1,0 +1,501 @@
+"""The control loop in virtual time, where every tick is exact."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from specact.clock import VirtualClock
+from specact.errors import ConfigError, ObservationError
+from specact.fallback import Fallback
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import PolicySpec
+from specact.families.codes.tokenizer import ActionTokenizer
+from specact.gates import Always, Gate, Never
+from specact.gates.prefetch import Forecast
+from specact.interrupts import Interrupted
+from specact.policy import SpeculativePolicy
+from specact.robot.loop import Journal, Tick, run_loop
+from specact.types import CodeDistribution, OffloadTimes, Proposal, StepRecord, Window
+from specact.verifiers import Miss, Verification
+
+# Powers of two: sums of them are exact, and so is every assertion.
+PERIOD = 0.0625
+QUICK = PERIOD / 8
+SPEC = PolicySpec(
+    window=1, state=1, goal=0, image=None, codebooks=1, codes=2, chunk=2, actions=1, execute=2, overlap="drop",
+    temperature=1.0, rate_hz=16.0,
+)  # fmt: skip
+
+
+@dataclass
+class Slow:
+    """A draft that takes the given times, one inference after the other, then the last one for ever."""
+
+    clock: VirtualClock
+    delays: Sequence[float]
+
+    def __post_init__(self) -> None:
+        self._next = itertools.chain(self.delays, itertools.repeat(self.delays[-1]))
+
+    def infer(self, window: Window) -> CodeDistribution:
+        self.clock.sleep(next(self._next))
+        offsets = np.full((1, 2, 2, 1), 0.001 * window.state[-1, 0], np.float32)
+        return CodeDistribution(np.array([[0.5, 0.5]]), offsets)
+
+
+@dataclass
+class Arm:
+    """A robot that remembers when it was moved; its sensor fails where ``broken`` says so."""
+
+    clock: VirtualClock
+    broken: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.observed = 0
+        self.moved: list[float] = []
+        self.actions: list[float] = []
+
+    def observe(self) -> np.ndarray:
+        self.observed += 1
+        return np.array([np.nan if self.observed - 1 in self.broken else float(self.observed)])
+
+    def act(self, action: np.ndarray) -> None:
+        assert action.shape == (1,)
+        self.moved.append(self.clock.now())
+        self.actions.append(float(action[0]))
+
+
+class Missing:
+    """A verifier that always misses, for these causes in turn, after as long; requests leave ahead as told."""
+
+    def __init__(self, clock: VirtualClock, *causes: str, wait: float = 0.0, leaves: bool = True) -> None:
+        self._clock, self._causes, self._wait, self._leaves = clock, itertools.cycle(causes), wait, leaves
+
+    def prefetch(self, window: Window) -> bool:
+        return self._leaves
+
+    def pending(self, window: Window) -> bool:
+        return False
+
+    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
+        self._clock.sleep(self._wait)
+        return Miss(cast(Any, next(self._causes)), OffloadTimes(network=self._wait))
+
+
+def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
+    table = np.array([[[0.1], [0.2]], [[-0.1], [-0.2]]], np.float32)
+    tokenizer = ActionTokenizer(table, np.zeros(1, np.float32), np.ones(1, np.float32), "none", 2)
+    draft, target = cast(Any, Slow(clock, delays)), cast(Any, Slow(clock, [0.0]))
+    pair = Bundle(Path(), {}, SPEC, tokenizer, draft, target)
+    return SpeculativePolicy(pair, gate or Never(), clock=clock, **options)
+
+
+def drive(arm: Arm, policy: SpeculativePolicy, ticks: int, clock: VirtualClock) -> tuple[list[Tick], list[float]]:
+    """The ticks, and when each began."""
+    began: list[float] = []
+
+    def proceed() -> bool:
+        if len(began) < ticks:
+            began.append(clock.now())
+            return True
+        return False
+
+    noted: list[Tick] = []
+    run_loop(arm, policy, PERIOD, clock, proceed, noted.append)
+    return noted, began
+
+
+def test_the_robot_moves_once_a_period() -> None:
+    clock = VirtualClock(100.0)
+    arm = Arm(clock)
+    ticks, began = drive(arm, policy_of(clock, [QUICK]), 8, clock)
+    assert began == [100.0 + i * PERIOD for i in range(8)]
+    # Every second tick infers, and its action comes as much later; the others play on from the chunk.
+    assert arm.moved == [start + (QUICK if i % 2 == 0 else 0.0) for i, start in enumerate(began)]
+    assert [tick.stall_s for tick in ticks] == [QUICK, 0.0] * 4
+    assert [tick.record is not None for tick in ticks] == [True, False] * 4
+    assert all(tick.late_s == 0.0 and tick.acted for tick in ticks)
+
+
+def test_an_overrun_is_neither_made_up_for_nor_followed_by_a_burst() -> None:
+    clock = VirtualClock()
+    # The second inference, in tick 2, takes three and a half periods.
+    ticks, began = drive(Arm(clock), policy_of(clock, [QUICK, 3.5 * PERIOD, QUICK]), 7, clock)
+    late = 5.5 * PERIOD
+    assert began == [0.0, PERIOD, 2 * PERIOD, late, late + PERIOD, late + 2 * PERIOD, late + 3 * PERIOD]
+    # The tick after it begins two and a half periods after its time, and says so; those after it are on time again.
+    assert [tick.late_s for tick in ticks] == [0.0, 0.0, 0.0, 2.5 * PERIOD, 0.0, 0.0, 0.0]
+
+
+def test_a_stall_of_exactly_a_period_costs_no_tick() -> None:
+    clock = VirtualClock()
+    _, began = drive(Arm(clock), policy_of(clock, [PERIOD]), 5, clock)
+    assert began == [i * PERIOD for i in range(5)]
+
+
+# ---- observations that cannot be used -------------------------------------------------------------------------------
+
+
+class Seeing(Arm):
+    """An arm that shows what it is told, one thing per tick, and for ever what it was told last."""
+
+    def __init__(self, clock: VirtualClock, *shown: Any) -> None:
+        super().__init__(clock)
+        self.shown = list(shown)
+
+    def observe(self) -> Any:
+        return self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
+
+
+GOOD, NAN, WIDE = np.array([1.0]), np.array([np.nan]), np.zeros(2)
+UNUSABLE = [(None, "absent"), ({"states": GOOD}, "missing"), ("north", "type"), (WIDE, "shape"), (NAN, "not_finite")]
+
+
+@pytest.mark.parametrize(("shown", "cause"), UNUSABLE)
+def test_a_first_observation_that_cannot_be_used_ends_the_loop_before_the_robot_moves(shown: Any, cause: str) -> None:
+    clock = VirtualClock()
+    arm = Seeing(clock, shown, GOOD)
+    with pytest.raises(ObservationError) as caught:
+        drive(arm, policy_of(clock, [QUICK]), 4, clock)
+    assert caught.value.cause == cause and arm.moved == []
+
+
+@pytest.mark.parametrize(("shown", "cause"), UNUSABLE)
+def test_a_later_one_holds_the_last_action_and_is_counted_under_its_cause(shown: Any, cause: str) -> None:
+    clock = VirtualClock()
+    arm, journal = Seeing(clock, GOOD, GOOD, GOOD, shown, GOOD, GOOD), Journal(PERIOD)
+    ticks, began = drive(arm, policy_of(clock, [QUICK]), 6, clock)
+    for tick in ticks:
+        journal.note(tick)
+    assert [tick.unusable is not None for tick in ticks] == [False, False, False, True, False, False]
+    assert len(arm.moved) == 6 and arm.actions[3] == arm.actions[2]
+    # The chunk goes on where it was.
+    twin = Seeing(VirtualClock(), GOOD)
+    drive(twin, policy_of(twin.clock, [QUICK]), 5, twin.clock)
+    assert arm.actions[:3] + arm.actions[4:] == twin.actions
+    assert [tick.record is not None for tick in ticks] == [True, False, True, False, False, True]
+    assert began == [i * PERIOD for i in range(6)]
+    summary = journal.summary()
+    assert summary["unusable"] == {cause: 1} and summary["inferences"] == 3 and summary["misses"] == {}
+
+
+STILL = np.array([0.75], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("rule", "still_from"),
+    [
+        (Fallback(stop_action=STILL), None),
+        (Fallback("hold_last", stop_action=STILL), None),
+        (Fallback("stop", stop_action=STILL), 1),
+        # A usable one in between starts the count anew.
+        (Fallback(max_consecutive_misses=2, stop_action=STILL), 6),
+        (Fallback(max_consecutive_misses=3, stop_action=STILL), None),
+    ],
+)
+def test_later_ones_stop_the_robot_where_the_fallback_says_so(rule: Fallback, still_from: int | None) -> None:
+    clock = VirtualClock()
+    arm = Seeing(clock, GOOD, NAN, NAN, GOOD, NAN, NAN, NAN, GOOD, GOOD)
+    policy = policy_of(clock, [QUICK], fallback=rule)
+    drive(arm, policy, 9, clock)
+    still = [action == 0.75 for action in arm.actions[:9]]
+    assert still == [still_from is not None and i >= still_from for i in range(9)]
+    assert policy.stopped == (still_from is not None)
+
+
+def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used() -> None:
+    clock = VirtualClock()
+
+    class Overflowing(Slow):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=found.offsets * np.float32(np.inf if window.state[-1, 0] > 4.0 else 1.0))
+
+    policy = policy_of(clock, [QUICK], draft=Overflowing(clock, [QUICK]))
+    arm = Seeing(clock, GOOD, GOOD, np.array([5.0]), GOOD)
+    ticks, _ = drive(arm, policy, 4, clock)
+    assert [None if tick.unusable is None else tick.unusable.cause for tick in ticks] == [None, None, "action", None]
+    assert np.isfinite(arm.actions).all() and len(arm.actions) == 4
+    with pytest.raises(ObservationError, match="not finite"):
+        drive(Seeing(clock, np.array([5.0])), policy_of(clock, [QUICK], draft=Overflowing(clock, [QUICK])), 1, clock)
+
+
+# ---- how it ends ----------------------------------------------------------------------------------------------------
+
+
+class Stopping(Seeing):
+    """An arm that can stop by itself, if it does not fail at it."""
+
+    def __init__(self, clock: VirtualClock, *shown: Any, fails: bool = False) -> None:
+        super().__init__(clock, *shown)
+        self.stops, self.fails = 0, fails
+
+    def stop(self) -> None:
+        self.stops += 1
+        if self.fails:
+            raise OSError("the brake is stuck")
+
+
+def stopping_policy(clock: VirtualClock) -> SpeculativePolicy:
+    policy: SpeculativePolicy = policy_of(clock, [QUICK], fallback=Fallback(stop_action=STILL))
+    return policy
+
+
+def broken_after(ticks: int, error: BaseException) -> Callable[[Tick], None]:
+    """Something that raises in the given tick."""
+    count = itertools.count(1)
+
+    def note(tick: Tick) -> None:
+        if next(count) == ticks:
+            raise error
+
+    return note
+
+
+@pytest.mark.parametrize("error", [OSError("the cable is out"), KeyboardInterrupt(), SystemExit(3)])
+def test_every_error_ends_in_the_stop_action(error: BaseException) -> None:
+    clock = VirtualClock()
+    arm = Seeing(clock, GOOD)
+    with pytest.raises(type(error)) as caught:
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, broken_after(3, error))
+    assert caught.value is error
+    assert len(arm.actions) == 4 and arm.actions[-1] == 0.75
+
+
+def test_the_end_of_the_time_is_no_different_and_without_a_stop_action_nothing_is_sent() -> None:
+    clock = VirtualClock()
+    arm, other = Seeing(clock, GOOD), Seeing(clock, GOOD)
+    drive(arm, stopping_policy(clock), 3, clock)
+    drive(other, policy_of(clock, [QUICK]), 3, clock)
+    assert arm.actions[3:] == [0.75] and len(other.actions) == 3
+
+
+def test_a_robots_own_stop_wins() -> None:
+    clock = VirtualClock()
+    arm = Stopping(clock, GOOD)
+    drive(arm, stopping_policy(clock), 3, clock)
+    assert arm.stops == 1 and len(arm.actions) == 3 and 0.75 not in arm.actions
+
+
+def test_where_it_fails_the_stop_action_is_sent_and_the_first_error_is_the_one_that_is_raised() -> None:
+    clock = VirtualClock()
+    arm = Stopping(clock, GOOD, fails=True)
+    with pytest.raises(OSError, match="brake"):
+        drive(arm, stopping_policy(clock), 3, clock)
+    assert arm.stops == 1 and arm.actions[3:] == [0.75]
+    first = ValueError("the first error")
+    with pytest.raises(ValueError, match="the first error") as caught:
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, broken_after(1, first))
+    assert caught.value is first and "could not be stopped after this: OSError: the brake" in first.__notes__[0]
+    assert arm.stops == 2 and arm.actions[-1] == 0.75
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_loop_and_waits_while_the_robot_stops(number: signal.Signals) -> None:
+    clock = VirtualClock()
+    before = signal.getsignal(number)
+    arm = Stopping(clock, GOOD)
+
+    class Impatient(Stopping):
+        def stop(self) -> None:
+            signal.raise_signal(number)
+            super().stop()
+
+    with pytest.raises(Interrupted, match=number.name) as caught:
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, lambda tick: signal.raise_signal(number))
+    assert caught.value.exit_status == 128 + number and arm.stops == 1
+    # One comes while it stops at the end of its time; another one while it stops for the first.
+    for twice in (False, True):
+        impatient, ticks = Impatient(clock, GOOD), iter(range(2))
+
+        def note(tick: Tick, twice: bool = twice) -> None:
+            if twice:
+                signal.raise_signal(number)
+
+        def proceed(ticks: Iterator[int] = ticks) -> bool:
+            return next(ticks, None) is not None
+
+        with pytest.raises(Interrupted):
+            run_loop(impatient, stopping_policy(clock), PERIOD, clock, proceed, note)
+        assert impatient.stops == 1
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    clock = VirtualClock()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ticks = iter(range(2))
+        run_loop(
+            Seeing(clock, GOOD), policy_of(clock, [QUICK]), PERIOD, clock, lambda: next(ticks, None) is not None,
+            lambda tick: signal.raise_signal(signal.SIGHUP),
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# ---- chunks that are too old ----------------------------------------------------------------------------------------
+
+
+def test_after_a_stall_the_rest_of_an_old_chunk_is_dropped() -> None:
+    clock = VirtualClock()
+
+    class Stalling(Seeing):
+        def act(self, action: np.ndarray) -> None:
+            super().act(action)
+            if len(self.actions) == 3:
+                clock.sleep(20 * PERIOD)
+
+    arm = Stalling(clock, GOOD)
+    ticks, _ = drive(arm, policy_of(clock, [QUICK], max_chunk_age_s=3 * PERIOD), 8, clock)
+    # Ticks 0 and 2 began a chunk of two; the stall in tick 2 costs the rest of its chunk.
+    assert [tick.record is not None for tick in ticks] == [True, False, True, True, False, True, False, True]
+    journal = Journal(PERIOD)
+    for tick in ticks:
+        journal.note(tick)
+    # Tick 3 began 20 periods and an inference after tick 2, instead of one.
+    assert journal.summary()["overruns"] == 19
+    assert journal.summary()["longest_lateness_ms"] == 1e3 * (19 * PERIOD + QUICK)
+    unlimited = Stalling(clock, GOOD)
+    ticks, _ = drive(unlimited, policy_of(clock, [QUICK]), 8, clock)
+    assert [tick.record is not None for tick in ticks] == [True, False] * 4
+
+
+def test_an_action_that_took_too_long_to_choose_is_not_sent_but_the_next_one_is() -> None:
+    clock = VirtualClock()
+    arm, journal = Seeing(clock, GOOD), Journal(PERIOD)
+    policy = policy_of(clock, [QUICK, 20 * PERIOD, QUICK], max_chunk_age_s=3 * PERIOD)
+    ticks, began = drive(arm, policy, 6, clock)
+    assert [tick.acted for tick in ticks] == [True, True, False, True, True, True]
+    assert len(arm.actions) == 5
+    # It is chosen anew at once.
+    assert began[3] == began[2] + 20 * PERIOD and ticks[3].record is not None
+    for tick in ticks:
+        journal.note(tick)
+    assert journal.summary()["outdated"] == 1
+
+
+def test_where_every_inference_takes_that_long_every_second_action_is_sent() -> None:
+    clock = VirtualClock()
+    arm = Seeing(clock, GOOD)
+    ticks, _ = drive(arm, policy_of(clock, [20 * PERIOD], max_chunk_age_s=3 * PERIOD), 6, clock)
+    assert [tick.acted for tick in ticks] == [False, True] * 3 and len(arm.actions) == 3
+
+
+@pytest.mark.parametrize("age", [0.0, -1.0, float("nan")])
+def test_the_age_of_a_chunk_is_positive(age: float) -> None:
+    with pytest.raises(ConfigError, match="max_chunk_age_s must be above 0"):
+        policy_of(VirtualClock(), [QUICK], max_chunk_age_s=age)
+
+
+def test_other_errors_of_a_robot_are_not_hidden() -> None:
+    clock = VirtualClock()
+
+    class Broken(Arm):
+        def observe(self) -> np.ndarray:
+            raise OSError("the cable is out")
+
+    with pytest.raises(OSError, match="cable"):
+        drive(Broken(clock), policy_of(clock, [QUICK]), 1, clock)
+
+
+def test_a_robot_that_stopped_is_told_to_stand_still() -> None:
+    clock = VirtualClock()
+    still = np.array([0.7], np.float32)
+    told: list[float] = []
+
+    class Told(Arm):
+        def act(self, action: np.ndarray) -> None:
+            told.append(float(action[0]))
+
+    policy = policy_of(
+        clock, [QUICK], Always(), verifier=Missing(clock, "deadline"), fallback=Fallback("stop", stop_action=still)
+    )
+    ticks, _ = drive(Told(clock), policy, 4, clock)
+    np.testing.assert_allclose(told, 0.7, rtol=1e-6)
+    # The inference that stopped it is told of once.
+    assert [tick.record is not None for tick in ticks] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("period", [0.0, -1.0, float("nan")])
+def test_a_period_is_positive(period: float) -> None:
+    clock = VirtualClock()
+    with pytest.raises(ConfigError, match="must be positive, got"):
+        run_loop(Arm(clock), policy_of(clock, [QUICK]), period, clock, lambda: True, lambda tick: None)
+
+
+def test_the_journal_holds_what_happened() -> None:
+    clock = VirtualClock()
+    gate = Always()
+    policy = policy_of(
+        clock, [QUICK], gate,
+        verifier=Missing(clock, "deadline", "disconnected", "deadline", wait=PERIOD), forecast=Forecast(gate),
+    )  # fmt: skip
+    journal = Journal(PERIOD)
+    for tick in drive(Arm(clock), policy, 7, clock)[0]:
+        journal.note(tick)
+    stall = PERIOD + QUICK
+    assert journal.summary() == {
+        "ticks": 7,
+        # Three ticks began late, by an eighth of a period each: none is lost.
+        "overruns": 0,
+        "longest_lateness_ms": 1e3 * QUICK,
+        "longest_stall_ms": 1e3 * stall,
+        "unusable": {},
+        "outdated": 0,
+        "inferences": 4,
+        "transmission_rate": 1.0,
+        "sent_ahead": 1.0,
+        "misses": {"deadline": 3, "disconnected": 1},
+        "inference_ms": {"p50": 1e3 * stall, "p95": 1e3 * stall, "p99": 1e3 * stall},
+    }
+
+
+def test_quantiles_and_rates_are_those_of_the_inferences_alone() -> None:
+    clock = VirtualClock()
+    policy = policy_of(clock, [QUICK])
+    policy.act(np.array([1.0]))
+    record = policy.record
+    assert isinstance(record, StepRecord)
+    journal = Journal(PERIOD)
+    for i in range(101):
+        journal.note(Tick(0.0, 1e-3 * i, record))
+        journal.note(Tick(0.0, 0.0, None))
+    summary = journal.summary()
+    assert summary["inferences"] == 101 and summary["ticks"] == 202
+    assert summary["inference_ms"] == pytest.approx({"p50": 50.0, "p95": 95.0, "p99": 99.0})
+    assert summary["transmission_rate"] == 0.0 and summary["sent_ahead"] == 0.0 and summary["misses"] == {}
+
+
+def test_a_request_that_could_not_leave_ahead_was_not_sent_ahead() -> None:
+    clock = VirtualClock()
+    for leaves in (True, False):
+        gate = Always()
+        verifier = Missing(clock, "disconnected", leaves=leaves)
+        ticks, _ = drive(
+            Arm(clock), policy_of(clock, [QUICK], gate, verifier=verifier, forecast=Forecast(gate)), 4, clock
+        )
+        assert [tick.record.sent_ahead for tick in ticks if tick.record] == [leaves] * 2
+
+
+def test_lost_ticks_add_up() -> None:
+    journal = Journal(PERIOD)
+    for late in (0.5, 0.0, 0.75, 2.0):
+        journal.note(Tick(late * PERIOD, 0.0, None))
+    summary = journal.summary()
+    assert summary["overruns"] == 3 and summary["longest_lateness_ms"] == 2e3 * PERIOD
+
+
+def test_an_empty_journal_has_no_numbers_to_invent() -> None:
+    summary = Journal(PERIOD).summary()
+    assert summary["ticks"] == summary["inferences"] == 0 and summary["longest_stall_ms"] == 0.0
+    assert summary["transmission_rate"] is None and summary["sent_ahead"] is None and summary["overruns"] == 0
+    assert summary["inference_ms"] == {"p50": None, "p95": None, "p99": None}

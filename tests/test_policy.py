@@ -1,0 +1,721 @@
+"""The algorithm, with tiny policies whose every number is known."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specact.clock import Clock, VirtualClock
+from specact.errors import ConfigError, ObservationError
+from specact.fallback import Fallback
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.spec import PolicySpec
+from specact.families.codes.tokenizer import ActionTokenizer
+from specact.gates import ActionDeviation, Always, Gate, Never, Random
+from specact.gates.controller import LinkBudget
+from specact.gates.prefetch import Forecast
+from specact.policy import SpeculativePolicy
+from specact.rng import Role, stream
+from specact.sampling import rejection_probability, sample_codes
+from specact.types import CodeDistribution, Decision, OffloadTimes, Proposal, StepRecord, Verdict, Window
+from specact.verifiers import Answer, LocalTarget, Miss, SpeculativeVerifier, TargetSampler
+
+SPEC = PolicySpec(
+    window=2, state=1, goal=0, image=None, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop",
+    temperature=1.0, rate_hz=10.0,
+)  # fmt: skip
+ERROR_RATE = 1e-6
+LARGEST = 1.0 - 2.0**-53
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A policy whose answer is drawn anew for every value of the newest observation."""
+
+    seed: int
+    spec: PolicySpec = SPEC
+    clock: Clock | None = None
+    delay: float = 0.0
+
+    def infer(self, window: Window) -> CodeDistribution:
+        if self.clock is not None:
+            self.clock.sleep(self.delay)
+        s = self.spec
+        rng = np.random.default_rng([self.seed, int(window.state[-1, 0])])
+        probs = rng.dirichlet(np.ones(s.codes), size=s.codebooks)
+        offsets = rng.normal(size=(s.codebooks, s.codes, s.chunk, s.actions)).astype(np.float32) / np.float32(10)
+        if not s.sequential:
+            return CodeDistribution(probs, offsets)
+        conditional = rng.dirichlet(np.ones(s.codes), size=s.codes)
+        probs[1] = probs[0] @ conditional
+        return CodeDistribution(probs, offsets, conditional)
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self.infer(window) for window in windows]
+
+
+def pair(spec: PolicySpec = SPEC, *, clock: Clock | None = None) -> Bundle:
+    table = np.random.default_rng(9).uniform(-0.6, 0.6, size=(spec.codes**spec.codebooks, spec.chunk, spec.actions))
+    scale = np.linspace(2.0, 3.0, spec.actions).astype(np.float32)
+    tokenizer = ActionTokenizer(table.astype(np.float32), scale - 1.0, scale, "none", spec.codes)
+    draft, target = cast(Any, Keyed(1, spec, clock, 0.002)), cast(Any, Keyed(2, spec, clock, 0.010))
+    return Bundle(Path(), {}, spec, tokenizer, draft, target)
+
+
+def at(i: int) -> np.ndarray:
+    return np.array([float(i)])
+
+
+def play(policy: SpeculativePolicy, episode: int, steps: int = 12) -> tuple[np.ndarray, list[StepRecord]]:
+    """Actions and records of one episode over the observations 0, 1, 2, ..."""
+    policy.reset(episode)
+    actions, records = [], []
+    for i in range(steps):
+        actions.append(policy.act(at(i)))
+        assert policy.record is not None
+        records.append(policy.record)
+    return np.stack(actions), records
+
+
+def window(i: int) -> Window:
+    return Window(np.array([[max(i - 1, 0)], [i]], np.float32))
+
+
+# ---- which codes are executed ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_draft_only_executes_what_the_draft_draws(sequential: bool) -> None:
+    bundle = pair(replace(SPEC, sequential=sequential))
+    actions, records = play(SpeculativePolicy(bundle, Never(), seed=4, robot=2), episode=6)
+    for i, (action, record) in enumerate(zip(actions, records, strict=True)):
+        draft = bundle.draft.infer(window(i))
+        codes = sample_codes(draft, stream(4, Role.DRAFT, robot=2, episode=6, step=i))
+        assert record.codes.tolist() == codes.tolist()
+        chunk = bundle.tokenizer.decode(codes, draft.offsets)
+        np.testing.assert_array_equal(action, bundle.tokenizer.to_environment(chunk[0]))
+
+
+def test_remote_target_executes_what_the_target_draws() -> None:
+    bundle = pair()
+    verifier = TargetSampler(LocalTarget(bundle.target, VirtualClock()), bundle.tokenizer)
+    _, records = play(SpeculativePolicy(bundle, Always(), verifier=verifier, seed=4, robot=2), episode=6)
+    for i, record in enumerate(records):
+        codes = sample_codes(bundle.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
+        assert record.codes.tolist() == codes.tolist() and record.verdict is not None
+        kept = codes == record.proposal.codes
+        assert record.verdict.accepted.tolist() == kept.tolist()
+        assert record.verdict.rejection.tolist() == (1.0 - kept).tolist()
+
+
+def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
+    # The streams of different methods stay aligned: a comparison pairs step with step.
+    methods = [
+        SpeculativePolicy(pair(), Never(), seed=1),
+        SpeculativePolicy(pair(), Always(), seed=1),
+        SpeculativePolicy(pair(), Random(0.5), seed=1),
+        SpeculativePolicy(
+            pair(), Always(), verifier=TargetSampler(LocalTarget(pair().target), pair().tokenizer), seed=1
+        ),
+    ]
+    drafted = [[record.proposal.codes.tolist() for record in play(method, 0)[1]] for method in methods]
+    assert all(codes == drafted[0] for codes in drafted)
+
+
+class Told:
+    """The streams of one step, given as numbers by role."""
+
+    def __init__(self, numbers: dict[Role, list[float]]) -> None:
+        self._numbers = numbers
+
+    def __call__(self, role: Role, episode: int, step: int) -> np.random.Generator:
+        return cast(np.random.Generator, Hand(self._numbers.get(role, [0.5] * 4)))
+
+
+class Hand:
+    def __init__(self, numbers: list[float]) -> None:
+        self._left = list(numbers)
+
+    def random(self, size: int | tuple[int, ...] | None = None) -> Any:
+        if size is None:
+            return self._left.pop(0)
+        wanted = int(np.prod(size))
+        drawn, self._left = self._left[:wanted], self._left[wanted:]
+        return np.array(drawn).reshape(size)
+
+
+def executed_law(
+    policy: SpeculativePolicy, grid: dict[Role, list[list[float]]], monkeypatch: pytest.MonkeyPatch, i: int
+) -> np.ndarray:
+    """Joint law of the codes the policy executes on observation i: every cell of its uniforms, by volume."""
+    edge = 1e-14
+    law = np.zeros((SPEC.codes,) * SPEC.codebooks)
+    dimensions = [(role, points) for role, dims in grid.items() for points in dims]
+    cut = [
+        list(itertools.pairwise([0.0, *sorted({x for x in points if 4 * edge < x < 1 - 4 * edge}), 1.0]))
+        for _, points in dimensions
+    ]
+    for cell in itertools.product(*cut):
+        volume = math.prod(hi - lo for lo, hi in cell)
+        if volume < 1e-15:
+            continue
+        numbers: dict[Role, list[float]] = {role: [] for role in grid}
+        for (role, _), (lo, hi) in zip(dimensions, cell, strict=True):
+            numbers[role].append((lo + hi) / 2)
+        monkeypatch.setattr(policy, "_streams", Told(numbers))
+        policy.reset(0)
+        action = policy.act(at(i))
+        assert policy.record is not None
+        law[tuple(policy.record.codes)] += volume
+        np.testing.assert_array_equal(action, policy._tokenizer.to_environment(policy.record.chunk[0]))
+    return law
+
+
+def residual_steps(p: np.ndarray, q: np.ndarray) -> list[float]:
+    excess = np.clip(p - q, 0.0, None)
+    return list(np.cumsum(excess) / excess.sum())
+
+
+def ratios(p: np.ndarray, q: np.ndarray) -> list[float]:
+    return list(1.0 - np.minimum(1.0, p / q))
+
+
+SMALL = replace(SPEC, codebooks=1, chunk=1)
+
+
+@pytest.mark.parametrize("i", [0, 3])
+@pytest.mark.parametrize("gate", [Always(), Never()])
+def test_hybrid_has_exactly_the_targets_law_and_draft_only_the_drafts(
+    gate: Gate, i: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = pair(SMALL)
+    draft, target = bundle.draft.infer(window(i)).probs[0], bundle.target.infer(window(i)).probs[0]
+    grid = {Role.DRAFT: [list(np.cumsum(draft))], Role.VERIFY: [ratios(target, draft), residual_steps(target, draft)]}
+    monkeypatch.setattr(f"{__name__}.SPEC", SMALL)
+    law = executed_law(SpeculativePolicy(bundle, gate, clock=VirtualClock()), grid, monkeypatch, i)
+    wanted, other = (target, draft) if isinstance(gate, Always) else (draft, target)
+    assert 0.5 * np.abs(law - wanted).sum() <= 1e-12
+    assert 0.5 * np.abs(law - other).sum() > 0.05
+
+
+def test_hybrid_with_a_sequential_secondary_has_exactly_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(SPEC, codes=2, chunk=1, sequential=True)
+    monkeypatch.setattr(f"{__name__}.SPEC", two)
+    bundle = pair(two)
+    draft, target = bundle.draft.infer(window(0)), bundle.target.infer(window(0))
+    q, p = draft.conditional, target.conditional
+    assert q is not None and p is not None
+    grid = {
+        Role.DRAFT: [list(np.cumsum(draft.probs[0])), [x for row in q for x in np.cumsum(row)]],
+        Role.VERIFY: [
+            ratios(target.probs[0], draft.probs[0]),
+            [x for z in range(2) for x in ratios(p[z], q[z])],
+            residual_steps(target.probs[0], draft.probs[0]),
+            [x for z in range(2) for x in (*np.cumsum(p[z]), *residual_steps(p[z], q[z]))],
+        ],
+    }
+    law = executed_law(SpeculativePolicy(bundle, Always(), clock=VirtualClock()), grid, monkeypatch, 0)
+    assert 0.5 * np.abs(law - target.probs[0][:, None] * p).sum() <= 1e-12
+
+
+def test_hybrid_draws_from_the_target_over_seeds() -> None:
+    # The real streams this time. Chi-square over the 9 joint codes; error rate 1e-6, and the seeds are fixed.
+    bundle, n = pair(), 1500
+    target, draft = bundle.target.infer(window(0)).probs, bundle.draft.infer(window(0)).probs
+    counts = np.zeros((3, 3))
+    for seed in range(n):
+        policy = SpeculativePolicy(bundle, Always(), seed=seed)
+        policy.act(at(0))
+        assert policy.record is not None
+        counts[tuple(policy.record.codes)] += 1
+    assert stats.chisquare(counts.ravel(), n * np.outer(*target).ravel()).pvalue > ERROR_RATE
+    assert stats.chisquare(counts.ravel(), n * np.outer(*draft).ravel()).pvalue < ERROR_RATE  # the test can tell
+
+
+# ---- which offset goes with them ------------------------------------------------------------------------------------
+
+
+def test_a_verified_step_gets_the_targets_offset_and_a_skipped_one_the_drafts() -> None:
+    bundle = pair()
+    _, records = play(SpeculativePolicy(bundle, Random(0.5), seed=0), 0, steps=60)
+    assert {record.decision.transmit for record in records} == {True, False}
+    for i, record in enumerate(records):
+        policy = bundle.target if record.decision.transmit else bundle.draft
+        wanted = bundle.tokenizer.decode(record.codes, policy.infer(window(i)).offsets)
+        np.testing.assert_array_equal(record.chunk, wanted)
+
+
+@pytest.mark.parametrize("offset", ["draft", "stale"])
+def test_offset_ablations(offset: Any) -> None:
+    bundle = pair()
+    _, records = play(SpeculativePolicy(bundle, Always(), seed=0, offset=offset), 0, steps=60)
+    _, usual = play(SpeculativePolicy(bundle, Always(), seed=0), 0, steps=60)
+    for i, (record, other) in enumerate(zip(records, usual, strict=True)):
+        assert record.codes.tolist() == other.codes.tolist()  # an ablation of the offset alone
+        offsets = bundle.draft.infer(window(i)).offsets
+        chosen = record.codes if offset == "draft" else record.proposal.codes
+        wanted = bundle.tokenizer.base(record.codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
+        np.testing.assert_allclose(record.chunk, wanted, atol=1e-6)
+    # Some codes were replaced, or the ablations could not be told apart.
+    assert any(not record.verdict.accepted.all() for record in records if record.verdict)
+
+
+# ---- addresses, interleaving, episodes ------------------------------------------------------------------------------
+
+
+def gates() -> list[Gate]:
+    return [Random(0.5), ActionDeviation(0.8, max_skips=3)]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_robots_do_not_disturb_each_other(kind: int) -> None:
+    bundle = pair()
+    alone = [play(SpeculativePolicy(bundle, gates()[kind], robot=robot), 2)[0] for robot in range(3)]
+    team = [SpeculativePolicy(bundle, gates()[kind], robot=robot) for robot in range(3)]
+    for policy in team:
+        policy.reset(2)
+    together = np.zeros((3, 12, SPEC.actions), np.float32)
+    clock = [0, 0, 0]
+    for robot in np.random.default_rng(0).permutation(np.repeat(np.arange(3), 12)):
+        together[robot, clock[robot]] = team[robot].act(at(clock[robot]))
+        clock[robot] += 1
+    np.testing.assert_array_equal(together, np.stack(alone))
+    assert not np.array_equal(alone[0], alone[1])
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("execute", [1, 2])
+def test_an_episode_is_reproduced_by_its_number(kind: int, execute: int) -> None:
+    bundle = pair(replace(SPEC, execute=execute, overlap="average"))
+    policy = SpeculativePolicy(bundle, gates()[kind], seed=3)
+    first, other, again = (play(policy, episode, steps=9)[0] for episode in (5, 6, 5))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    fresh = SpeculativePolicy(bundle, gates()[kind], seed=3)
+    np.testing.assert_array_equal(first, play(fresh, 5, steps=9)[0])
+    assert not np.array_equal(first, play(SpeculativePolicy(bundle, gates()[kind], seed=4), 5, steps=9)[0])
+
+
+def test_reset_forgets_the_last_record_and_starts_counting_anew() -> None:
+    policy = SpeculativePolicy(pair(), Always())
+    play(policy, 1, steps=3)
+    policy.reset(2)
+    assert policy.record is None and policy.wants_inference
+    policy.act(at(0))
+    record = cast(StepRecord | None, policy.record)
+    assert record is not None and (record.episode, record.step) == (2, 0)
+
+
+@pytest.mark.parametrize("bad", [np.array([np.nan]), np.zeros(2), {"goal": np.zeros(1)}, np.array([np.inf])])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_refused_observation_leaves_the_policy_where_it_was(bad: Any, kind: int) -> None:
+    bundle = pair(replace(SPEC, execute=2))
+    wanted = play(SpeculativePolicy(bundle, gates()[kind]), 1, steps=8)[0]
+    policy = SpeculativePolicy(bundle, gates()[kind])
+    policy.reset(1)
+    found = []
+    for i in range(8):
+        before = policy.record
+        with pytest.raises(ObservationError):
+            policy.act(bad)
+        assert policy.record is before
+        found.append(policy.act(at(i)))
+    np.testing.assert_array_equal(np.stack(found), wanted)
+
+
+# ---- chunks and what the gate is told -------------------------------------------------------------------------------
+
+
+class Listening(Random):
+    """A gate that keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.told: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def update(self, drafted: np.ndarray, executed: np.ndarray) -> None:
+        self.told.append((drafted.copy(), executed.copy()))
+
+
+@pytest.mark.parametrize("execute", [1, 2, 3])
+def test_the_gate_hears_of_every_action_drafted_and_executed(execute: int) -> None:
+    gate, bundle = Listening(), pair(replace(SPEC, execute=execute))
+    actions, records = play(SpeculativePolicy(bundle, gate), 0, steps=12)
+    assert [record.step for record in records] == [i // execute for i in range(12)]  # one inference per chunk
+    assert {record.decision.transmit for record in records} == {True, False}
+    assert len(gate.told) == 12
+    for i, (drafted, executed) in enumerate(gate.told):
+        np.testing.assert_array_equal(drafted, records[i].proposal.chunk[i % execute])
+        np.testing.assert_array_equal(executed, records[i].chunk[i % execute])
+        np.testing.assert_array_equal(actions[i], bundle.tokenizer.to_environment(executed))
+
+
+def test_inference_is_wanted_once_per_chunk_and_sees_every_observation() -> None:
+    policy = SpeculativePolicy(pair(replace(SPEC, execute=3)), Never())
+    wanted = []
+    for i in range(7):
+        wanted.append(policy.wants_inference)
+        policy.act_on(policy.observe(at(i)))
+    assert wanted == [True, False, False, True, False, False, True]
+    assert policy.record is not None
+    assert policy.record.proposal.window.state[:, 0].tolist() == [5.0, 6.0]  # also those between inferences
+
+
+# ---- the record -----------------------------------------------------------------------------------------------------
+
+
+def test_records_are_consistent() -> None:
+    bundle = pair()
+    _, records = play(SpeculativePolicy(bundle, Random(0.5), seed=1), episode=4, steps=60)
+    for i, record in enumerate(records):
+        assert (record.episode, record.step) == (4, i)
+        draft = bundle.draft.infer(window(i))
+        np.testing.assert_array_equal(record.proposal.window.state, window(i).state)
+        np.testing.assert_array_equal(record.proposal.draft.probs, draft.probs)
+        np.testing.assert_array_equal(
+            record.proposal.chunk, bundle.tokenizer.decode(record.proposal.codes, draft.offsets)
+        )
+        assert record.decision.threshold == 0.5
+        if not record.decision.transmit:
+            assert record.verdict is None and record.target is None
+            assert record.codes.tolist() == record.proposal.codes.tolist()
+            np.testing.assert_array_equal(record.chunk, record.proposal.chunk)
+            continue
+        assert record.verdict is not None and record.target is not None
+        target = bundle.target.infer(window(i))
+        np.testing.assert_array_equal(record.target.probs, target.probs)
+        np.testing.assert_array_equal(record.target.offsets, target.offsets)
+        assert record.codes.tolist() == record.verdict.codes.tolist()
+        np.testing.assert_array_equal(
+            record.verdict.rejection, rejection_probability(target.probs, draft.probs, record.proposal.codes)
+        )
+        kept = record.codes == record.proposal.codes  # a residual never gives the rejected code back
+        assert record.verdict.accepted.tolist() == kept.tolist()
+
+
+class Slow(Gate):
+    """Transmits every other step after thinking about it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(0.5, force_first=False)
+        self._clock, self._turn = clock, False
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        self._clock.sleep(0.0005)
+        self._turn = not self._turn
+        return float(self._turn)
+
+
+class Far:
+    """A target behind a link of 12 ms whose own time is 10 ms; it answers, or misses, as it is told."""
+
+    def __init__(self, bundle: Bundle, clock: Clock, misses: Sequence[str | None] = ()) -> None:
+        self._policy, self._clock, self._misses = bundle.target, clock, list(misses)
+        self.ahead: tuple[Window, float] | None = None
+        self.asked: list[Window] = []
+
+    def prefetch(self, window: Window) -> bool:
+        self.ahead = window, self._clock.now()
+        return True
+
+    def pending(self, window: Window) -> bool:
+        return self.ahead is not None and self.ahead[0] is window and self._clock.now() < self.ahead[1] + 0.012
+
+    def ask(self, window: Window) -> Answer | Miss:
+        self.asked.append(window)
+        cause = self._misses.pop(0) if self._misses else None
+        left = self._clock.now()
+        if self.ahead is not None and self.ahead[0] is window:
+            left = self.ahead[1]
+        waited = max(0.0, left + 0.012 - self._clock.now())
+        self._clock.sleep(waited)
+        if cause is not None:
+            return Miss(cast(Any, cause), OffloadTimes(network=waited))
+        before = self._clock.now()
+        distribution = self._policy.infer(window)
+        return Answer(distribution, OffloadTimes(network=waited, target=self._clock.now() - before))
+
+
+def test_times_add_up() -> None:
+    clock = VirtualClock(100.0)
+    bundle = pair(clock=clock)
+    verifier = SpeculativeVerifier(Far(bundle, clock), bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, Slow(clock), verifier=verifier, clock=clock)
+    for i in range(6):
+        before = clock.now()
+        policy.act(at(i))
+        assert policy.record is not None
+        times = policy.record.times
+        assert policy.record.decision.transmit == (i % 2 == 0)
+        asked = 1.0 if policy.record.decision.transmit else 0.0
+        assert times.draft == pytest.approx(0.002)
+        assert times.gate == pytest.approx(0.0005)
+        assert times.offload.network == pytest.approx(0.012 * asked)
+        assert times.offload.target == pytest.approx(0.010 * asked)
+        assert times.finish == pytest.approx(0.0, abs=1e-9)
+        assert times.total == pytest.approx(clock.now() - before)
+
+
+def test_the_agents_clock_times_its_own_verifier() -> None:
+    clock = VirtualClock()
+    policy = SpeculativePolicy(pair(clock=clock), Always(), clock=clock)
+    policy.act(at(0))
+    assert policy.record is not None
+    assert policy.record.times.offload.target == pytest.approx(0.010)
+    assert policy.record.times.finish == pytest.approx(0.0, abs=1e-9)
+
+
+# ---- requests that leave ahead --------------------------------------------------------------------------------------
+
+
+def test_overlap_hides_the_draft_and_changes_no_action() -> None:
+    clock = VirtualClock()
+    bundle = pair(clock=clock)
+
+    def run(overlap: bool) -> tuple[np.ndarray, list[StepRecord]]:
+        gate = Always()
+        verifier = SpeculativeVerifier(Far(bundle, clock), bundle.tokenizer)
+        forecast = Forecast(gate) if overlap else None
+        return play(SpeculativePolicy(bundle, gate, verifier=verifier, forecast=forecast, clock=clock), 0)
+
+    apart, together = run(overlap=False), run(overlap=True)
+    np.testing.assert_array_equal(apart[0], together[0])
+    for late, early in zip(apart[1], together[1], strict=True):
+        assert not late.sent_ahead and early.sent_ahead
+        assert late.times.total - early.times.total == pytest.approx(0.002)  # the draft's time
+
+
+def test_a_request_is_never_used_for_another_window() -> None:
+    clock = VirtualClock()
+    bundle = pair(clock=clock)
+    far = Far(bundle, clock)
+    gate = Random(0.5)
+    verifier = SpeculativeVerifier(far, bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, gate, verifier=verifier, forecast=Forecast(gate, limit=0.0), clock=clock)
+    _, records = play(policy, 0, steps=60)
+    asked = [record.proposal.window for record in records if record.decision.transmit]
+    assert 5 < len(asked) < 55
+    assert all(window is wanted for window, wanted in zip(far.asked, asked, strict=True))
+
+
+# ---- misses ---------------------------------------------------------------------------------------------------------
+
+
+STILL = np.array([0.5, 0.25], np.float32)
+
+
+def missing(misses: Sequence[str | None], fallback: Fallback) -> tuple[SpeculativePolicy, Bundle]:
+    clock = VirtualClock()
+    bundle = pair(clock=clock)
+    verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
+    return SpeculativePolicy(bundle, Always(), verifier=verifier, fallback=fallback, clock=clock), bundle
+
+
+def test_a_miss_executes_the_draft_and_says_why() -> None:
+    policy, bundle = missing([None, "deadline", "overloaded", None], Fallback())
+    actions, records = play(policy, 0, steps=4)
+    drafted, _ = play(SpeculativePolicy(bundle, Never(), clock=VirtualClock()), 0, steps=4)
+    assert [record.miss for record in records] == [None, "deadline", "overloaded", None]
+    assert [record.verdict is None for record in records] == [False, True, True, False]
+    np.testing.assert_array_equal(actions[1:3], drafted[1:3])
+    assert records[1].codes.tolist() == records[1].proposal.codes.tolist()
+
+
+def test_a_miss_holds_the_last_action_and_stands_still_before_there_is_one() -> None:
+    policy, _ = missing(["deadline", None, "deadline", "deadline"], Fallback("hold_last", stop_action=STILL))
+    actions, _ = play(policy, 0, steps=4)
+    np.testing.assert_allclose(actions[0], STILL, atol=1e-6)
+    np.testing.assert_array_equal(actions[2], actions[1])
+    np.testing.assert_array_equal(actions[3], actions[1])
+    assert not np.allclose(actions[1], STILL, atol=1e-3)
+
+
+def test_a_stopped_robot_stays_stopped_until_the_next_episode() -> None:
+    policy, _ = missing([None, "disconnected"], Fallback("stop", stop_action=STILL))
+    actions, _ = play(policy, 0, steps=5)
+    assert policy.stopped
+    np.testing.assert_array_equal(actions[1:], np.tile(STILL, (4, 1)))
+    actions, records = play(policy, 1, steps=3)
+    assert not policy.stopped and all(record.miss is None for record in records)
+
+
+def test_too_many_misses_in_a_row_stop_the_robot() -> None:
+    rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
+    policy, _ = missing(["deadline", "deadline", None, "deadline", "deadline", "expired"], rule)
+    actions, _ = play(policy, 0, steps=8)
+    # Two in a row are borne, a success starts the count anew, the third in a row stops.
+    assert [i for i, action in enumerate(actions) if np.array_equal(action, STILL)] == [5, 6, 7]
+    assert policy.record is not None and policy.record.miss == "expired"
+
+
+@pytest.mark.parametrize("rule", ["hold_last", "stop"])
+def test_a_rule_that_can_stop_needs_to_know_how(rule: Any) -> None:
+    with pytest.raises(ConfigError, match="stop_action"):
+        Fallback(rule)
+    with pytest.raises(ConfigError, match="stop_action"):
+        Fallback(max_consecutive_misses=3)
+    with pytest.raises(ConfigError, match=r"\[2\]"):
+        SpeculativePolicy(pair(), Always(), fallback=Fallback(rule, stop_action=np.zeros(3, np.float32)))
+    with pytest.raises(ConfigError, match="did you mean 'stop'"):
+        Fallback(cast(Any, "stopp"))
+
+
+@pytest.mark.parametrize("gate", [Never(), Always()])
+def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
+    class Broken(Keyed):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=found.offsets * (np.nan if window.state[-1, 0] == 2.0 else 1.0))
+
+    broken = replace(pair(), draft=cast(Any, Broken(1)), local_target=cast(Any, Broken(2)))
+    policy = SpeculativePolicy(broken, gate)
+    for i in (0, 1, 2, 3):
+        if i == 2:
+            with pytest.raises(ObservationError, match="not finite"):
+                policy.act(at(i))
+        else:
+            assert np.isfinite(policy.act(at(i))).all()
+
+
+# Both are valid on the wire; in float32 their sum, or that of two of them, is not finite or as good as that.
+@pytest.mark.parametrize("value", [3.3e38, -3.3e38, 1e30])
+@pytest.mark.parametrize("overlap", ["drop", "average"])
+def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, overlap: Any) -> None:
+    class Overflowing(Keyed):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=np.full_like(found.offsets, value if 2 <= window.state[-1, 0] < 5 else 0.1))
+
+    bundle = replace(pair(replace(SPEC, overlap=overlap)), local_target=cast(Any, Overflowing(2)))
+    rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
+    policy = SpeculativePolicy(bundle, Always(), fallback=rule)
+    actions, records = play(policy, 0, steps=8)
+    assert [record.miss for record in records[:5]] == [None, None, "invalid", "invalid", "invalid"]
+    assert np.isfinite(actions).all() and policy.stopped
+    np.testing.assert_array_equal(actions[4:], np.tile(STILL, (4, 1)))
+    assert policy.counts["missed"] == 3
+    np.testing.assert_array_equal(records[3].chunk, records[3].proposal.chunk)
+    stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=STILL))
+    play(stops, 0, steps=3)
+    assert stops.stopped
+
+
+def test_a_late_answer_that_decodes_to_no_finite_action_is_a_miss() -> None:
+    class Overflowing(Keyed):
+        def infer(self, window: Window) -> CodeDistribution:
+            found = super().infer(window)
+            return replace(found, offsets=np.full_like(found.offsets, 3.3e38))
+
+    bundle = replace(pair(), local_target=cast(Any, Overflowing(2)))
+    policy = SpeculativePolicy(bundle, Always(), late_for_s=math.inf)
+    _, records = play(policy, 0, steps=3)
+    assert [record.miss for record in records] == ["invalid"] * 3
+    assert policy.counts["missed"] == 3 and policy.counts["in_time"] == 0
+
+
+@pytest.mark.parametrize(("centre", "scale"), [(np.nan, 1.0), (0.0, np.inf), (np.inf, 1.0)])
+def test_units_that_are_not_finite_give_an_error_and_no_action(centre: float, scale: float) -> None:
+    bundle = pair()
+    units = replace(bundle.tokenizer, centre=np.full(2, centre, np.float32), scale=np.full(2, scale, np.float32))
+    policy = SpeculativePolicy(replace(bundle, tokenizer=units), Never())
+    with pytest.raises(ObservationError, match="not finite"):
+        policy.act(at(0))
+
+
+# ---- requests that cannot leave -------------------------------------------------------------------------------------
+
+
+class Cut(Far):
+    """No request leaves."""
+
+    def prefetch(self, window: Window) -> bool:
+        return False
+
+    def ask(self, window: Window) -> Answer | Miss:
+        return Miss("disconnected", OffloadTimes(), sent=False)
+
+
+@pytest.mark.parametrize("late_for_s", [None, math.inf])
+def test_a_request_that_could_not_leave_is_neither_sent_ahead_nor_charged(late_for_s: float | None) -> None:
+    clock = VirtualClock()
+    bundle, gate = pair(clock=clock), Always()
+    policy = SpeculativePolicy(
+        bundle, gate, verifier=SpeculativeVerifier(Cut(bundle, clock), bundle.tokenizer), clock=clock,
+        forecast=None if late_for_s else Forecast(gate), late_for_s=late_for_s,
+    )  # fmt: skip
+    _, records = play(policy, 0, steps=3)
+    budget = LinkBudget(4000.0, 1000, 8.0)
+    for record in records:
+        assert record.decision.transmit and record.miss == "disconnected"
+        assert not record.sent_ahead and record.unsent
+        assert budget.overspent(record) == -budget.rate
+
+
+# ---- other parts, and errors ----------------------------------------------------------------------------------------
+
+
+def test_another_draft_replaces_the_bundles() -> None:
+    other = Keyed(77)
+    _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=3)
+    for i, record in enumerate(records):
+        np.testing.assert_array_equal(record.proposal.draft.probs, other.infer(window(i)).probs)
+
+
+class Counting(Keyed):
+    """A policy that, like a container, is falsy while it is empty."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_another_draft_replaces_the_bundles_even_if_it_is_falsy() -> None:
+    other = Counting(77)
+    _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=1)
+    np.testing.assert_array_equal(records[0].proposal.draft.probs, other.infer(window(0)).probs)
+
+
+def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"bundle must be a Bundle, got 'ball'; load one: specact\.load_bundle"):
+        SpeculativePolicy(cast(Any, "ball"), Never())
+    with pytest.raises(ConfigError, match=r"gate must be a Gate, got 'deviation'; make one: specact\.calibrated_gate"):
+        SpeculativePolicy(pair(), cast(Any, "deviation"))
+
+
+def test_settings_of_the_agent_are_checked() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'target'"):
+        SpeculativePolicy(pair(), Never(), offset=cast(Any, "targets"))
+    for wrong in ({"seed": -1}, {"robot": -1}):
+        with pytest.raises(ConfigError, match="must not be negative, got"):
+            SpeculativePolicy(pair(), Never(), **cast(Any, wrong))
+
+
+def test_a_decision_belongs_to_the_gate_alone() -> None:
+    # Whatever the score, the agent obeys `transmit`.
+    class Contrary(Gate):
+        def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+            return 0.0
+
+        def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
+            return Decision(True, -5.0, 5.0, "score")
+
+    _, records = play(SpeculativePolicy(pair(), Contrary(0.0)), 0, steps=3)
+    assert all(isinstance(record.verdict, Verdict) for record in records)
+
+
+def test_the_gates_stream_is_the_steps_own() -> None:
+    draws: list[float] = []
+
+    class Drawing(Never):
+        def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+            draws.append(float(rng.random()))
+            return 0.0
+
+    play(SpeculativePolicy(pair(), Drawing(), seed=3, robot=1), 2, steps=4)
+    wanted: Callable[[int], float] = lambda i: stream(3, Role.GATE, robot=1, episode=2, step=i).random(2)[1]  # noqa: E731
+    assert draws == [wanted(i) for i in range(4)]  # after the one that breaks ties
