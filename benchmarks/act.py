@@ -14,10 +14,14 @@ import numpy as np
 
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import CodePolicy
+from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates import Always, Gate, Never
-from specact.types import CodeDistribution, Window
-from specact.verifiers import LocalTarget, SpeculativeVerifier
+from specact.rng import StepAddress
+from specact.types import Window
+from specact.verification import LocalTarget
 
 INFERENCES = 2000
 
@@ -33,6 +37,9 @@ class Timed:
         answer = self.policy.infer(window)
         self.spent += time.perf_counter() - start
         return answer
+
+    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
+        return self.infer(window)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         return [self.infer(window) for window in windows]
@@ -61,7 +68,10 @@ def measure(bundle: Bundle, gates: dict[str, Gate]) -> dict[str, list[tuple[floa
     for name, gate in gates.items():
         draft, target = Timed(bundle.draft), Timed(bundle.target)
         policy = SpeculativePolicy(
-            bundle, gate, draft=draft, verifier=SpeculativeVerifier(LocalTarget(target), bundle.tokenizer)
+            bundle,
+            gate,
+            drafter=CodeDrafter(draft, bundle.tokenizer),
+            verifier=SpeculativeVerifier(LocalTarget(target), bundle.tokenizer),
         )
         robots[name] = (policy, draft, target)
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in gates}

@@ -30,7 +30,11 @@ import numpy as np
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.clock import VirtualClock
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.sampling import rejection_probability
 from specact.families.codes.spec import CodePolicy
+from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates.audit import Shadow, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
@@ -40,10 +44,9 @@ from specact.gates.settings import BUNDLES_OWN
 from specact.lab.envs import load_task
 from specact.lab.rollout.rollout import start_of
 from specact.links.link import load_link, round_trip
-from specact.rng import Role, stream
-from specact.sampling import rejection_probability
-from specact.types import CodeDistribution, OffloadTimes, Window
-from specact.verifiers import Answer, SpeculativeVerifier
+from specact.rng import Role, StepAddress, stream
+from specact.types import OffloadTimes, Window
+from specact.verification import Answer
 
 ROOT = Path(__file__).parents[1]
 CHANGE, END, WINDOW = 5_000, 10_000, 200
@@ -99,13 +102,30 @@ class Far:
         self._up = 4 * (spec.window * spec.state + spec.goal)
         self._down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
 
-    def prefetch(self, window: Window) -> None:
-        pass
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        return False
 
-    def ask(self, window: Window) -> Answer:
+    def submit(self, window: Window, address: StepAddress) -> Waiting:
+        return Waiting(self, window)
+
+    def answer(self, window: Window) -> Answer[CodeDistribution]:
         network = round_trip(self.link, self._up, self._down, self._clock.now(), self._rng)
         self._clock.sleep(network + TARGET_S)
         return Answer(self._target.infer(window), OffloadTimes(network=network, target=TARGET_S))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request to that target."""
+
+    far: Far
+    window: Window
+
+    def done(self) -> bool:
+        return False
+
+    def result(self) -> Answer[CodeDistribution]:
+        return self.far.answer(self.window)
 
 
 def live(life: Life) -> dict[str, np.ndarray]:
@@ -116,7 +136,8 @@ def live(life: Life) -> dict[str, np.ndarray]:
     gate = make_gate(bundle, life, rate)
     shadow = Shadow(DriftAlarm(level_of(bundle)))
     verifier = SpeculativeVerifier(far, bundle.tokenizer)
-    policy = SpeculativePolicy(bundle, gate, draft=draft, verifier=verifier, robot=life.robot, clock=clock)
+    drafter = CodeDrafter(draft, bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, gate, drafter=drafter, verifier=verifier, robot=life.robot, clock=clock)
     env, noise, sigma = task.make(), stream(1, Role.DATA, robot=life.robot), 0.0
     rows: dict[str, list[Any]] = {name: [] for name in ("sent", "would_skip", "kept", "took", "estimate", "alarm")}
     episode = 0
@@ -167,8 +188,9 @@ def note(rows: dict[str, list[Any]], policy: SpeculativePolicy, bundle: Bundle, 
     record = policy.record
     assert record is not None
     proposal = record.proposal
-    target = record.target or bundle.target.infer(proposal.window)
-    kept = np.prod(1.0 - rejection_probability(target.probs, proposal.draft.probs, proposal.codes))
+    known = None if record.outcome is None else record.outcome.evidence.target
+    target = known or bundle.target.infer(proposal.window)
+    kept = np.prod(1.0 - rejection_probability(target.probs, proposal.evidence.draft.probs, proposal.evidence.codes))
     alarm, found = shadow.take(record), shadow.estimate()
     rows["sent"].append(record.decision.transmit)
     rows["would_skip"].append(not record.decision.transmit or record.decision.reason == "audit")

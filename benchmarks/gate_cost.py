@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from specact import load_bundle
+from specact.families.codes.sampling import sample_codes
 from specact.gates.settings import GateChoices
 from specact.rng import Role, stream
-from specact.sampling import sample_codes
 from specact.types import Proposal, Window
 
 CALLS = 3000

@@ -15,16 +15,18 @@ from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.sampling import rejection_probability, sample_codes
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution, Verdict
+from specact.families.codes.verify import SpeculativeVerifier, TargetSampler
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
 from specact.gates.prefetch import Forecast
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
-from specact.sampling import rejection_probability, sample_codes
-from specact.types import CodeDistribution, Decision, OffloadTimes, Proposal, StepRecord, Verdict, Window
-from specact.verifiers import Answer, LocalTarget, Miss, SpeculativeVerifier, TargetSampler
+from specact.types import Decision, Miss, OffloadTimes, Proposal, StepRecord, Window
+from specact.verification import Answer, LocalTarget
 
 SPEC = PolicySpec(
     window=2, state=1, goal=0, image=None, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop",
@@ -109,7 +111,7 @@ def test_remote_target_executes_what_the_target_draws() -> None:
     for i, record in enumerate(records):
         codes = sample_codes(bundle.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
         assert record.codes.tolist() == codes.tolist() and record.verdict is not None
-        kept = codes == record.proposal.codes
+        kept = codes == record.proposal.evidence.codes
         assert record.verdict.accepted.tolist() == kept.tolist()
         assert record.verdict.rejection.tolist() == (1.0 - kept).tolist()
 
@@ -124,7 +126,7 @@ def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
             pair(), Always(), verifier=TargetSampler(LocalTarget(pair().target), pair().tokenizer), seed=1
         ),
     ]
-    drafted = [[record.proposal.codes.tolist() for record in play(method, 0)[1]] for method in methods]
+    drafted = [[record.proposal.evidence.codes.tolist() for record in play(method, 0)[1]] for method in methods]
     assert all(codes == drafted[0] for codes in drafted)
 
 
@@ -173,7 +175,7 @@ def executed_law(
         action = policy.act(at(i))
         assert policy.record is not None
         law[tuple(policy.record.codes)] += volume
-        np.testing.assert_array_equal(action, policy._tokenizer.to_environment(policy.record.chunk[0]))
+        np.testing.assert_array_equal(action, policy._tokenizer.to_environment(policy.record.actions[0]))
     return law
 
 
@@ -248,7 +250,7 @@ def test_a_verified_step_gets_the_targets_offset_and_a_skipped_one_the_drafts() 
     for i, record in enumerate(records):
         policy = bundle.target if record.decision.transmit else bundle.draft
         wanted = bundle.tokenizer.decode(record.codes, policy.infer(window(i)).offsets)
-        np.testing.assert_array_equal(record.chunk, wanted)
+        np.testing.assert_array_equal(record.actions, wanted)
 
 
 @pytest.mark.parametrize("offset", ["draft", "stale"])
@@ -259,9 +261,9 @@ def test_offset_ablations(offset: Any) -> None:
     for i, (record, other) in enumerate(zip(records, usual, strict=True)):
         assert record.codes.tolist() == other.codes.tolist()  # an ablation of the offset alone
         offsets = bundle.draft.infer(window(i)).offsets
-        chosen = record.codes if offset == "draft" else record.proposal.codes
+        chosen = record.codes if offset == "draft" else record.proposal.evidence.codes
         wanted = bundle.tokenizer.base(record.codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
-        np.testing.assert_allclose(record.chunk, wanted, atol=1e-6)
+        np.testing.assert_allclose(record.actions, wanted, atol=1e-6)
     # Some codes were replaced, or the ablations could not be told apart.
     assert any(not record.verdict.accepted.all() for record in records if record.verdict)
 
@@ -351,7 +353,7 @@ def test_the_gate_hears_of_every_action_drafted_and_executed(execute: int) -> No
     assert {record.decision.transmit for record in records} == {True, False}
     assert len(gate.told) == 12
     for i, (drafted, executed) in enumerate(gate.told):
-        np.testing.assert_array_equal(drafted, records[i].proposal.chunk[i % execute])
+        np.testing.assert_array_equal(drafted, records[i].proposal.actions[i % execute])
         np.testing.assert_array_equal(executed, records[i].chunk[i % execute])
         np.testing.assert_array_equal(actions[i], bundle.tokenizer.to_environment(executed))
 
@@ -377,15 +379,15 @@ def test_records_are_consistent() -> None:
         assert (record.episode, record.step) == (4, i)
         draft = bundle.draft.infer(window(i))
         np.testing.assert_array_equal(record.proposal.window.state, window(i).state)
-        np.testing.assert_array_equal(record.proposal.draft.probs, draft.probs)
+        np.testing.assert_array_equal(record.proposal.evidence.draft.probs, draft.probs)
         np.testing.assert_array_equal(
-            record.proposal.chunk, bundle.tokenizer.decode(record.proposal.codes, draft.offsets)
+            record.proposal.actions, bundle.tokenizer.decode(record.proposal.evidence.codes, draft.offsets)
         )
         assert record.decision.threshold == 0.5
         if not record.decision.transmit:
             assert record.verdict is None and record.target is None
-            assert record.codes.tolist() == record.proposal.codes.tolist()
-            np.testing.assert_array_equal(record.chunk, record.proposal.chunk)
+            assert record.codes.tolist() == record.proposal.evidence.codes.tolist()
+            np.testing.assert_array_equal(record.actions, record.proposal.actions)
             continue
         assert record.verdict is not None and record.target is not None
         target = bundle.target.infer(window(i))
@@ -393,9 +395,9 @@ def test_records_are_consistent() -> None:
         np.testing.assert_array_equal(record.target.offsets, target.offsets)
         assert record.codes.tolist() == record.verdict.codes.tolist()
         np.testing.assert_array_equal(
-            record.verdict.rejection, rejection_probability(target.probs, draft.probs, record.proposal.codes)
+            record.verdict.rejection, rejection_probability(target.probs, draft.probs, record.proposal.evidence.codes)
         )
-        kept = record.codes == record.proposal.codes  # a residual never gives the rejected code back
+        kept = record.codes == record.proposal.evidence.codes  # a residual never gives the rejected code back
         assert record.verdict.accepted.tolist() == kept.tolist()
 
 
@@ -524,7 +526,7 @@ def test_a_miss_executes_the_draft_and_says_why() -> None:
     assert [record.miss for record in records] == [None, "deadline", "overloaded", None]
     assert [record.verdict is None for record in records] == [False, True, True, False]
     np.testing.assert_array_equal(actions[1:3], drafted[1:3])
-    assert records[1].codes.tolist() == records[1].proposal.codes.tolist()
+    assert records[1].codes.tolist() == records[1].proposal.evidence.codes.tolist()
 
 
 def test_a_miss_holds_the_last_action_and_stands_still_before_there_is_one() -> None:
@@ -600,7 +602,7 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
     assert np.isfinite(actions).all() and policy.stopped
     np.testing.assert_array_equal(actions[4:], np.tile(STILL, (4, 1)))
     assert policy.counts["missed"] == 3
-    np.testing.assert_array_equal(records[3].chunk, records[3].proposal.chunk)
+    np.testing.assert_array_equal(records[3].chunk, records[3].proposal.actions)
     stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=STILL))
     play(stops, 0, steps=3)
     assert stops.stopped
@@ -664,7 +666,7 @@ def test_another_draft_replaces_the_bundles() -> None:
     other = Keyed(77)
     _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=3)
     for i, record in enumerate(records):
-        np.testing.assert_array_equal(record.proposal.draft.probs, other.infer(window(i)).probs)
+        np.testing.assert_array_equal(record.proposal.evidence.draft.probs, other.infer(window(i)).probs)
 
 
 class Counting(Keyed):
@@ -677,7 +679,7 @@ class Counting(Keyed):
 def test_another_draft_replaces_the_bundles_even_if_it_is_falsy() -> None:
     other = Counting(77)
     _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=1)
-    np.testing.assert_array_equal(records[0].proposal.draft.probs, other.infer(window(0)).probs)
+    np.testing.assert_array_equal(records[0].proposal.evidence.draft.probs, other.infer(window(0)).probs)
 
 
 def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() -> None:

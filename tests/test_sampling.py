@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.example_count import example_count
 
-from specact.sampling import (
+from specact.families.codes.sampling import (
     rejection_probability,
     residual,
     sample,
@@ -27,7 +27,8 @@ from specact.sampling import (
     verify,
     verify_codes,
 )
-from specact.types import CodeDistribution, Codes, Floats, Verdict
+from specact.families.codes.values import CodeDistribution, Verdict
+from specact.types import Codes, Floats
 
 EXACT = 1e-12
 CLEARLY_WRONG = 1e-3

@@ -21,7 +21,7 @@ from specact.remote.client import Line
 from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
 from specact.types import StepRecord
-from specact.verifiers import Verifier
+from specact.verification import Verifier
 
 PLAIN = PolicyRecipe(
     layers=1, heads=2, width=8, head_width=0, steps=30, batch=16, warmup=3, average=0.9, bfloat16=False, snapshot=0.5
@@ -64,7 +64,7 @@ def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:
     assert trained.spec.sequential and trained.manifest["spec"]["sequential"] is True
     assert load_bundle("ball").spec.sequential is False
     for record in play(trained, None, steps=5):
-        draft = record.proposal.draft
+        draft = record.proposal.evidence.draft
         assert draft.conditional is not None and draft.conditional.shape == (4, 4)
         np.testing.assert_allclose(draft.conditional.sum(axis=1), 1.0, rtol=1e-12)
         np.testing.assert_allclose(draft.probs[1], draft.probs[0] @ draft.conditional, rtol=1e-12)

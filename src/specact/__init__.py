@@ -10,8 +10,9 @@ import os
 # opens no connection that nobody asked for; whoever wants the reports sets the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from specact import gates, sampling
+from specact import gates
 from specact.errors import SpecactError
+from specact.families.codes import sampling
 from specact.families.codes.bundle import Bundle, load_bundle
 from specact.gates.calibration import calibrated_gate
 from specact.policy import SpeculativePolicy

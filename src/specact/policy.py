@@ -4,62 +4,65 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock, RealClock
-from specact.errors import ConfigError, ObservationError, unknown_name
+from specact.errors import ConfigError, ObservationError
 from specact.execution.player import ChunkPlayer
+from specact.execution.verdicts import WAIT, LateVerdicts, Verdicts
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.spec import CodePolicy
+from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates.gate import Gate
 from specact.gates.prefetch import Forecast
 from specact.observation import Observation, ObservationWindow
-from specact.rng import Role, StepStreams
-from specact.sampling import sample_codes
-from specact.types import Decision, OffloadTimes, Proposal, StageTimes, StepRecord, Window
-from specact.verifiers import LocalTarget, Miss, SpeculativeVerifier, Verification, Verifier
+from specact.rng import Role, StepAddress, StepStreams
+from specact.types import (
+    Chunk,
+    Decision,
+    Miss,
+    OffloadTimes,
+    Origin,
+    Outcome,
+    Proposal,
+    StageTimes,
+    StepRecord,
+    Window,
+)
+from specact.verification import LocalTarget, Verifier, sound
 
-Offset = Literal["target", "draft", "stale"]
 _NOTHING = OffloadTimes()
-# Of a normalised action; demonstrated ones lie in [-1, 1]. Means, differences and squares of numbers up to this are
-# finite in float32, so that nothing after decoding can overflow.
-_LARGEST = 1e15
 _NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
 
 
-@dataclass(frozen=True)
-class _UnderWay:
-    """A step whose verdict nobody waits for: its number, and when its observation was made."""
+class Drafter(Protocol):
+    """Proposes a chunk of actions; the small policy on the device."""
 
-    proposal: Proposal
-    step: int
-    seen_s: float
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        """The drafted chunk for one window; ``rng`` is what it draws from."""
+        ...
 
 
 class SpeculativePolicy:
     """A policy pair on a robot: the draft acts, the gate decides when the target is asked (ADAHI, Algorithm 1).
 
-    Every method is a composition: draft only is the gate ``Never``, hybrid ``Always``, ADAHI ``ActionDeviation``;
-    the remote target is ``Always`` with a :class:`~specact.verifiers.TargetSampler`.
+    Every method is a composition: draft only is the gate ``Never``, hybrid ``Always``, ADAHI ``ActionDeviation``; what
+    a verified step executes is the verifier's affair.
 
     Args:
         bundle: the policies and what they agree on.
         gate: decides which steps go to the target; it belongs to this robot alone.
-        draft: instead of the bundle's.
+        drafter: instead of the bundle's draft.
         verifier: instead of exact speculative sampling with the bundle's target in this process.
-        offset: which offset a verified step gets. ``target``: the target's, for the final codes (the action then
-            follows the target's law); ``draft``: the draft's, for the final codes; ``stale``: the draft's for the codes
-            it drafted, even where they were replaced. The last two are ablations.
         fallback: what is executed where the target cannot be had in time.
         forecast: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
-        late_for_s: None waits for the target, as in the paper. With a number nobody waits: the draft's chunk runs at
-            once, and a verdict that arrives while it runs, and no longer than this after its observation, replaces what
-            is left of it. While one is under way no other is asked for. Needs a verifier that draws on the device.
+        verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
+            or :class:`~specact.execution.verdicts.LateVerdicts`.
         max_chunk_age_s: what is left of a chunk is dropped once its observation is older than this [s], and the next
             control step infers; see :attr:`expired` for an inference that takes longer. Infinite for no limit.
         seed, robot: address of the random streams; two robots with one seed get different ones.
@@ -67,15 +70,15 @@ class SpeculativePolicy:
 
     Attributes:
         record: of the last inference; None before the first of an episode.
-        counts: ``steps`` (inferences), how many of them were ``transmitted`` and ``missed``, how many codes were
-            ``verified`` and ``accepted``, since the policy was made; where verdicts may be late also how many steps the
-            gate ``wanted`` sent, how many verdicts came ``in_time``, and how many actions they ``replaced``.
+        counts: ``steps`` (inferences), how many of them were ``transmitted`` and ``missed``, how many units (codes,
+            tokens, actions) were ``verified`` and ``accepted``, since the policy was made; where verdicts may be late
+            also how many steps the gate ``wanted`` sent, how many verdicts came ``in_time``, and how many actions they
+            ``replaced``.
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
-        ConfigError: for something else than a bundle and a gate, an unknown offset, a negative seed or robot, a stop
-            action of another size, a late_for_s that is not positive or stands beside a forecast, or a max_chunk_age_s
-            that is not positive.
+        ConfigError: for something else than a bundle and a gate, a negative seed or robot, a stop action of another
+            size, late verdicts beside a forecast, or a max_chunk_age_s that is not positive.
     """
 
     def __init__(
@@ -83,12 +86,11 @@ class SpeculativePolicy:
         bundle: Bundle,
         gate: Gate,
         *,
-        draft: CodePolicy | None = None,
+        drafter: Drafter | None = None,
         verifier: Verifier | None = None,
-        offset: Offset = "target",
         fallback: Fallback = EXECUTE_DRAFT,
         forecast: Forecast | None = None,
-        late_for_s: float | None = None,
+        verdicts: Verdicts = WAIT,
         max_chunk_age_s: float = math.inf,
         seed: int = 0,
         robot: int = 0,
@@ -100,39 +102,36 @@ class SpeculativePolicy:
             raise ConfigError(
                 f"gate must be a Gate, got {gate!r}; make one: specact.calibrated_gate(bundle, 'deviation', rate=0.6)"
             )
-        if offset not in get_args(Offset):
-            raise unknown_name("offset", offset, get_args(Offset))
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
-        if late_for_s is not None and (not late_for_s > 0.0 or forecast is not None):
-            raise ConfigError(
-                f"late_for_s must be above 0, and needs no forecast since nobody waits; got {late_for_s} and {forecast}"
-            )
+        if forecast is not None and isinstance(verdicts, LateVerdicts):
+            raise ConfigError("late verdicts go without a forecast: nobody waits, so nothing is gained by asking ahead")
         if not max_chunk_age_s > 0.0:
             raise ConfigError(f"max_chunk_age_s must be above 0, got {max_chunk_age_s}")
         self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.record: StepRecord | None = None
         self.counts: Counter[str] = Counter()
-        self._tokenizer, self._offset = bundle.tokenizer, offset
-        self._draft = bundle.draft if draft is None else draft
+        self._units = bundle.tokenizer
+        self._drafter = CodeDrafter(bundle.draft, bundle.tokenizer) if drafter is None else drafter
         if verifier is None:
             verifier = SpeculativeVerifier(LocalTarget(bundle.target, self.clock), bundle.tokenizer)
-        self._verifier, self._fallback, self._forecast = verifier, fallback, forecast
-        self._late_for_s, self._max_chunk_age_s = late_for_s, max_chunk_age_s
-        self._streams = StepStreams(seed, robot)
-        self._window = ObservationWindow(bundle.spec)
+        self._verifier = verifier
+        self._fallback, self._forecast, self._verdicts = fallback, forecast, verdicts
+        self._max_chunk_age_s, self._address = max_chunk_age_s, StepAddress(seed, robot, 0, 0)
+        self._streams = StepStreams()
+        self._history = ObservationWindow(bundle.spec)
         self._player = ChunkPlayer(bundle.spec.execute, bundle.spec.overlap)
-        self._still = None if fallback.stop_action is None else self._tokenizer.normalise(fallback.stop_action)
+        self._still = None if fallback.stop_action is None else self._units.normalise(fallback.stop_action)
         self.reset(episode=0)
 
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
-        self._episode, self._step = episode, 0
+        self._address = self._address._replace(episode=episode, step=0)
         # In a row: steps whose target was missed, and control steps without a usable observation.
         self._misses = self._unseen = 0
         self._seen_s = self.clock.now()
-        self._under_way: _UnderWay | None = None
-        self._window.reset()
+        self._verdicts.reset()
+        self._history.reset()
         self._player.reset()
         self.gate.reset()
         if self._forecast is not None:
@@ -170,23 +169,23 @@ class SpeculativePolicy:
 
     def observe(self, observation: Observation) -> Window:
         """The first half of :meth:`act`: the window that ends with this observation."""
-        return self._window.push(observation)
+        return self._history.push(observation)
 
     def act_on(self, window: Window) -> NDArray[np.float32]:
         """The second half of :meth:`act`."""
         self._unseen = 0
         if self.expired:
             self._player.reset()
-        self._land()
+        self._apply_late_outcome()
         if not self.stopped and self._player.empty:
             self.record = self._infer(window)
             self.gate.learn(self.record)
-            self._player.put(self.record.proposal.chunk, self.record.chunk)
-            self._land()
+            self._player.put(self.record.proposal.actions, self.record.actions)
+            self._apply_late_outcome()
         if self.stopped:
             return self._stop_action()
         drafted, executed = self._player.next()
-        action = self._tokenizer.to_environment(executed)
+        action = self._units.to_environment(executed)
         if not np.isfinite(action).all():
             raise ObservationError(_NOT_FINITE)
         self._last = executed
@@ -213,110 +212,74 @@ class SpeculativePolicy:
             raise error
         self._unseen += 1
         self._stop_if_due()
-        return self._stop_action() if self.stopped else self._tokenizer.to_environment(self._last)
+        return self._stop_action() if self.stopped else self._units.to_environment(self._last)
 
     def _infer(self, window: Window) -> StepRecord:
-        address, clock = (self._episode, self._step), self.clock
+        """Algorithm 1: draft, decide, verify."""
+        address, clock = self._address, self.clock
         started = self._seen_s = clock.now()
         expected = self._forecast is not None and self._forecast.expects_transmission()
-        sent_ahead = expected and self._verifier.prefetch(window)
-        draft = self._draft.infer(window)
-        drafted = clock.now()
-        codes = sample_codes(draft, self._streams(Role.DRAFT, *address))
-        proposal = Proposal(window, draft, codes, self._tokenizer.decode(codes, draft.offsets))
-        if not _sound(proposal.chunk):
+        sent_ahead = expected and self._verifier.prefetch(window, address)
+        proposal = self._drafter.propose(window, self._streams(Role.DRAFT, address))
+        if not sound(proposal.actions):
             raise ObservationError(_NOT_FINITE)
-        decision = self.gate.decide(proposal, self._streams(Role.GATE, *address))
+        drafted = clock.now()
+        decision = self.gate.decide(proposal, self._streams(Role.GATE, address))
         decided = clock.now()
-        if self._late_for_s is None:
-            verified = self._verify(proposal, self._step) if decision.transmit else None
-        else:
-            decision, verified = self._send(proposal, decision, started)
-        chunk = self._executed(proposal, verified)
+        decision, found = self._verify(proposal, decision, started)
         if self._forecast is not None:
             self._forecast.learn(decision)
-        answered = verified if isinstance(verified, Verification) else None
         self.counts.update(steps=1, transmitted=int(decision.transmit))
-        self._count(verified)
-        self._step += 1
-        offload = _NOTHING if verified is None else verified.times
-        return StepRecord(
-            episode=self._episode,
-            step=address[1],
-            proposal=proposal,
-            decision=decision,
-            sent_ahead=sent_ahead,
-            verdict=answered.verdict if answered else None,
-            target=answered.target if answered else None,
-            miss=verified.cause if isinstance(verified, Miss) else None,
-            codes=answered.verdict.codes if answered else codes,
-            chunk=chunk,
-            times=StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total),
-            unsent=isinstance(verified, Miss) and not verified.sent,
+        self._address = address._replace(step=address.step + 1)
+        offload = _NOTHING if found is None else found.times
+        times = StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total)
+        return self._settled(
+            StepRecord(
+                address, proposal, decision, sent_ahead, None, None, proposal.actions, _drafted(proposal), times
+            ),
+            found,
         )
 
-    def _verify(self, proposal: Proposal, step: int) -> Verification | Miss:
-        verified = self._verifier.verify(proposal, self._streams(Role.VERIFY, self._episode, step))
-        if isinstance(verified, Verification) and not _sound(self._corrected(proposal, verified)):
-            return Miss("invalid", verified.times)
-        return verified
+    def _verify(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Outcome | Miss | None]:
+        """What was sent in the end, and what is known of it already."""
+        if self._verdicts.late:
+            self.counts["wanted"] += decision.transmit
+        if decision.transmit and not self._verdicts.free:
+            decision = replace(decision, transmit=False)
+        if not decision.transmit:
+            return decision, None
+        return decision, self._verdicts.ask(self._verifier, proposal, self._address, seen_s)
 
-    def _send(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Miss | None]:
-        """Sends a step whose verdict may be late; what was sent, and a miss where nothing could be."""
-        self.counts["wanted"] += decision.transmit
-        if not decision.transmit or self._under_way is not None:
-            return replace(decision, transmit=False), None
-        if not self._verifier.prefetch(proposal.window):
-            return decision, Miss("disconnected", _NOTHING, sent=False)
-        self._under_way = _UnderWay(proposal, self._step, seen_s)
-        return decision, None
-
-    def _land(self) -> None:
-        """Lets a verdict that has arrived replace what is left of its chunk."""
-        sent, record = self._under_way, self.record
-        if sent is None or record is None or self._verifier.pending(sent.proposal.window):
+    def _apply_late_outcome(self) -> None:
+        """Applies a late verification to the rest of its chunk."""
+        record = None if self._player.empty else self.record
+        arrived = self._verdicts.arrived(self.clock.now(), None if record is None else record.address)
+        if arrived is None:
             return
-        self._under_way, age_s = None, self.clock.now() - sent.seen_s
-        if sent.step != record.step or self._player.empty or age_s > (self._late_for_s or 0.0):
+        found = arrived.found
+        if record is None or found is None:
             self.counts["missed"] += 1
             return
-        verified = self._verify(sent.proposal, sent.step)
-        chunk = self._executed(sent.proposal, verified)
-        self._count(verified)
-        left = self._player.replace(chunk)
-        if isinstance(verified, Miss):
-            self.record = replace(record, miss=verified.cause, chunk=chunk)
-            return
-        self.counts.update(in_time=1, replaced=left)
-        codes, target = verified.verdict.codes, verified.target
-        self.record = replace(record, verdict=verified.verdict, target=target, codes=codes, chunk=chunk)
+        self.record = self._settled(record, found)
+        left = self._player.replace(self.record.actions)
+        if isinstance(found, Outcome):
+            self.counts.update(in_time=1, replaced=left)
 
-    def _executed(self, proposal: Proposal, verified: Verification | Miss | None) -> NDArray[np.float32]:
-        """The chunk to execute, of a step that was skipped where ``verified`` is None."""
-        if verified is None:
-            return proposal.chunk
-        if isinstance(verified, Miss):
-            return self._missed(proposal.chunk)
-        self._misses = 0
-        return self._corrected(proposal, verified)
+    def _settled(self, record: StepRecord, found: Outcome | Miss | None) -> StepRecord:
+        """The record of a step, given what the target made of it; None where it was skipped or is not known yet."""
+        if found is None:
+            return record
+        if isinstance(found, Outcome):
+            self._misses = 0
+            self.counts.update(verified=found.verified, accepted=found.accepted)
+            return replace(record, outcome=found, actions=found.actions, origins=found.origins)
+        self.counts["missed"] += 1
+        actions = self._instead(record.actions)
+        origins = np.full(len(actions), Origin.FALLBACK, np.uint8)
+        return replace(record, miss=found.cause, unsent=not found.sent, actions=actions, origins=origins)
 
-    def _corrected(self, proposal: Proposal, verified: Verification) -> NDArray[np.float32]:
-        codes = verified.verdict.codes
-        if self._offset == "target":
-            return verified.chunk
-        if self._offset == "draft":
-            return self._tokenizer.decode(codes, proposal.draft.offsets)
-        stale = proposal.chunk - self._tokenizer.base(proposal.codes)
-        return self._tokenizer.base(codes) + stale
-
-    def _count(self, verified: Verification | Miss | None) -> None:
-        self.counts["missed"] += isinstance(verified, Miss)
-        if isinstance(verified, Verification):
-            accepted = verified.verdict.accepted
-            self.counts.update(verified=len(accepted), accepted=int(accepted.sum()))
-
-    def _missed(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The chunk to execute instead; the drafted one, unexecuted, where the robot stops."""
+    def _instead(self, drafted: Chunk) -> Chunk:
+        """The chunk to execute for a miss; the drafted one, unexecuted, where the robot stops."""
         self._misses += 1
         self._stop_if_due()
         if self.stopped or self._fallback.on_miss == "execute_draft" or self._last is None:
@@ -330,6 +293,5 @@ class SpeculativePolicy:
         return np.array(self._fallback.stop_action, dtype=np.float32)
 
 
-def _sound(chunk: NDArray[np.float32]) -> bool:
-    """Whether every action ``[n, A]`` is a number that the steps after decoding can handle; NaN is none."""
-    return bool((np.abs(chunk) <= _LARGEST).all())
+def _drafted(proposal: Proposal) -> NDArray[np.uint8]:
+    return np.full(len(proposal.actions), Origin.DRAFTED, np.uint8)

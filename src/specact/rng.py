@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,19 @@ class Role(IntEnum):
     LINK = 3
     ENVIRONMENT = 4
     DATA = 5
+
+
+class StepAddress(NamedTuple):
+    """Which inference of which robot: with a :class:`Role` it addresses a random stream, and it identifies a request.
+
+    Attributes:
+        seed, robot, episode, step: integers in [0, 2^64).
+    """
+
+    seed: int
+    robot: int
+    episode: int
+    step: int
 
 
 def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int = 0) -> np.random.Generator:
@@ -34,25 +48,22 @@ def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int
 
 
 class StepStreams:
-    """The streams of one robot, the same as :func:`stream` gives: call it with a role and an address.
+    """The streams that :func:`stream` gives, one generator per role that is moved from address to address.
 
-    It keeps one generator per role and moves it from address to address, which takes an eighth of the time of making
-    one. So a stream is good until the next one of the same role is asked for.
-
-    Args:
-        seed, robot: the address's fixed part.
+    Moving takes an eighth of the time of making one. So a stream is good until the next one of the same role is asked
+    for.
     """
 
-    def __init__(self, seed: int, robot: int) -> None:
-        self._seed, self._robot = seed, robot
+    def __init__(self) -> None:
         self._generators: dict[Role, np.random.Generator] = {}
         self._state = dict(np.random.Philox(0).state)
 
-    def __call__(self, role: Role, episode: int, step: int) -> np.random.Generator:
+    def __call__(self, role: Role, address: StepAddress) -> np.random.Generator:
+        seed, robot, episode, step = address
         generator = self._generators.get(role)
         if generator is None:
-            generator = self._generators[role] = stream(self._seed, role, robot=self._robot)
-        key, counter = _address(self._seed, role, self._robot, episode, step)
+            generator = self._generators[role] = stream(seed, role)
+        key, counter = _address(seed, role, robot, episode, step)
         # The buffer of a fresh Philox is marked as used up, and no half of a word is left over.
         generator.bit_generator.state = self._state | {"state": {"counter": counter, "key": key}}
         return generator

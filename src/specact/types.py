@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.rng import StepAddress
+
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
+Chunk = NDArray[np.float32]
+
+Cause = Literal["deadline", "disconnected", "overloaded", "expired", "refused", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +33,15 @@ class Window:
     image: NDArray[np.uint8] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CodeDistribution:
-    """What a policy answers: a distribution over action codes, and the offset that goes with each code.
+class Origin(IntEnum):
+    """Where an executed action comes from. The numbers are part of recorded results: never reuse or reorder them."""
 
-    Attributes:
-        probs: ``[G, K]``, every row a distribution over the K codes of one of G codebooks. With a sequential
-            secondary head row 1 is the marginal over the primary codes.
-        offsets: float32 ``[G, K, n, A]``, in normalised action units; the offsets of the chosen codes are summed.
-        conditional: ``[K, K]``, row i the distribution of the secondary code given primary code i, or None where
-            the codebooks are independent.
-    """
-
-    probs: Floats
-    offsets: NDArray[np.float32]
-    conditional: Floats | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The outcome of verifying one step's codes.
-
-    Attributes:
-        codes: final codes, ``[G]``.
-        accepted: whether each codebook kept the draft's code, bool ``[G]``.
-        rejection: ``r_k(z_k) = 1 - min(1, p_k(z_k) / q_k(z_k))`` of each drafted code, ``[G]``, in [0, 1].
-    """
-
-    codes: Codes
-    accepted: NDArray[np.bool_]
-    rejection: Floats
-
-    @property
-    def rejected_any(self) -> float:
-        """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
-        return float(1.0 - np.prod(1.0 - self.rejection))
+    DRAFTED = 0  # the draft's, not verified
+    ACCEPTED = 1  # the draft's, accepted by the verifier
+    REPLACED = 2  # the target's, where the draft was rejected or not asked
+    COMPENSATED = 3  # extrapolated from executed actions
+    RETRIEVED = 4  # from a memory, not verified
+    FALLBACK = 5  # the rule for missed steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +49,15 @@ class Proposal:
     """What the device knows when the gate decides.
 
     Attributes:
-        window: the observations behind it.
-        draft: the draft's distribution.
-        codes: the codes sampled from it, ``[G]``.
-        chunk: the draft's action chunk, float32 ``[n, A]``, in normalised action units.
+        window: the observations behind it; all that draft and target need.
+        actions: the draft's action chunk, float32 ``[n, A]``, normalised.
+        evidence: what the proposal's family knows besides, such as distributions and codes; gates and verifiers of
+            other families do not look at it.
     """
 
     window: Window
-    draft: CodeDistribution
-    codes: Codes
-    chunk: NDArray[np.float32]
+    actions: Chunk
+    evidence: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +103,51 @@ class OffloadTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a verifier made of a proposal.
+
+    Attributes:
+        actions: the chunk to execute, float32 ``[n, A]``, normalised.
+        origins: of each action, uint8 ``[n]``, see :class:`Origin`.
+        verified, accepted: how many units (codes, tokens, actions) were verified, and how many of them accepted.
+        times: what was waited for.
+        evidence: what the family knows besides, such as the verdict on every code.
+    """
+
+    actions: Chunk
+    origins: NDArray[np.uint8]
+    verified: int
+    accepted: int
+    times: OffloadTimes
+    evidence: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """The target could not be had in time.
+
+    Attributes:
+        cause: ``deadline``: no reply in time; ``disconnected``: no connection when the step was due;
+            ``overloaded``, ``expired``: the server had no room, or no time left, for it; ``refused``: the server
+            answered with an error; ``invalid``: the reply was not one to act on, or decodes to no finite action.
+        times: what was waited for.
+        sent: whether a request left.
+    """
+
+    cause: Cause
+    times: OffloadTimes
+    sent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimes:
     """Where a step's time went, in seconds; stages that did not happen are 0.
 
     Attributes:
-        draft: the draft's inference.
-        gate: sampling and decoding the draft's codes, and the gate's decision.
+        draft: the draft's proposal.
+        gate: the gate's decision.
         offload: asking the target.
-        finish: sampling and decoding the final codes.
+        finish: what came after: verification's arithmetic on the device.
     """
 
     draft: float
@@ -149,28 +166,25 @@ class StepRecord:
     """One inference of a :class:`~specact.policy.SpeculativePolicy`.
 
     Attributes:
-        episode, step: which inference, counted from 0; a step is one inference, not one control period.
+        address: which inference of which robot; a step is one inference, not one control period.
         proposal: what the draft offered.
         decision: what the gate made of it.
-        sent_ahead: whether a request left before the draft was computed, on a forecast of the gate.
-        verdict: the verifier's outcome, or None if the step was skipped or missed.
-        target: the target's distribution, or None if it is not known here.
+        sent_ahead: whether a request left before the draft was computed.
+        outcome: the verifier's, or None if the step was skipped or missed.
         miss: why the target could not be had, or None. The fallback's action is executed then.
-        codes: the codes that were executed, ``[G]``; the drafted ones where a fallback replaced the action.
-        chunk: the action chunk that was executed, float32 ``[n, A]``, normalised.
+        actions: the chunk that was executed, float32 ``[n, A]``, normalised.
+        origins: of each of its actions, uint8 ``[n]``, see :class:`Origin`.
         times: where the time went.
         unsent: whether the gate wanted a request that could not leave.
     """
 
-    episode: int
-    step: int
+    address: StepAddress
     proposal: Proposal
     decision: Decision
     sent_ahead: bool
-    verdict: Verdict | None
-    target: CodeDistribution | None
-    miss: str | None
-    codes: Codes
-    chunk: NDArray[np.float32]
+    outcome: Outcome | None
+    miss: Cause | None
+    actions: Chunk
+    origins: NDArray[np.uint8]
     times: StageTimes
     unsent: bool = False

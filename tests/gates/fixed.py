@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specact.types import CodeDistribution, Window
+from specact.families.codes.values import CodeDistribution
+from specact.types import Window
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from scipy import stats
 
 from specact import load_bundle
 from specact.errors import ConfigError
+from specact.families.codes.values import CodeDistribution, Verdict
 from specact.gates import Always, Gate, Never, Random
 from specact.gates.audit import RunningMean, Shadow, expected_true_skip
 from specact.gates.drift import DriftAlarm
 from specact.policy import SpeculativePolicy
-from specact.types import CodeDistribution, Decision, OffloadTimes, Proposal, StageTimes, StepRecord, Verdict, Window
+from specact.types import Decision, OffloadTimes, Proposal, StageTimes, StepRecord, Window
 
 ERROR_RATE = 1e-6
 STEP = Proposal(

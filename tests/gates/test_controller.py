@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
+from specact.families.codes.values import CodeDistribution
 from specact.gates import ActionDeviation, Gate, Never, Random
 from specact.gates import controller as controller_module
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
-from specact.types import CodeDistribution, OffloadTimes, Proposal, StageTimes, StepRecord, Window
+from specact.types import OffloadTimes, Proposal, StageTimes, StepRecord, Window
 
 T = 3000
 STEP = Proposal(

@@ -12,10 +12,11 @@ from scipy import stats
 from tests.gates.fixed import Fixed
 
 from specact.errors import ConfigError
+from specact.families.codes.sampling import softmax
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
-from specact.sampling import softmax
-from specact.types import CodeDistribution, Proposal, Window
+from specact.types import Proposal, Window
 
 G, K, CHUNK, A = 2, 3, 2, 2
 ERROR_RATE = 1e-6

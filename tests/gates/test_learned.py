@@ -15,7 +15,9 @@ from specact import load_bundle
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HEAD, TargetHead
+from specact.families.codes.sampling import sample_codes
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
@@ -23,8 +25,7 @@ from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, teach_head
 from specact.runtime.manifest import fingerprint_of
-from specact.sampling import sample_codes
-from specact.types import CodeDistribution, Proposal, Window
+from specact.types import Proposal, Window
 
 G, K, CHUNK, A = 2, 5, 2, 3
 RNG = np.random.default_rng

@@ -5,12 +5,12 @@ import pytest
 
 from specact import load_bundle
 from specact.clock import VirtualClock
+from specact.families.codes.sampling import sample_codes
 from specact.families.codes.timing import empty_window
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateChoices
 from specact.gates.timing import measure_decision
 from specact.lab.rollout.timed import TimedGate
-from specact.sampling import sample_codes
 from specact.types import Proposal
 
 

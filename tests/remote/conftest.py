@@ -25,6 +25,7 @@ from websockets.server import ServerProtocol
 from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
 from specact.errors import RemoteError
 from specact.fallback import EXECUTE_DRAFT, Fallback
+from specact.families.codes.sampling import verify
 from specact.gates import Always
 from specact.gates.prefetch import Forecast
 from specact.lab.processes import Child, serving
@@ -32,7 +33,6 @@ from specact.remote.client import DEFAULT_SETTINGS, Line, LineSettings
 from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
-from specact.sampling import verify
 from specact.types import StepRecord
 from specact.wire import msgpack
 from specact.wire.handshake import Welcome, welcome_fields
@@ -410,11 +410,11 @@ class Robot:
     def _check_action(self, step: Step) -> None:
         """Bit for bit what this step's own window asks for, and no other's."""
         record, proposal = step.record, step.record.proposal
-        codes, chunk = proposal.codes, proposal.chunk
+        codes, chunk = proposal.evidence.codes, proposal.actions
         if record.verdict is not None:
             target = self.bundle.target.infer(proposal.window)
             rng = stream(5, Role.VERIFY, robot=0, episode=0, step=record.step)
-            codes = verify(target, proposal.draft, proposal.codes, rng).codes
+            codes = verify(target, proposal.evidence.draft, proposal.evidence.codes, rng).codes
             chunk = self.bundle.tokenizer.decode(codes, target.offsets)
             assert record.target is None or (
                 np.array_equal(record.target.probs, target.probs)

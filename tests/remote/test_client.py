@@ -24,8 +24,8 @@ from specact.remote.client import Line, LineSettings
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.remote.websocket import WebSocketChannel
-from specact.types import Window
-from specact.verifiers import Answer, Miss
+from specact.types import Miss, Window
+from specact.verification import Answer
 from specact.wire import json
 from specact.wire.handshake import Welcome, welcome_fields
 

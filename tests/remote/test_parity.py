@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specact import Bundle, SpeculativePolicy, calibrated_gate
+from specact.families.codes.verify import TargetSampler
 from specact.gates import Always, Gate
 from specact.gates.prefetch import Forecast
 from specact.lab.processes import Child, serving
@@ -17,7 +18,7 @@ from specact.remote.client import Line
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.types import StepRecord
-from specact.verifiers import LocalTarget, TargetSampler, Verifier
+from specact.verification import LocalTarget, Verifier
 
 STEPS = 1000
 PATIENT_MS = 20_000.0
@@ -153,8 +154,8 @@ def test_codes_of_a_batch_are_those_of_single_requests_away_from_ties(ball: Bund
     Tolerance: probabilities agree to 1e-6; a code may differ only where the step's uniform lies that close to the edge
     of its interval. The chance of that is below 1e-6 * K per draw: none is expected in these 1,600.
     """
+    from specact.families.codes.sampling import sample_codes
     from specact.rng import Role, stream
-    from specact.sampling import sample_codes
     from specact.types import Window
 
     rng = np.random.default_rng(3)

@@ -14,9 +14,9 @@ import pytest
 
 from specact import Bundle
 from specact.fallback import Fallback
+from specact.families.codes.values import CodeDistribution
 from specact.remote.client import Line, LineSettings
 from specact.remote.transport import Endpoint
-from specact.types import CodeDistribution
 from specact.wire import msgpack
 from specact.wire.protocol import ErrorCode, max_message_bytes
 from specact.wire.reply import ErrorReply, reply_fields

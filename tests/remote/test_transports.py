@@ -25,7 +25,7 @@ from specact.remote.target import RemoteTarget
 from specact.remote.transport import PORT, ChannelClosedError, Endpoint
 from specact.remote.websocket import WebSocketChannel
 from specact.types import Window
-from specact.verifiers import Answer
+from specact.verification import Answer
 from specact.wire import json
 
 if TYPE_CHECKING:

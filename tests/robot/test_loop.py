@@ -18,13 +18,14 @@ from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution
 from specact.gates import Always, Gate, Never
 from specact.gates.prefetch import Forecast
 from specact.interrupts import Interrupted
 from specact.policy import SpeculativePolicy
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.types import CodeDistribution, OffloadTimes, Proposal, StepRecord, Window
-from specact.verifiers import Miss, Verification
+from specact.types import Miss, OffloadTimes, Proposal, StepRecord, Window
+from specact.verification import Verification
 
 # Powers of two: sums of them are exact, and so is every assertion.
 PERIOD = 0.0625

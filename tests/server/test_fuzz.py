@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.example_count import example_count
 
 from specact import Bundle
+from specact.families.codes.sampling import sample_codes
 from specact.rng import Role, stream
-from specact.sampling import sample_codes
 from specact.types import Window
 from specact.wire import json as wire_json
 from specact.wire import msgpack

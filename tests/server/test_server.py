@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from websockets.exceptions import InvalidStatus
 
 from specact import Bundle
+from specact.families.codes.sampling import sample_codes, verify
+from specact.families.codes.values import CodeDistribution, Verdict
 from specact.rng import Role, stream
-from specact.sampling import sample_codes, verify
-from specact.types import CodeDistribution, Verdict, Window
+from specact.types import Window
 from specact.wire import json as wire_json
 from specact.wire.protocol import max_message_bytes
 from specact.wire.reply import DistributionReply, VerdictReply, read_reply

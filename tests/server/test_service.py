@@ -18,6 +18,7 @@ import pytest
 
 from specact import Bundle
 from specact.errors import ConfigError, WireError
+from specact.families.codes.values import CodeDistribution
 from specact.server import http as server_http
 from specact.server import stream as server_stream
 from specact.server.access import Access
@@ -25,7 +26,7 @@ from specact.server.app import create_app
 from specact.server.batcher import TargetWorker
 from specact.server.service import Sender, Service
 from specact.server.settings import ServerSettings, is_loopback
-from specact.types import CodeDistribution, Window
+from specact.types import Window
 from specact.wire import msgpack
 from specact.wire.protocol import ErrorCode
 from specact.wire.request import InferRequest, request_fields

@@ -15,13 +15,13 @@ import pytest
 from tests.browser import Browser, running_browser, stop, until
 
 from specact import SpeculativePolicy, load_bundle
+from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates.baseline import Always
 from specact.remote.client import Line
 from specact.remote.target import RemoteTarget
 from specact.remote.transport import Endpoint
 from specact.server import app
 from specact.server.telemetry import Telemetry
-from specact.verifiers import SpeculativeVerifier
 from specact.wire.reply import ServerTimes
 
 PAGE = Path(app.__file__).with_name("status.html")

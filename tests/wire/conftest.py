@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from specact.families.codes.spec import PolicySpec
-from specact.types import CodeDistribution, Verdict, Window
+from specact.families.codes.values import CodeDistribution, Verdict
+from specact.types import Window
 from specact.wire.handshake import Hello, Welcome, hello_fields, shared_spec, welcome_fields
 from specact.wire.protocol import ErrorCode
 from specact.wire.reply import DistributionReply, ErrorReply, ServerTimes, VerdictReply, reply_fields

@@ -17,7 +17,8 @@ from tests.example_count import example_count
 
 from specact.errors import WireError
 from specact.families.codes.spec import PolicySpec
-from specact.types import CodeDistribution, Verdict, Window
+from specact.families.codes.values import CodeDistribution, Verdict
+from specact.types import Window
 from specact.wire import json, msgpack
 from specact.wire.handshake import (
     Hello,

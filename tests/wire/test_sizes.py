@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tests.example_count import example_count
 
 from specact.families.codes.spec import PolicySpec
+from specact.families.codes.values import CodeDistribution, Verdict
 from specact.runtime.manifest import kind_of
-from specact.types import CodeDistribution, Verdict, Window
+from specact.types import Window
 from specact.wire import json, msgpack
 from specact.wire.handshake import Hello, hello_fields, read_hello, shared_spec
 from specact.wire.protocol import ErrorCode, max_message_bytes

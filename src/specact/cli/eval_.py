@@ -8,8 +8,8 @@ from typing import Literal
 import tyro
 
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
+from specact.families.codes.verify import Offset
 from specact.gates.settings import BUNDLES_OWN, GateChoices
-from specact.policy import Offset
 
 
 def eval_(

@@ -15,6 +15,7 @@ import numpy as np
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.cli.serve import read_token
 from specact.errors import ConfigError, MissingExtraError, ObservationError
+from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
 
@@ -148,7 +149,7 @@ def run(
             verifier=remote_verifier(line, loaded, 1e3 * deadline_s, sampling),
             fallback=Fallback(on_miss, max_consecutive_misses, still),
             forecast=Forecast(decides) if overlap and sampling == "device" and not late else None,
-            late_for_s=math.inf if late else None,
+            verdicts=LateVerdicts(math.inf) if late else WAIT,
             max_chunk_age_s=age_s,
             seed=seed,
         )

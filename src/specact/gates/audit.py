@@ -103,10 +103,10 @@ class Shadow:
         """Takes in any inference; True if it raises the alarm."""
         if record.decision.reason != "audit":
             return False
-        if record.verdict is None:
+        if record.outcome is None:
             self.missed += 1
             return False
-        kept = 1.0 - record.verdict.rejected_any
+        kept = 1.0 - record.outcome.evidence.verdict.rejected_any
         self._mean.take(kept)
         return self.alarm is not None and self.alarm.take(kept)
 

@@ -92,7 +92,7 @@ class ActionDeviation(Gate):
         """The deviation; 0 before anything was executed."""
         if self._mean is None or self._variance is None or self._last is None:
             return 0.0
-        action = proposal.chunk[0]
+        action = proposal.actions[0]
         if self.reading == "jump":
             return _length(action - self._last)
         away = action - self._mean

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from specact.families.codes.head import TargetHead
+from specact.families.codes.values import CodeDistribution
 from specact.gates.rejection import Lookahead
-from specact.types import CodeDistribution, Proposal
+from specact.types import Proposal
 
 
 class Learned(Lookahead):
@@ -27,4 +28,6 @@ class Learned(Lookahead):
 
     def target(self, proposal: Proposal) -> CodeDistribution:
         """The head's estimate of what the target would say."""
-        return CodeDistribution(self._head.estimate(proposal.window, proposal.draft), proposal.draft.offsets)
+        return CodeDistribution(
+            self._head.estimate(proposal.window, proposal.evidence.draft), proposal.evidence.draft.offsets
+        )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from specact.families.codes.spec import CodePolicy
+from specact.families.codes.values import CodeDistribution
 from specact.gates.rejection import Lookahead
-from specact.types import CodeDistribution, Proposal
+from specact.types import Proposal
 
 
 class Oracle(Lookahead):

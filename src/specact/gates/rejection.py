@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import unknown_name
+from specact.families.codes.sampling import code_rejection, residual
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution
 from specact.gates.gate import Gate
-from specact.sampling import code_rejection, residual
-from specact.types import CodeDistribution, Proposal
+from specact.types import Proposal
 
 Quantity = Literal["rejection", "action_change"]
 
@@ -50,13 +51,13 @@ class Lookahead(Gate):
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """In [0, 1] for ``rejection``; at least 0 for ``action_change``."""
         target = self.target(proposal)
-        p, q = _rows(target, proposal), _rows(proposal.draft, proposal)
-        rejection = np.array(list(map(code_rejection, p, q, proposal.codes)))
+        p, q = _rows(target, proposal), _rows(proposal.evidence.draft, proposal)
+        rejection = np.array(list(map(code_rejection, p, q, proposal.evidence.codes)))
         if self.on == "rejection":
             return float(1.0 - math.prod((1.0 - rejection).tolist()))
         law = residual(p, q) * rejection[:, None]
-        law[np.arange(len(law)), proposal.codes] += 1.0 - rejection
-        return self._expected_change(_joint(law, target, proposal), target, proposal.chunk)
+        law[np.arange(len(law)), proposal.evidence.codes] += 1.0 - rejection
+        return self._expected_change(_joint(law, target, proposal), target, proposal.actions)
 
     def _expected_change(
         self, joint: NDArray[np.float64], target: CodeDistribution, chunk: NDArray[np.float32]
@@ -78,7 +79,7 @@ def _joint(law: NDArray[np.float64], target: CodeDistribution, proposal: Proposa
             joint = np.multiply.outer(joint, row)
         return joint
     # A replaced primary voids the drafted secondary, which then comes from the target's conditional.
-    primary = proposal.codes[0]
+    primary = proposal.evidence.codes[0]
     joint = law[0][:, None] * target.conditional
     joint[primary] = law[0][primary] * law[1]
     return joint
@@ -88,4 +89,4 @@ def _rows(distribution: CodeDistribution, proposal: Proposal) -> NDArray[np.floa
     """The rows ``[G, K]`` that verification would compare."""
     if distribution.conditional is None:
         return distribution.probs
-    return np.stack([distribution.probs[0], distribution.conditional[proposal.codes[0]]])
+    return np.stack([distribution.probs[0], distribution.conditional[proposal.evidence.codes[0]]])

@@ -7,11 +7,10 @@ import time
 import numpy as np
 
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.timing import empty_window
 from specact.gates.gate import Gate
 from specact.rng import Role, stream
-from specact.sampling import sample_codes
-from specact.types import Proposal
 
 
 def measure_decision(gate: Gate, bundle: Bundle, repeats: int = 200) -> float:
@@ -23,14 +22,13 @@ def measure_decision(gate: Gate, bundle: Bundle, repeats: int = 200) -> float:
         repeats: how many decisions the median is of.
     """
     rng, window = stream(0, Role.GATE), empty_window(bundle.spec)
-    draft = bundle.draft.infer(window)
+    drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
     gate.reset()
     times = []
     for _ in range(repeats + 10):
-        codes = sample_codes(draft, rng)
-        proposal = Proposal(window, draft, codes, bundle.tokenizer.decode(codes, draft.offsets))
+        proposal = drafter.propose(window, rng)
         start = time.perf_counter()
         gate.decide(proposal, rng)
         times.append(time.perf_counter() - start)
-        gate.update(proposal.chunk[0], proposal.chunk[0])
+        gate.update(proposal.actions[0], proposal.actions[0])
     return float(np.median(times[10:]))

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from specact.errors import ConfigError, unknown_name
+from specact.families.codes.sampling import sample, softmax
 from specact.gates.gate import Gate
-from specact.sampling import sample, softmax
 from specact.types import Floats, Proposal
 
 Kind = Literal["disagreement", "temperature", "entropy", "one_minus_q"]
@@ -57,22 +57,22 @@ class Uncertainty(Gate):
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """In [0, 1], but for ``entropy``: 0 to G log K."""
-        rows = proposal.draft.probs
-        if proposal.draft.conditional is not None:
-            rows = np.stack([rows[0], proposal.draft.conditional[proposal.codes[0]]])
+        rows = proposal.evidence.draft.probs
+        if proposal.evidence.draft.conditional is not None:
+            rows = np.stack([rows[0], proposal.evidence.draft.conditional[proposal.evidence.codes[0]]])
         if self.kind == "one_minus_q":
-            return float(1.0 - np.prod(rows[np.arange(len(rows)), proposal.codes]))
+            return float(1.0 - np.prod(rows[np.arange(len(rows)), proposal.evidence.codes]))
         logs = np.log(np.maximum(rows, 1e-300))
         if self.kind == "entropy":
             return float(-(rows * logs).sum())
         if self.kind == "disagreement":
             middles = (np.arange(self.perturbations) + 0.5) / self.perturbations
             tempered = _tempered(logs, self.max_temperature * middles)
-            kept = tempered[:, np.arange(len(rows)), proposal.codes].prod(axis=-1)
+            kept = tempered[:, np.arange(len(rows)), proposal.evidence.codes].prod(axis=-1)
             return float(1.0 - kept.mean())
         tempered = _tempered(logs, self.max_temperature * (1.0 - rng.random(self.perturbations)))
         drawn = sample(tempered, rng.random((self.perturbations, len(rows))))
-        return float((drawn != proposal.codes).any(axis=-1).mean())
+        return float((drawn != proposal.evidence.codes).any(axis=-1).mean())
 
 
 def _tempered(logs: Floats, temperatures: Floats) -> Floats:

@@ -19,7 +19,7 @@ from specact.families.codes.bundle import Bundle
 from specact.remote.http import HttpChannel
 from specact.remote.transport import Channel, ChannelClosedError, Endpoint, Fields
 from specact.remote.websocket import WebSocketChannel
-from specact.verifiers import Cause
+from specact.types import Cause
 from specact.wire.checks import printable, request_id
 from specact.wire.handshake import Hello, Welcome, hello_fields, read_welcome, shared_spec
 from specact.wire.images import to_jpeg

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from specact.errors import WireError
 from specact.families.codes.spec import PolicySpec
 from specact.remote.client import Line
-from specact.types import OffloadTimes
-from specact.verifiers import Cause, Miss
+from specact.types import Cause, Miss, OffloadTimes
 from specact.wire.protocol import ErrorCode
 from specact.wire.reply import DistributionReply, ErrorReply, ServerTimes, VerdictReply, read_reply
 from specact.wire.request import Request, request_fields

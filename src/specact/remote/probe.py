@@ -12,8 +12,7 @@ from specact.errors import RemoteError
 from specact.families.codes.bundle import Bundle
 from specact.remote.client import Line
 from specact.remote.pending import Call
-from specact.types import Window
-from specact.verifiers import Miss
+from specact.types import Miss, Window
 from specact.wire.request import InferRequest
 
 _PATIENCE_S = 2.0

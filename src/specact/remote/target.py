@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.spec import PolicySpec
+from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import SpeculativeVerifier, code_outcome
 from specact.remote.client import Line
 from specact.remote.pending import Call
-from specact.types import Proposal, Window
-from specact.verifiers import Answer, Miss, SpeculativeVerifier, Verification, Verifier
+from specact.rng import StepAddress
+from specact.types import Miss, Outcome, Proposal, Window
+from specact.verification import Answer, Pending, Verifier, sound
 from specact.wire.reply import DistributionReply, VerdictReply
 from specact.wire.request import LONGEST_DEADLINE_MS, InferRequest, VerifyRequest
 
 
 class RemoteTarget:
-    """A :class:`~specact.verifiers.Target` behind a line; its requests can leave before the draft is computed.
+    """A :class:`~specact.verification.Target` on a server; its requests can leave before the draft is computed.
 
     Args:
         line: to the server.
@@ -33,28 +35,20 @@ class RemoteTarget:
     def __init__(self, line: Line, spec: PolicySpec, deadline_ms: float) -> None:
         self._line, self._spec = line, spec
         self._deadline_ms = positive_deadline(deadline_ms)
-        self._ahead: tuple[Window, Call] | None = None
+        self._ahead: tuple[StepAddress, Call] | None = None
 
-    def prefetch(self, window: Window) -> bool:
-        """See :class:`~specact.verifiers.Target`; the reply to a request nobody asks for is dropped and counted."""
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        """See :class:`~specact.verification.Target`; the reply to a request nobody asks for is dropped and counted."""
         call = self._call(window, patient=False)
-        self._ahead = (window, call) if call.left else None
+        self._ahead = (address, call) if call.left else None
         return call.left
 
-    def pending(self, window: Window) -> bool:
-        """See :class:`~specact.verifiers.Target`; not for longer than the deadline."""
-        return self._ahead is not None and self._ahead[0] is window and self._ahead[1].pending
-
-    def ask(self, window: Window) -> Answer | Miss:
-        """See :class:`~specact.verifiers.Target`."""
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
+        """See :class:`~specact.verification.Target`; ``done`` is True at the deadline at the latest."""
         asked = time.monotonic()
         ahead, self._ahead = self._ahead, None
-        call = ahead[1] if ahead is not None and ahead[0] is window else self._call(window, patient=True)
-        found = call.reply(self._spec, asked)
-        if isinstance(found, Miss):
-            return found
-        reply, times = found
-        return Answer(reply.target, times) if isinstance(reply, DistributionReply) else Miss("invalid", times)
+        call = ahead[1] if ahead is not None and ahead[0] == address else self._call(window, patient=True)
+        return _Distribution(call, self._spec, asked)
 
     def _call(self, window: Window, patient: bool) -> Call:
         deadline_ms = self._deadline_ms
@@ -67,8 +61,27 @@ class RemoteTarget:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Distribution:
+    """The target's distribution, on its way."""
+
+    call: Call
+    spec: PolicySpec
+    asked: float
+
+    def done(self) -> bool:
+        return not self.call.pending
+
+    def result(self) -> Answer[CodeDistribution] | Miss:
+        found = self.call.reply(self.spec, self.asked)
+        if isinstance(found, Miss):
+            return found
+        reply, times = found
+        return Answer(reply.target, times) if isinstance(reply, DistributionReply) else Miss("invalid", times)
+
+
 class RemoteVerifier:
-    """A :class:`~specact.verifiers.Verifier` that leaves the sampling to the server, as in the paper.
+    """A :class:`~specact.verification.Verifier` that leaves the sampling to the server, as in the paper.
 
     The request carries the address of the step's random stream, so that the codes are those the device would have
     drawn itself, bit for bit.
@@ -81,41 +94,48 @@ class RemoteVerifier:
         self._line, self._spec = line, spec
         self._deadline_ms = positive_deadline(deadline_ms)
 
-    def prefetch(self, window: Window) -> bool:
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
         """Nothing can leave ahead: the request carries the draft's codes."""
         return False
 
-    def pending(self, window: Window) -> bool:
-        """Never: nothing left ahead."""
-        return False
+    def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        """See :class:`~specact.verification.Verifier`."""
+        asked, line, drafted = time.monotonic(), self._line, proposal.evidence
 
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
-        """See :class:`~specact.verifiers.Verifier`."""
-        asked = time.monotonic()
-        call = Call(
-            self._line, "verify", lambda identity: self._request(identity, proposal, rng), self._deadline_ms / 1e3
-        )
-        found = call.reply(self._spec, asked)
+        def request(identity: int) -> VerifyRequest:
+            return VerifyRequest(
+                identity,
+                self._deadline_ms,
+                proposal.window,
+                drafted.draft.probs,
+                drafted.draft.conditional,
+                drafted.codes,
+                address,
+                line.report,
+            )
+
+        return _Verdict(Call(line, "verify", request, self._deadline_ms / 1e3), self._spec, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """The server's verdict, on its way."""
+
+    call: Call
+    spec: PolicySpec
+    asked: float
+
+    def done(self) -> bool:
+        return not self.call.pending
+
+    def result(self) -> Outcome | Miss:
+        found = self.call.reply(self.spec, self.asked)
         if isinstance(found, Miss):
             return found
         reply, times = found
-        if not isinstance(reply, VerdictReply):
+        if not isinstance(reply, VerdictReply) or not sound(reply.chunk):
             return Miss("invalid", times)
-        return Verification(reply.verdict, reply.chunk, None, times)
-
-    def _request(self, identity: int, proposal: Proposal, rng: np.random.Generator) -> VerifyRequest:
-        state = rng.bit_generator.state["state"]
-        seed, (_, step, episode, robot) = int(state["key"][0]), map(int, state["counter"])
-        return VerifyRequest(
-            identity,
-            self._deadline_ms,
-            proposal.window,
-            proposal.draft.probs,
-            proposal.draft.conditional,
-            proposal.codes,
-            (seed, robot, episode, step),
-            self._line.report,
-        )
+        return code_outcome(reply.verdict, reply.chunk, times, None)
 
 
 def remote_verifier(

@@ -214,6 +214,6 @@ def _tick(
 
 def _inference(before: StepRecord | None, after: StepRecord | None) -> StepRecord | None:
     """The record of an inference between two moments, or None if there was none; a late verdict changes a record."""
-    if before is not None and after is not None and (before.episode, before.step) == (after.episode, after.step):
+    if before is not None and after is not None and before.address == after.address:
         return None
     return after

@@ -13,14 +13,14 @@ import numpy as np
 
 from specact.errors import WireError
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.sampling import verify
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.timing import measure_inference
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution, Verdict
 from specact.rng import Role, stream
-from specact.sampling import verify
 from specact.server.settings import ServerSettings
 from specact.server.turns import FairQueue, Lane, queue_full
-from specact.types import CodeDistribution, Verdict
 from specact.wire.checks import bad
 from specact.wire.protocol import ErrorCode
 from specact.wire.request import InferRequest, Request, VerifyRequest

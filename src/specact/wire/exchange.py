@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from specact.families.codes.spec import PolicySpec
-from specact.types import CodeDistribution, Window
+from specact.families.codes.values import CodeDistribution
+from specact.types import Window
 from specact.wire import msgpack
 from specact.wire.reply import DistributionReply, ServerTimes, reply_fields
 from specact.wire.request import InferRequest, request_fields

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.families.codes.spec import PolicySpec
-from specact.types import CodeDistribution, Verdict
+from specact.families.codes.values import CodeDistribution, Verdict
 from specact.wire.checks import array, bad, check_head, conditional_law, is_integer, law, number, request_id
 from specact.wire.protocol import PROTOCOL, ErrorCode
 

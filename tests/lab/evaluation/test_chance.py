@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from specact.families.codes.values import CodeDistribution
 from specact.gates import Random
 from specact.lab.evaluation.chance import expected_rate, free_probability
-from specact.types import CodeDistribution, Proposal, Window
+from specact.types import Proposal, Window
 
 STEP = Proposal(
     Window(np.zeros((1, 1), np.float32)),

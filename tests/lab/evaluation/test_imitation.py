@@ -7,6 +7,7 @@ import pytest
 
 from specact import load_bundle
 from specact.errors import ConfigError
+from specact.families.codes.sampling import sample_codes
 from specact.gates.settings import GateSettings
 from specact.lab.data.generate import demonstrations, generate
 from specact.lab.envs import load_task
@@ -17,7 +18,6 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.train import stages
 from specact.lab.train.recipe import load_recipe
 from specact.rng import Role, stream
-from specact.sampling import sample_codes
 from specact.types import Window
 
 NEVER, ALWAYS = GateSettings("never"), GateSettings("always")

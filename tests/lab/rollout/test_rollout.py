@@ -13,6 +13,7 @@ import pytest
 
 from specact import load_bundle
 from specact.errors import ConfigError
+from specact.families.codes.values import CodeDistribution
 from specact.gates.calibration import read_calibration
 from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateChoices, GateSettings
@@ -26,7 +27,7 @@ from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import REASONS, STAGES, Audit
 from specact.links.link import LINKS
 from specact.runtime.parameters import count_parameters
-from specact.types import CodeDistribution, StepRecord
+from specact.types import StepRecord
 
 METHODS = (
     "draft", "target", "target_on_device", "hybrid", "random", "plain_random", "adahi", "gated_target", "oracle",
@@ -216,7 +217,7 @@ def test_logged_quantities_are_those_of_the_distributions(
         # Asked again, one window at a time.
         q, p = bundle.draft.infer(record.proposal.window).probs, bundle.target.infer(record.proposal.window).probs
         kept = 1.0
-        for k, code in enumerate(record.proposal.codes):
+        for k, code in enumerate(record.proposal.evidence.codes):
             rejection = max(0.0, 1.0 - p[k, code] / q[k, code])
             assert table[f"rejection_{k}"][i] == pytest.approx(rejection, abs=1e-4)
             assert table[f"drafted_{k}"][i] == code

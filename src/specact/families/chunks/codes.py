@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
+from specact.families.codes.sampling import sample_codes
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
-from specact.sampling import sample_codes
 from specact.types import Window
 
 

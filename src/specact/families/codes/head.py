@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.network import open_session
 from specact.families.codes.spec import CodePolicy, PolicySpec
+from specact.families.codes.values import CodeDistribution
 from specact.files import write_json, write_whole
 from specact.runtime.manifest import fingerprint_of
-from specact.types import CodeDistribution, Floats, Window
+from specact.types import Floats, Window
 
 if TYPE_CHECKING:
     from specact.families.codes.bundle import Bundle

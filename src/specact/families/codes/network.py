@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
 from specact.errors import BundleError, ConfigError
+from specact.families.codes.sampling import softmax
 from specact.families.codes.spec import PolicySpec
+from specact.families.codes.values import CodeDistribution
+from specact.rng import StepAddress
 from specact.runtime.graph import ROWS, check_sizes, outline_of
-from specact.sampling import softmax
-from specact.types import CodeDistribution, Window
+from specact.types import Window
 
 # What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
 _UNREADABLE = (
@@ -53,6 +55,10 @@ class OnnxPolicy:
 
     def infer(self, window: Window) -> CodeDistribution:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
+        return self.infer_batch([window])[0]
+
+    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
+        """See :class:`~specact.verification.TargetPolicy`; nothing is drawn."""
         return self.infer_batch([window])[0]
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:

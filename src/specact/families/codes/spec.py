@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from specact.errors import BundleError
+from specact.families.codes.values import CodeDistribution
 from specact.runtime.limits import check_positive, check_whole
-from specact.types import CodeDistribution, Window
+from specact.types import Window
 
 
 @dataclass(frozen=True)

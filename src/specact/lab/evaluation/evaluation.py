@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from specact.errors import ConfigError, unknown_name
+from specact.families.codes.verify import Offset
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.realtime import Wire
 from specact.links.link import load_link
-from specact.policy import Offset
 from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.codes.draft import CodeDrafter
 from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
@@ -18,7 +19,7 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import VERIFIERS
 from specact.lab.statistics import mean_interval
 from specact.policy import SpeculativePolicy
-from specact.verifiers import LocalTarget
+from specact.verification import LocalTarget
 
 
 def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
@@ -96,8 +97,8 @@ def imitation_error(what: Imitation) -> dict[str, float]:
     """
     bundle, episodes, method = load_bundle(what.bundle), what.episodes, load_method(what.method)
     verifier = VERIFIERS[method.verifier](LocalTarget(bundle.target), bundle.tokenizer)
-    gate, draft = what.gate.build(bundle), method.proposer(bundle)
-    policy = SpeculativePolicy(bundle, gate, draft=draft, verifier=verifier, seed=what.seed)
+    drafter = CodeDrafter(method.proposer(bundle), bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, what.gate.build(bundle), drafter=drafter, verifier=verifier, seed=what.seed)
     normalised, raw = [], []
     for number, span in enumerate(episodes.slices()):
         policy.reset(number)

@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import CodePolicy
+from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import TargetSampler
 from specact.gates import Always, Gate, Never
 from specact.gates.calibration import threshold_for_rate
 from specact.gates.prefetch import Forecast
@@ -29,8 +32,8 @@ from specact.remote.client import Line
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
-from specact.types import CodeDistribution, StepRecord, Window
-from specact.verifiers import TargetSampler, Verifier
+from specact.types import StepRecord, Window
+from specact.verification import Verifier
 
 METHODS = ("target", "hybrid", "adahi")
 CODECS = ("json", "stream")
@@ -161,7 +164,8 @@ def _policy(
             at_server = way.codec == "json" and not way.overlap
             verifier = remote_verifier(line, pair, _DEADLINE_MS, "server" if at_server else "device")
     forecast = Forecast(gate) if way.overlap else None
-    return SpeculativePolicy(pair, gate, draft=draft, verifier=verifier, forecast=forecast, seed=seed)
+    drafter = CodeDrafter(draft, pair.tokenizer)
+    return SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, forecast=forecast, seed=seed)
 
 
 def _calibrated(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
@@ -180,7 +184,7 @@ def _calibrated(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed
 
 def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepRecord:
     """One inference; the rest of its chunk is played at once."""
-    if policy.record is None or policy.record.episode != episode:
+    if policy.record is None or policy.record.address.episode != episode:
         policy.reset(episode)
     policy.act(observation)
     record = policy.record

@@ -17,7 +17,7 @@ from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode_metrics import Episode, Tally
 from specact.lab.rollout.history import NOW_S, Senses
-from specact.rng import Role, StepStreams
+from specact.rng import Role, StepAddress, StepStreams
 
 Chunk = NDArray[np.float32]
 Latency = Callable[[float], float]
@@ -51,7 +51,7 @@ def run_episode(
     """
     execution.check(policy, rolls_forward=world.task.roll_forward is not None)
     world.reset(start)
-    driver = _Driver(world, policy, execution, latency, StepStreams(seed, robot=0), episode)
+    driver = _Driver(world, policy, execution, latency, StepAddress(seed, 0, episode, 0))
     while not world.done:
         driver.step()
     return driver.tally.episode(episode, driver.senses)
@@ -75,14 +75,12 @@ class _Driver:
         policy: ChunkPolicy,
         execution: Execution,
         latency: Latency | float,
-        streams: StepStreams,
-        episode: int,
+        first: StepAddress,
     ) -> None:
         self._world, self._policy, self._execution = world, policy, execution
-        self._latency, self._streams, self._episode = latency, streams, episode
+        self._latency, self._streams, self._address = latency, StepStreams(), first
         self.senses, self.tally = Senses(world, policy.spec), Tally()
         self._latencies: deque[float] = deque(maxlen=_REMEMBERED)
-        self._inferences = 0
         # The chunk in play, the next of its actions and the end of those to play; nothing at first.
         self._chunk: Chunk = np.zeros((0, policy.spec.actions), np.float32)
         self._next = self._end = 0
@@ -107,12 +105,12 @@ class _Driver:
         now = self._world.now
         ahead = self._chunk[self._next : self._end] if self._execution.kind == "roll_forward" else None
         inpainting = self._handover() if self._execution.kind == "inpainting" else None
-        rng = self._streams(Role.DRAFT, self._episode, self._inferences)
+        rng = self._streams(Role.DRAFT, self._address)
         chunk = self._policy.infer(self.senses.window(ahead), rng, inpainting)
         took = self._latency(now) if callable(self._latency) else self._latency
         if not took >= 0.0:
             raise ConfigError(f"an inference takes a time of at least 0 s, got {took}; check the latency")
-        self._inferences += 1
+        self._address = self._address._replace(step=self._address.step + 1)
         self._latencies.append(took)
         self.tally.inferred(took)
         self._coming = _Coming(chunk, now, now + took)

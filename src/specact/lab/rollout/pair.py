@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
 from specact.gates.prefetch import Forecast
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
@@ -15,10 +18,9 @@ from specact.lab.rollout.simulated_target import FarTarget, Route
 from specact.lab.rollout.timed import Timed
 from specact.lab.rollout.world_clock import WorldClock
 from specact.links.model import Link
-from specact.policy import Offset, SpeculativePolicy
+from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.types import Decision
-from specact.verifiers import SpeculativeVerifier, TargetSampler
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,10 @@ class Pairing:
         link: between device and target.
         draft_s: of the draft's inference [s]; 0 where nobody waits for it, as the ungated target needs no draft.
         target_s: of the target's [s].
-        offset: see :class:`~specact.policy.SpeculativePolicy`.
+        offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
         ahead: whether requests leave ahead of the draft where a forecast says so.
         late_for_s: with a number, the draft's chunk runs at once and the verdict corrects the rest; see
-            :class:`~specact.policy.SpeculativePolicy`.
+            :class:`~specact.execution.verdicts.LateVerdicts`.
     """
 
     gate: GateSettings
@@ -83,11 +85,10 @@ def run_pair(
     policy = SpeculativePolicy(
         bundle,
         gate,
-        draft=Timed(bundle.draft, clock, pairing.draft_s),
-        verifier=pairing.verifier(far, bundle.tokenizer),
+        drafter=CodeDrafter(Timed(bundle.draft, clock, pairing.draft_s), bundle.tokenizer),
+        verifier=pairing.verifier(far, bundle.tokenizer, offset=pairing.offset),
         forecast=Forecast(gate) if pairing.ahead else None,
-        late_for_s=pairing.late_for_s,
-        offset=pairing.offset,
+        verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
         seed=seed,
         clock=clock,
     )

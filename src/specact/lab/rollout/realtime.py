@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Literal
 
 from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.verify import Offset
 from specact.gates.prefetch import Forecast
 from specact.lab.envs import load_task
 from specact.lab.processes import linked, serving
@@ -20,7 +22,7 @@ from specact.policy import SpeculativePolicy
 from specact.remote.client import Line
 from specact.remote.target import RemoteTarget, RemoteVerifier
 from specact.remote.transport import Endpoint
-from specact.verifiers import LocalTarget, Verifier
+from specact.verification import LocalTarget, Verifier
 
 Wire = Literal["stream", "json"]
 
@@ -72,10 +74,9 @@ class RealTime:
         policy = SpeculativePolicy(
             bundle,
             gate,
-            draft=method.proposer(bundle),
-            verifier=self._verifier(method, bundle),
+            drafter=CodeDrafter(method.proposer(bundle), bundle.tokenizer),
+            verifier=self._verifier(method, bundle, shard.offset),
             forecast=Forecast(gate) if shard.overlap else None,
-            offset=shard.offset,
             seed=shard.seed,
         )
         audit, outcomes, env = Audit(bundle.tokenizer, shard.seed), [], task.make()
@@ -91,8 +92,9 @@ class RealTime:
                         # The ungated target needs no draft, so the draft's time is not the method's.
                         record = replace(record, times=replace(record.times, draft=0.0))
                     latency_s += record.times.total
-                    target = record.target or bundle.target.infer(record.proposal.window)
-                    audit.add([record], [record.proposal.draft], [target])
+                    known = None if record.outcome is None else record.outcome.evidence.target
+                    target = known or bundle.target.infer(record.proposal.window)
+                    audit.add([record], [record.proposal.evidence.draft], [target])
                 observation, _, terminated, truncated, info = env.step(action)
                 steps += 1
                 done = terminated or truncated or steps >= task.max_steps
@@ -100,10 +102,12 @@ class RealTime:
         env.close()
         return outcomes, audit.table()
 
-    def _verifier(self, method: Method, bundle: Bundle) -> Verifier:
+    def _verifier(self, method: Method, bundle: Bundle, offset: Offset) -> Verifier:
+        judge = VERIFIERS[method.verifier]
         if method.on_device:
-            return VERIFIERS[method.verifier](LocalTarget(bundle.target), bundle.tokenizer)
+            return judge(LocalTarget(bundle.target), bundle.tokenizer, offset=offset)
         # The server that draws the codes knows the bundle's draft, and no head.
         if method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json":
             return RemoteVerifier(self._line, bundle.spec, self._deadline_ms)
-        return VERIFIERS[method.verifier](RemoteTarget(self._line, bundle.spec, self._deadline_ms), bundle.tokenizer)
+        target = RemoteTarget(self._line, bundle.spec, self._deadline_ms)
+        return judge(target, bundle.tokenizer, offset=offset)

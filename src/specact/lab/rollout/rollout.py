@@ -11,6 +11,9 @@ import numpy as np
 
 from specact.clock import VirtualClock
 from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
 from specact.gates.prefetch import Forecast
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -19,10 +22,10 @@ from specact.lab.rollout.simulated_target import FarTarget, Route
 from specact.lab.rollout.steps import Audit
 from specact.lab.rollout.timed import Prepared, Timed, TimedGate
 from specact.links.link import load_link
-from specact.policy import Offset, SpeculativePolicy
+from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
-from specact.types import CodeDistribution, Window
-from specact.verifiers import LocalTarget, SpeculativeVerifier, Target, TargetSampler
+from specact.types import Window
+from specact.verification import LocalTarget, Target
 
 VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
     "speculative": SpeculativeVerifier,
@@ -51,7 +54,7 @@ class Shard:
         seed: of everything random.
         link: name of a link preset.
         draft_s, target_s: what one proposal, and one inference of the target, is accounted with [s].
-        offset: see :class:`~specact.policy.SpeculativePolicy`.
+        offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
         overlap: whether requests leave ahead of the draft where a forecast says so.
         gate_s: what one decision is accounted with [s].
         learning: whether the step table also holds what a learner needs, see :class:`~specact.lab.rollout.steps.Audit`.
@@ -100,7 +103,7 @@ class Robot:
         self.episode, self._env = episode, env
         self.clock = VirtualClock()
         self.draft, self.target = Prepared(), Prepared()
-        target: Target
+        target: Target[CodeDistribution]
         if method.on_device:
             target = LocalTarget(Timed(self.target, self.clock, shard.target_s), self.clock)
         else:
@@ -108,13 +111,13 @@ class Robot:
             route = Route.of_codes(load_link(shard.link), bundle.spec, link)
             target = FarTarget(self.target, route, self.clock, shard.target_s)
         gate = TimedGate(shard.gate.build(bundle, self.target), self.clock, shard.gate_s)
+        draft_s = shard.draft_s if method.waits_for_draft else 0.0
         self.policy = SpeculativePolicy(
             bundle,
             gate,
-            draft=Timed(self.draft, self.clock, shard.draft_s if method.waits_for_draft else 0.0),
-            verifier=VERIFIERS[method.verifier](target, bundle.tokenizer),
+            drafter=CodeDrafter(Timed(self.draft, self.clock, draft_s), bundle.tokenizer),
+            verifier=VERIFIERS[method.verifier](target, bundle.tokenizer, offset=shard.offset),
             forecast=Forecast(gate) if shard.overlap else None,
-            offset=shard.offset,
             seed=shard.seed,
             clock=self.clock,
         )

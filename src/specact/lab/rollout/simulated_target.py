@@ -10,10 +10,12 @@ import numpy as np
 from specact.clock import Clock
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.spec import CodePolicy, PolicySpec
+from specact.families.codes.values import CodeDistribution
 from specact.lab.rollout.history import NOW_S
 from specact.links.model import Link, round_trip
+from specact.rng import StepAddress
 from specact.types import OffloadTimes, Window
-from specact.verifiers import Answer
+from specact.verification import Answer, Pending
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,15 @@ class Route:
 
 @dataclass
 class _Ahead:
-    """A request that left ahead: for which window, when, and how long the link takes with it, once that is drawn."""
+    """A request that left ahead: for which step, when, and how long the link takes with it, once that is drawn."""
 
-    window: Window
+    address: StepAddress
     left: float
     network: float | None = None
 
 
 class FarTarget:
-    """A :class:`~specact.verifiers.Target` over a route; a request that left ahead runs beside the draft's inference.
+    """A :class:`~specact.verification.Target` over a route; what left ahead runs beside the draft's inference.
 
     Args:
         policy: the target.
@@ -74,32 +76,51 @@ class FarTarget:
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
         self._ahead: _Ahead | None = None
 
-    def prefetch(self, window: Window) -> bool:
-        self._ahead = _Ahead(window, self._clock.now())
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        """See :class:`~specact.verification.Target`; it always leaves."""
+        self._ahead = _Ahead(address, self._clock.now())
         return True
 
-    def pending(self, window: Window) -> bool:
-        ahead = self._ahead
-        if ahead is None or ahead.window is not window:
-            return False
-        return self._clock.now() + NOW_S < ahead.left + self._network(ahead) + self._target_s
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
+        """See :class:`~specact.verification.Target`; never misses."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.address != address:
+            ahead = _Ahead(address, self._clock.now())
+        return _Travelling(self, window, ahead)
 
-    def ask(self, window: Window) -> Answer:
-        now = self._clock.now()
-        ahead = self._ahead if self._ahead is not None and self._ahead.window is window else _Ahead(window, now)
-        network = self._network(ahead)
+    def network_s(self, ahead: _Ahead) -> float:
+        """Time on the link; drawn when it is first looked at, since nobody may ever ask."""
+        if ahead.network is None:
+            ahead.network = self._route.round_trip_s(ahead.left)
+        return ahead.network
+
+    def left_s(self, ahead: _Ahead) -> float:
+        """How long its answer still takes [s]; negative where it has been there for a while."""
+        return ahead.left + self.network_s(ahead) + self._target_s - self._clock.now()
+
+    def arrive(self, window: Window, ahead: _Ahead) -> Answer[CodeDistribution]:
+        """Waits for the answer; each stage counts with the share of it that was still waited for."""
+        network, waited = self.network_s(ahead), max(0.0, self.left_s(ahead))
         took = network + self._target_s
-        waited = max(0.0, ahead.left + took - now)
         self._clock.sleep(waited)
         share = waited / took if took > 0.0 else 0.0
         times = OffloadTimes(network=share * network, target=share * self._target_s)
         return Answer(self._policy.infer(window), times)
 
-    def _network(self, ahead: _Ahead) -> float:
-        """Time on the link; drawn when it is first looked at, since nobody may ever ask."""
-        if ahead.network is None:
-            ahead.network = self._route.round_trip_s(ahead.left)
-        return ahead.network
+
+@dataclass(frozen=True)
+class _Travelling:
+    """A request to a simulated target."""
+
+    target: FarTarget
+    window: Window
+    ahead: _Ahead
+
+    def done(self) -> bool:
+        return self.target.left_s(self.ahead) <= NOW_S
+
+    def result(self) -> Answer[CodeDistribution]:
+        return self.target.arrive(self.window, self.ahead)
 
 
 def _window_bytes(spec: PolicySpec | ChunkSpec) -> int:

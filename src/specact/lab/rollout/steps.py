@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.families.codes.sampling import rejection_probability, total_variation, verify
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution, executed_codes
 from specact.rng import Role, stream
-from specact.sampling import rejection_probability, total_variation, verify
-from specact.types import CodeDistribution, StepRecord
+from specact.types import StepRecord
 
 STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 REASONS = ("score", "tie", "first", "max_skips", "audit")
@@ -46,15 +47,15 @@ class Audit:
         self, records: Sequence[StepRecord], drafts: Sequence[CodeDistribution], targets: Sequence[CodeDistribution]
     ) -> None:
         """Adds one inference of each of several robots, with what draft and target say of it."""
-        drafted = np.stack([record.proposal.codes for record in records])
-        executed = np.stack([record.codes for record in records])
+        drafted = np.stack([record.proposal.evidence.codes for record in records])
+        executed = np.stack([executed_codes(record) for record in records])
         q, p = _rows(drafts, drafted), _rows(targets, drafted)
         rejection = rejection_probability(p, q, drafted)
         variation = total_variation(p, q)
-        unverified = [record.verdict is None for record in records]
+        unverified = [record.outcome is None for record in records]
         columns: dict[str, NDArray[np.generic]] = {
-            "episode": np.array([record.episode for record in records]),
-            "step": np.array([record.step for record in records]),
+            "episode": np.array([record.address.episode for record in records]),
+            "step": np.array([record.address.step for record in records]),
             "transmitted": np.array([record.decision.transmit for record in records]),
             "missed": np.array([record.miss is not None for record in records]),
             "reason": np.array([REASONS.index(record.decision.reason) for record in records], dtype=np.int8),
@@ -68,12 +69,13 @@ class Audit:
                     for alone, step in zip(unverified, zip(records, drafts, targets, strict=True), strict=True)
                 ]
             ),
+            "origin": np.array([record.origins[0] for record in records]),
             "sent_ahead": np.array([record.sent_ahead for record in records]),
             **{f"{stage}_s": np.array(times) for stage, times in _stages(records).items()},
         }
         accepted = np.stack(
             [
-                np.ones_like(codes, dtype=bool) if record.verdict is None else record.verdict.accepted
+                np.ones_like(codes, dtype=bool) if record.outcome is None else record.outcome.evidence.verdict.accepted
                 for record, codes in zip(records, drafted, strict=True)
             ]
         )
@@ -95,10 +97,10 @@ class Audit:
         return {name: np.concatenate(values) for name, values in self._columns.items()}
 
     def _change(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> float:
-        rng = stream(self._seed, Role.VERIFY, episode=record.episode, step=record.step)
-        verdict = verify(target, draft, record.proposal.codes, rng)
+        rng = stream(self._seed, Role.VERIFY, episode=record.address.episode, step=record.address.step)
+        verdict = verify(target, draft, record.proposal.evidence.codes, rng)
         verified = self._tokenizer.decode(verdict.codes, target.offsets)
-        return float(np.linalg.norm(verified - record.chunk, axis=-1).mean())
+        return float(np.linalg.norm(verified - record.actions, axis=-1).mean())
 
 
 def _stages(records: Sequence[StepRecord]) -> dict[str, list[float]]:

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from specact.clock import Clock
 from specact.families.codes.spec import CodePolicy
+from specact.families.codes.values import CodeDistribution
 from specact.gates.gate import Gate
-from specact.types import CodeDistribution, Proposal, StepRecord, Window
+from specact.rng import StepAddress
+from specact.types import Proposal, StepRecord, Window
 
 
 class Timed:
@@ -31,6 +33,9 @@ class Timed:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         return [self.infer(window) for window in windows]
+
+    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
+        return self.infer(window)
 
 
 class TimedGate(Gate):

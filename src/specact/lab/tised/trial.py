@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from specact.execution.strategy import Execution
+from specact.families.codes.verify import SpeculativeVerifier
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
@@ -22,7 +23,6 @@ from specact.lab.tised.drivers import Driver, PairDriver
 from specact.links.link import load_link
 from specact.rng import Role, stream
 from specact.types import Decision
-from specact.verifiers import SpeculativeVerifier
 
 Row = dict[str, Any]
 Decided = Callable[[Decision, bool], None]

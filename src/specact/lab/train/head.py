@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from specact.errors import BundleError
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.families.codes.head import TargetHead, give_head
+from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
+from specact.families.codes.values import CodeDistribution
 from specact.files import write_whole
 from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateSettings
@@ -24,8 +26,7 @@ from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.vqbet import standardised
 from specact.locks import locked
 from specact.rng import Role, stream
-from specact.sampling import rejection_probability, sample
-from specact.types import CodeDistribution, Floats, Window
+from specact.types import Floats, Window
 
 _TINY = 1e-4
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from specact.types import CodeDistribution, Codes, Floats, Verdict
+from specact.families.codes.values import CodeDistribution, Verdict
+from specact.types import Codes, Floats
 
 _LARGEST_UNIFORM = 1.0 - 2.0**-52
 

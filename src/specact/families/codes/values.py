@@ -1,0 +1,69 @@
+"""The values of the codes family: distributions over action codes, and what verification says of drafted ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.types import Codes, Floats, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDistribution:
+    """What a policy answers: a distribution over action codes, and the offset that goes with each code.
+
+    Attributes:
+        probs: ``[G, K]``, every row a distribution over the K codes of one of G codebooks. With a sequential
+            secondary head row 1 is the marginal over the primary codes.
+        offsets: float32 ``[G, K, n, A]``, in normalised action units; the offsets of the chosen codes are summed.
+        conditional: ``[K, K]``, row i the distribution of the secondary code given primary code i, or None where
+            the codebooks are independent.
+    """
+
+    probs: Floats
+    offsets: NDArray[np.float32]
+    conditional: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of verifying one step's codes.
+
+    Attributes:
+        codes: final codes, ``[G]``.
+        accepted: whether each codebook kept the draft's code, bool ``[G]``.
+        rejection: ``r_k(z_k) = 1 - min(1, p_k(z_k) / q_k(z_k))`` of each drafted code, ``[G]``, in [0, 1].
+    """
+
+    codes: Codes
+    accepted: NDArray[np.bool_]
+    rejection: Floats
+
+    @property
+    def rejected_any(self) -> float:
+        """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
+        return float(1.0 - np.prod(1.0 - self.rejection))
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Evidence of a proposal: the draft's distribution, and the codes sampled from it, ``[G]``."""
+
+    draft: CodeDistribution
+    codes: Codes
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Evidence of an outcome: the verdict, and the target's distribution, None where a server kept it."""
+
+    verdict: Verdict
+    target: CodeDistribution | None
+
+
+def executed_codes(record: StepRecord) -> Codes:
+    """The codes behind an executed chunk, ``[G]``; the drafted ones where a fallback replaced the actions."""
+    codes: Codes = record.proposal.evidence.codes if record.outcome is None else record.outcome.evidence.verdict.codes
+    return codes

@@ -1,0 +1,86 @@
+"""What the target makes of drafted codes: exact speculative verification, or simply the target's own codes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal, get_args
+
+import numpy as np
+
+from specact.errors import unknown_name
+from specact.families.codes.sampling import sample_codes, verify
+from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution, Drafted, Verdict, Verified
+from specact.rng import Role, StepAddress, StepStreams
+from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal
+from specact.verification import Answer, Target, TargetVerifier
+
+Offset = Literal["target", "draft", "stale"]
+
+
+class CodeVerifier(TargetVerifier[CodeDistribution]):
+    """Asks for the target's distribution and draws the final codes here.
+
+    Args:
+        target: where the target's distributions come from.
+        tokenizer: turns codes into actions.
+        offset: which offset a verified step gets. ``target``: the target's, for the final codes (the action then
+            follows the target's law); ``draft``: the draft's, for the final codes; ``stale``: the draft's for the codes
+            it drafted, even where they were replaced. The last two are ablations.
+
+    Raises:
+        ConfigError: for an unknown offset.
+    """
+
+    def __init__(
+        self, target: Target[CodeDistribution], tokenizer: ActionTokenizer, *, offset: Offset = "target"
+    ) -> None:
+        super().__init__(target)
+        if offset not in get_args(Offset):
+            raise unknown_name("offset", offset, get_args(Offset))
+        self._tokenizer, self._offset, self._streams = tokenizer, offset, StepStreams()
+
+    def judge(self, answer: Answer[CodeDistribution], proposal: Proposal, address: StepAddress) -> Outcome:
+        """See :class:`~specact.verification.TargetVerifier`."""
+        drafted: Drafted = proposal.evidence
+        verdict = self._final(answer.value, drafted, self._streams(Role.VERIFY, address))
+        return code_outcome(verdict, self._decode(verdict, answer.value, proposal), answer.times, answer.value)
+
+    @abstractmethod
+    def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
+        """The final codes."""
+
+    def _decode(self, verdict: Verdict, target: CodeDistribution, proposal: Proposal) -> Chunk:
+        tokenizer, drafted = self._tokenizer, proposal.evidence
+        if self._offset == "target":
+            return tokenizer.decode(verdict.codes, target.offsets)
+        if self._offset == "draft":
+            return tokenizer.decode(verdict.codes, drafted.draft.offsets)
+        return tokenizer.base(verdict.codes) + (proposal.actions - tokenizer.base(drafted.codes))
+
+
+class SpeculativeVerifier(CodeVerifier):
+    """Accepts or replaces each drafted code so that the result follows the target's law (ADAHI, equation 7)."""
+
+    def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
+        return verify(target, drafted.draft, drafted.codes, rng)
+
+
+class TargetSampler(CodeVerifier):
+    """Takes the target's own codes, whatever was drafted: the *remote target*, and gated with a gate.
+
+    A code counts as accepted where the target happened to draw the drafted one.
+    """
+
+    def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
+        codes = sample_codes(target, rng)
+        kept = codes == drafted.codes
+        return Verdict(codes, kept, 1.0 - kept)
+
+
+def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
+    """A verdict on codes as an outcome: the chunk is the draft's only where every code was accepted."""
+    kept = bool(verdict.accepted.all())
+    origins = np.full(len(actions), Origin.ACCEPTED if kept else Origin.REPLACED, np.uint8)
+    accepted = int(verdict.accepted.sum())
+    return Outcome(actions, origins, len(verdict.accepted), accepted, times, Verified(verdict, target))
