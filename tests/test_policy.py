@@ -13,20 +13,22 @@ from scipy import stats
 
 from specact.clock import Clock, VirtualClock
 from specact.errors import ConfigError, ObservationError
+from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.sampling import rejection_probability, sample_codes
-from specact.families.codes.spec import PolicySpec
+from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, Verdict
+from specact.families.codes.values import CodeDistribution, Verdict, executed_codes
 from specact.families.codes.verify import SpeculativeVerifier, TargetSampler
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
 from specact.gates.prefetch import Forecast
 from specact.policy import SpeculativePolicy
-from specact.rng import Role, stream
+from specact.rng import Role, StepAddress, stream
 from specact.types import Decision, Miss, OffloadTimes, Proposal, StepRecord, Window
-from specact.verification import Answer, LocalTarget
+from specact.verification import Answer, LocalTarget, Pending
 
 SPEC = PolicySpec(
     window=2, state=1, goal=0, image=None, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop",
@@ -60,6 +62,9 @@ class Keyed:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         return [self.infer(window) for window in windows]
+
+    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
+        return self.infer(window)
 
 
 def pair(spec: PolicySpec = SPEC, *, clock: Clock | None = None) -> Bundle:
@@ -99,7 +104,7 @@ def test_draft_only_executes_what_the_draft_draws(sequential: bool) -> None:
     for i, (action, record) in enumerate(zip(actions, records, strict=True)):
         draft = bundle.draft.infer(window(i))
         codes = sample_codes(draft, stream(4, Role.DRAFT, robot=2, episode=6, step=i))
-        assert record.codes.tolist() == codes.tolist()
+        assert executed_codes(record).tolist() == codes.tolist()
         chunk = bundle.tokenizer.decode(codes, draft.offsets)
         np.testing.assert_array_equal(action, bundle.tokenizer.to_environment(chunk[0]))
 
@@ -110,10 +115,10 @@ def test_remote_target_executes_what_the_target_draws() -> None:
     _, records = play(SpeculativePolicy(bundle, Always(), verifier=verifier, seed=4, robot=2), episode=6)
     for i, record in enumerate(records):
         codes = sample_codes(bundle.target.infer(window(i)), stream(4, Role.VERIFY, robot=2, episode=6, step=i))
-        assert record.codes.tolist() == codes.tolist() and record.verdict is not None
+        assert executed_codes(record).tolist() == codes.tolist() and record.outcome is not None
         kept = codes == record.proposal.evidence.codes
-        assert record.verdict.accepted.tolist() == kept.tolist()
-        assert record.verdict.rejection.tolist() == (1.0 - kept).tolist()
+        assert record.outcome.evidence.verdict.accepted.tolist() == kept.tolist()
+        assert record.outcome.evidence.verdict.rejection.tolist() == (1.0 - kept).tolist()
 
 
 def test_the_draft_draws_the_same_whatever_the_gate_does() -> None:
@@ -136,7 +141,7 @@ class Told:
     def __init__(self, numbers: dict[Role, list[float]]) -> None:
         self._numbers = numbers
 
-    def __call__(self, role: Role, episode: int, step: int) -> np.random.Generator:
+    def __call__(self, role: Role, address: StepAddress) -> np.random.Generator:
         return cast(np.random.Generator, Hand(self._numbers.get(role, [0.5] * 4)))
 
 
@@ -171,11 +176,12 @@ def executed_law(
         for (role, _), (lo, hi) in zip(dimensions, cell, strict=True):
             numbers[role].append((lo + hi) / 2)
         monkeypatch.setattr(policy, "_streams", Told(numbers))
+        monkeypatch.setattr(policy._verifier, "_streams", Told(numbers))
         policy.reset(0)
         action = policy.act(at(i))
         assert policy.record is not None
-        law[tuple(policy.record.codes)] += volume
-        np.testing.assert_array_equal(action, policy._tokenizer.to_environment(policy.record.actions[0]))
+        law[tuple(executed_codes(policy.record))] += volume
+        np.testing.assert_array_equal(action, policy._units.to_environment(policy.record.actions[0]))
     return law
 
 
@@ -235,7 +241,7 @@ def test_hybrid_draws_from_the_target_over_seeds() -> None:
         policy = SpeculativePolicy(bundle, Always(), seed=seed)
         policy.act(at(0))
         assert policy.record is not None
-        counts[tuple(policy.record.codes)] += 1
+        counts[tuple(executed_codes(policy.record))] += 1
     assert stats.chisquare(counts.ravel(), n * np.outer(*target).ravel()).pvalue > ERROR_RATE
     assert stats.chisquare(counts.ravel(), n * np.outer(*draft).ravel()).pvalue < ERROR_RATE  # the test can tell
 
@@ -249,23 +255,25 @@ def test_a_verified_step_gets_the_targets_offset_and_a_skipped_one_the_drafts() 
     assert {record.decision.transmit for record in records} == {True, False}
     for i, record in enumerate(records):
         policy = bundle.target if record.decision.transmit else bundle.draft
-        wanted = bundle.tokenizer.decode(record.codes, policy.infer(window(i)).offsets)
+        wanted = bundle.tokenizer.decode(executed_codes(record), policy.infer(window(i)).offsets)
         np.testing.assert_array_equal(record.actions, wanted)
 
 
 @pytest.mark.parametrize("offset", ["draft", "stale"])
 def test_offset_ablations(offset: Any) -> None:
     bundle = pair()
-    _, records = play(SpeculativePolicy(bundle, Always(), seed=0, offset=offset), 0, steps=60)
+    verifier = SpeculativeVerifier(LocalTarget(bundle.target), bundle.tokenizer, offset=offset)
+    _, records = play(SpeculativePolicy(bundle, Always(), seed=0, verifier=verifier), 0, steps=60)
     _, usual = play(SpeculativePolicy(bundle, Always(), seed=0), 0, steps=60)
     for i, (record, other) in enumerate(zip(records, usual, strict=True)):
-        assert record.codes.tolist() == other.codes.tolist()  # an ablation of the offset alone
+        codes = executed_codes(record)
+        assert codes.tolist() == executed_codes(other).tolist()  # an ablation of the offset alone
         offsets = bundle.draft.infer(window(i)).offsets
-        chosen = record.codes if offset == "draft" else record.proposal.evidence.codes
-        wanted = bundle.tokenizer.base(record.codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
+        chosen = codes if offset == "draft" else record.proposal.evidence.codes
+        wanted = bundle.tokenizer.base(codes) + sum(offsets[book, code] for book, code in enumerate(chosen))
         np.testing.assert_allclose(record.actions, wanted, atol=1e-6)
     # Some codes were replaced, or the ablations could not be told apart.
-    assert any(not record.verdict.accepted.all() for record in records if record.verdict)
+    assert any(not record.outcome.evidence.verdict.accepted.all() for record in records if record.outcome)
 
 
 # ---- addresses, interleaving, episodes ------------------------------------------------------------------------------
@@ -311,7 +319,7 @@ def test_reset_forgets_the_last_record_and_starts_counting_anew() -> None:
     assert policy.record is None and policy.wants_inference
     policy.act(at(0))
     record = cast(StepRecord | None, policy.record)
-    assert record is not None and (record.episode, record.step) == (2, 0)
+    assert record is not None and record.address == StepAddress(0, 0, 2, 0)
 
 
 @pytest.mark.parametrize("bad", [np.array([np.nan]), np.zeros(2), {"goal": np.zeros(1)}, np.array([np.inf])])
@@ -349,12 +357,12 @@ class Listening(Random):
 def test_the_gate_hears_of_every_action_drafted_and_executed(execute: int) -> None:
     gate, bundle = Listening(), pair(replace(SPEC, execute=execute))
     actions, records = play(SpeculativePolicy(bundle, gate), 0, steps=12)
-    assert [record.step for record in records] == [i // execute for i in range(12)]  # one inference per chunk
+    assert [record.address.step for record in records] == [i // execute for i in range(12)]  # one inference per chunk
     assert {record.decision.transmit for record in records} == {True, False}
     assert len(gate.told) == 12
     for i, (drafted, executed) in enumerate(gate.told):
         np.testing.assert_array_equal(drafted, records[i].proposal.actions[i % execute])
-        np.testing.assert_array_equal(executed, records[i].chunk[i % execute])
+        np.testing.assert_array_equal(executed, records[i].actions[i % execute])
         np.testing.assert_array_equal(actions[i], bundle.tokenizer.to_environment(executed))
 
 
@@ -376,7 +384,7 @@ def test_records_are_consistent() -> None:
     bundle = pair()
     _, records = play(SpeculativePolicy(bundle, Random(0.5), seed=1), episode=4, steps=60)
     for i, record in enumerate(records):
-        assert (record.episode, record.step) == (4, i)
+        assert record.address == StepAddress(1, 0, 4, i)
         draft = bundle.draft.infer(window(i))
         np.testing.assert_array_equal(record.proposal.window.state, window(i).state)
         np.testing.assert_array_equal(record.proposal.evidence.draft.probs, draft.probs)
@@ -385,20 +393,20 @@ def test_records_are_consistent() -> None:
         )
         assert record.decision.threshold == 0.5
         if not record.decision.transmit:
-            assert record.verdict is None and record.target is None
-            assert record.codes.tolist() == record.proposal.evidence.codes.tolist()
+            assert record.outcome is None
+            assert executed_codes(record).tolist() == record.proposal.evidence.codes.tolist()
             np.testing.assert_array_equal(record.actions, record.proposal.actions)
             continue
-        assert record.verdict is not None and record.target is not None
-        target = bundle.target.infer(window(i))
-        np.testing.assert_array_equal(record.target.probs, target.probs)
-        np.testing.assert_array_equal(record.target.offsets, target.offsets)
-        assert record.codes.tolist() == record.verdict.codes.tolist()
+        assert record.outcome is not None
+        target, verified = bundle.target.infer(window(i)), record.outcome.evidence
+        np.testing.assert_array_equal(verified.target.probs, target.probs)
+        np.testing.assert_array_equal(verified.target.offsets, target.offsets)
+        assert executed_codes(record).tolist() == verified.verdict.codes.tolist()
         np.testing.assert_array_equal(
-            record.verdict.rejection, rejection_probability(target.probs, draft.probs, record.proposal.evidence.codes)
+            verified.verdict.rejection, rejection_probability(target.probs, draft.probs, record.proposal.evidence.codes)
         )
-        kept = record.codes == record.proposal.evidence.codes  # a residual never gives the rejected code back
-        assert record.verdict.accepted.tolist() == kept.tolist()
+        kept = executed_codes(record) == record.proposal.evidence.codes  # a residual never gives the rejected code back
+        assert verified.verdict.accepted.tolist() == kept.tolist()
 
 
 class Slow(Gate):
@@ -419,29 +427,43 @@ class Far:
 
     def __init__(self, bundle: Bundle, clock: Clock, misses: Sequence[str | None] = ()) -> None:
         self._policy, self._clock, self._misses = bundle.target, clock, list(misses)
-        self.ahead: tuple[Window, float] | None = None
+        self.ahead: tuple[StepAddress, float] | None = None
         self.asked: list[Window] = []
 
-    def prefetch(self, window: Window) -> bool:
-        self.ahead = window, self._clock.now()
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        self.ahead = address, self._clock.now()
         return True
 
-    def pending(self, window: Window) -> bool:
-        return self.ahead is not None and self.ahead[0] is window and self._clock.now() < self.ahead[1] + 0.012
-
-    def ask(self, window: Window) -> Answer | Miss:
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
         self.asked.append(window)
         cause = self._misses.pop(0) if self._misses else None
         left = self._clock.now()
-        if self.ahead is not None and self.ahead[0] is window:
+        if self.ahead is not None and self.ahead[0] == address:
             left = self.ahead[1]
-        waited = max(0.0, left + 0.012 - self._clock.now())
-        self._clock.sleep(waited)
-        if cause is not None:
-            return Miss(cast(Any, cause), OffloadTimes(network=waited))
-        before = self._clock.now()
-        distribution = self._policy.infer(window)
-        return Answer(distribution, OffloadTimes(network=waited, target=self._clock.now() - before))
+        return Coming(self._policy, self._clock, window, left + 0.012, cause)
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What a target behind a link will say, once the link is done with it."""
+
+    policy: CodePolicy
+    clock: Clock
+    window: Window
+    there: float
+    cause: str | None
+
+    def done(self) -> bool:
+        return self.clock.now() >= self.there
+
+    def result(self) -> Answer[CodeDistribution] | Miss:
+        waited = max(0.0, self.there - self.clock.now())
+        self.clock.sleep(waited)
+        if self.cause is not None:
+            return Miss(cast(Any, self.cause), OffloadTimes(network=waited))
+        before = self.clock.now()
+        distribution = self.policy.infer(self.window)
+        return Answer(distribution, OffloadTimes(network=waited, target=self.clock.now() - before))
 
 
 def test_times_add_up() -> None:
@@ -524,9 +546,9 @@ def test_a_miss_executes_the_draft_and_says_why() -> None:
     actions, records = play(policy, 0, steps=4)
     drafted, _ = play(SpeculativePolicy(bundle, Never(), clock=VirtualClock()), 0, steps=4)
     assert [record.miss for record in records] == [None, "deadline", "overloaded", None]
-    assert [record.verdict is None for record in records] == [False, True, True, False]
+    assert [record.outcome is None for record in records] == [False, True, True, False]
     np.testing.assert_array_equal(actions[1:3], drafted[1:3])
-    assert records[1].codes.tolist() == records[1].proposal.evidence.codes.tolist()
+    assert executed_codes(records[1]).tolist() == records[1].proposal.evidence.codes.tolist()
 
 
 def test_a_miss_holds_the_last_action_and_stands_still_before_there_is_one() -> None:
@@ -602,7 +624,7 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
     assert np.isfinite(actions).all() and policy.stopped
     np.testing.assert_array_equal(actions[4:], np.tile(STILL, (4, 1)))
     assert policy.counts["missed"] == 3
-    np.testing.assert_array_equal(records[3].chunk, records[3].proposal.actions)
+    np.testing.assert_array_equal(records[3].actions, records[3].proposal.actions)
     stops = SpeculativePolicy(bundle, Always(), fallback=Fallback("stop", stop_action=STILL))
     play(stops, 0, steps=3)
     assert stops.stopped
@@ -615,7 +637,7 @@ def test_a_late_answer_that_decodes_to_no_finite_action_is_a_miss() -> None:
             return replace(found, offsets=np.full_like(found.offsets, 3.3e38))
 
     bundle = replace(pair(), local_target=cast(Any, Overflowing(2)))
-    policy = SpeculativePolicy(bundle, Always(), late_for_s=math.inf)
+    policy = SpeculativePolicy(bundle, Always(), verdicts=LateVerdicts(math.inf))
     _, records = play(policy, 0, steps=3)
     assert [record.miss for record in records] == ["invalid"] * 3
     assert policy.counts["missed"] == 3 and policy.counts["in_time"] == 0
@@ -636,10 +658,18 @@ def test_units_that_are_not_finite_give_an_error_and_no_action(centre: float, sc
 class Cut(Far):
     """No request leaves."""
 
-    def prefetch(self, window: Window) -> bool:
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
         return False
 
-    def ask(self, window: Window) -> Answer | Miss:
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
+        return NotSent()
+
+
+class NotSent:
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Miss:
         return Miss("disconnected", OffloadTimes(), sent=False)
 
 
@@ -649,7 +679,8 @@ def test_a_request_that_could_not_leave_is_neither_sent_ahead_nor_charged(late_f
     bundle, gate = pair(clock=clock), Always()
     policy = SpeculativePolicy(
         bundle, gate, verifier=SpeculativeVerifier(Cut(bundle, clock), bundle.tokenizer), clock=clock,
-        forecast=None if late_for_s else Forecast(gate), late_for_s=late_for_s,
+        forecast=None if late_for_s else Forecast(gate),
+        verdicts=LateVerdicts(late_for_s) if late_for_s else WAIT,
     )  # fmt: skip
     _, records = play(policy, 0, steps=3)
     budget = LinkBudget(4000.0, 1000, 8.0)
@@ -664,21 +695,22 @@ def test_a_request_that_could_not_leave_is_neither_sent_ahead_nor_charged(late_f
 
 def test_another_draft_replaces_the_bundles() -> None:
     other = Keyed(77)
-    _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=3)
+    bundle = pair()
+    _, records = play(SpeculativePolicy(bundle, Never(), drafter=CodeDrafter(other, bundle.tokenizer)), 0, steps=3)
     for i, record in enumerate(records):
         np.testing.assert_array_equal(record.proposal.evidence.draft.probs, other.infer(window(i)).probs)
 
 
-class Counting(Keyed):
-    """A policy that, like a container, is falsy while it is empty."""
+class Counting(CodeDrafter):
+    """A drafter that, like a container, is falsy while it is empty."""
 
     def __len__(self) -> int:
         return 0
 
 
 def test_another_draft_replaces_the_bundles_even_if_it_is_falsy() -> None:
-    other = Counting(77)
-    _, records = play(SpeculativePolicy(pair(), Never(), draft=other), 0, steps=1)
+    other, bundle = Keyed(77), pair()
+    _, records = play(SpeculativePolicy(bundle, Never(), drafter=Counting(other, bundle.tokenizer)), 0, steps=1)
     np.testing.assert_array_equal(records[0].proposal.evidence.draft.probs, other.infer(window(0)).probs)
 
 
@@ -691,7 +723,7 @@ def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() 
 
 def test_settings_of_the_agent_are_checked() -> None:
     with pytest.raises(ConfigError, match="did you mean 'target'"):
-        SpeculativePolicy(pair(), Never(), offset=cast(Any, "targets"))
+        SpeculativeVerifier(LocalTarget(pair().target), pair().tokenizer, offset=cast(Any, "targets"))
     for wrong in ({"seed": -1}, {"robot": -1}):
         with pytest.raises(ConfigError, match="must not be negative, got"):
             SpeculativePolicy(pair(), Never(), **cast(Any, wrong))
@@ -707,7 +739,7 @@ def test_a_decision_belongs_to_the_gate_alone() -> None:
             return Decision(True, -5.0, 5.0, "score")
 
     _, records = play(SpeculativePolicy(pair(), Contrary(0.0)), 0, steps=3)
-    assert all(isinstance(record.verdict, Verdict) for record in records)
+    assert all(record.outcome and isinstance(record.outcome.evidence.verdict, Verdict) for record in records)
 
 
 def test_the_gates_stream_is_the_steps_own() -> None:

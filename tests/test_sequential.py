@@ -13,6 +13,7 @@ import pytest
 from specact import Bundle, SpeculativePolicy, load_bundle
 from specact.errors import BundleError, ConfigError, RemoteError
 from specact.families.codes.network import OnnxPolicy
+from specact.families.codes.values import executed_codes
 from specact.gates import Always
 from specact.lab.processes import Child, serving
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
@@ -100,11 +101,11 @@ def test_a_remote_pair_draws_what_a_local_one_draws(
         line.connect(10.0)
         there = play(trained, remote_verifier(line, trained, 20_000.0, sampling))
     assert [record.miss for record in there] == [None] * len(here)
-    verdicts = [record.verdict for record in here if record.verdict is not None]
+    verdicts = [record.outcome.evidence.verdict for record in here if record.outcome is not None]
     assert {tuple(verdict.accepted.tolist()) for verdict in verdicts} >= {(True, True), (True, False), (False, False)}
     for ours, theirs in zip(here, there, strict=True):
-        assert ours.codes.tolist() == theirs.codes.tolist()
-        np.testing.assert_array_equal(ours.chunk, theirs.chunk)
+        assert executed_codes(ours).tolist() == executed_codes(theirs).tolist()
+        np.testing.assert_array_equal(ours.actions, theirs.actions)
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
