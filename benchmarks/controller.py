@@ -17,8 +17,8 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # two processes share the machine's cores; before anything imports onnxruntime
 
-import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -87,7 +87,7 @@ class Slow:
         self._clock.sleep(DRAFT_S)
         return self.policy.infer(window)
 
-    def infer_batch(self, windows: list[Window]) -> list[CodeDistribution]:
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         return [self.infer(window) for window in windows]
 
 
@@ -268,7 +268,7 @@ def replayed(env: str, rows: dict[Life, dict[str, np.ndarray]]) -> dict[str, Any
         values = audited(calm, rng)
         false += any(alarm.take(value) for value in values)
         audits += len(values)
-    found = {
+    found: dict[str, Any] = {
         "level": level, "true_skip": float(calm.mean()), "false_alarms": false, "audits": audits / 100,
         "promised_at_most": audits / 100 / alarm.run_length,
     }  # fmt: skip
@@ -306,7 +306,7 @@ def decision_us() -> dict[str, float]:
     from specact.gates import Random
     from specact.types import StageTimes, StepRecord
 
-    rng, times = np.random.default_rng(0), {}
+    rng, address, times = np.random.default_rng(0), StepAddress(0, 0, 0, 0), {}
     for name, gate in {"gate": Random(0.5), "controller": Controller(Random(0.5), RateBudget(0.6))}.items():
         best = np.inf
         for _ in range(5):
@@ -314,7 +314,7 @@ def decision_us() -> dict[str, float]:
             for _ in range(4000):
                 decision = gate.decide(None, rng)  # type: ignore[arg-type]
                 gate.learn(
-                    StepRecord(0, 0, None, decision, False, None, None, None, None, None,  # type: ignore[arg-type]
+                    StepRecord(address, None, decision, False, None, None, None, None,  # type: ignore[arg-type]
                                StageTimes(0.0, 0.0, OffloadTimes(), 0.0))
                 )  # fmt: skip
             best = min(best, (time.perf_counter() - start) / 4000)
@@ -394,4 +394,4 @@ def _draw_shadow(axis: Any, env: str, row: dict[str, np.ndarray]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from specact import load_bundle
-from specact.families.codes.sampling import sample_codes
+from specact.families.codes.draft import CodeDrafter
 from specact.gates.settings import GateChoices
 from specact.rng import Role, stream
-from specact.types import Proposal, Window
+from specact.types import Window
 
 CALLS = 3000
 
@@ -24,15 +24,15 @@ def main() -> None:
     for name in ("ball", "swarm", "pusht"):
         bundle = load_bundle(name)
         spec, rng = bundle.spec, stream(0, Role.GATE)
+        drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
         gates = {gate: GateChoices().settings(gate, bundle).build(bundle) for gate in ("learned", "learned_action")}
         window = Window(
             np.zeros((spec.window, spec.state), np.float32), np.zeros(spec.goal, np.float32) if spec.goal else None
         )
         times: dict[str, list[float]] = {"draft": [], **{gate: [] for gate in gates}}
         for _ in range(CALLS):
-            draft = timed(times["draft"], bundle.draft.infer, window)
-            codes = sample_codes(draft, rng)
-            step = Proposal(window, draft, codes, bundle.tokenizer.decode(codes, draft.offsets))
+            timed(times["draft"], bundle.draft.infer, window)  # alone, without sampling and decoding
+            step = drafter.propose(window, rng)
             for gate, built in gates.items():
                 timed(times[gate], built.score, step, rng)
         medians = {what: 1e3 * float(np.median(values)) for what, values in times.items()}

@@ -13,26 +13,31 @@ from scipy import stats
 
 from specact import load_bundle
 from specact.errors import ConfigError
-from specact.families.codes.values import CodeDistribution, Verdict
+from specact.families.codes.values import CodeDistribution, Drafted, Verdict, executed_codes
+from specact.families.codes.verify import code_outcome
 from specact.gates import Always, Gate, Never, Random
 from specact.gates.audit import RunningMean, Shadow, expected_true_skip
 from specact.gates.drift import DriftAlarm
 from specact.policy import SpeculativePolicy
+from specact.rng import StepAddress
 from specact.types import Decision, OffloadTimes, Proposal, StageTimes, StepRecord, Window
 
 ERROR_RATE = 1e-6
+ADDRESS = StepAddress(0, 0, 0, 0)
 STEP = Proposal(
     Window(np.zeros((1, 1), np.float32)),
-    CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)),
-    np.zeros(1, np.int64),
     np.zeros((1, 1), np.float32),
+    Drafted(CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)), np.zeros(1, np.int64)),
 )
 
 
 def record(decision: Decision, rejected: float | None) -> StepRecord:
-    verdict = None if rejected is None else Verdict(STEP.codes, np.ones(1, bool), np.array([rejected]))
+    outcome = None
+    if rejected is not None:
+        verdict = Verdict(STEP.evidence.codes, np.ones(1, bool), np.array([rejected]))
+        outcome = code_outcome(verdict, STEP.actions, OffloadTimes(), None)
     times = StageTimes(0.0, 0.0, OffloadTimes(), 0.0)
-    return StepRecord(0, 0, STEP, decision, False, verdict, None, None, STEP.codes, STEP.chunk, times)
+    return StepRecord(ADDRESS, STEP, decision, False, outcome, None, STEP.actions, np.zeros(1, np.uint8), times)
 
 
 AUDIT = Decision(True, 0.0, 1.0, "audit")
@@ -88,8 +93,8 @@ def test_an_audited_step_is_a_verified_step_like_any_other() -> None:
         if mine.decision.transmit:
             verified += 1
             assert mine.decision.reason == "audit"
-            np.testing.assert_array_equal(mine.codes, other.codes)
-            np.testing.assert_array_equal(mine.chunk, other.chunk)
+            np.testing.assert_array_equal(executed_codes(mine), executed_codes(other))
+            np.testing.assert_array_equal(mine.actions, other.actions)
     assert 0 < verified < 12
 
 

@@ -12,22 +12,23 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import ActionDeviation, Gate, Never, Random
 from specact.gates import controller as controller_module
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
+from specact.rng import StepAddress
 from specact.types import OffloadTimes, Proposal, StageTimes, StepRecord, Window
 
 T = 3000
 STEP = Proposal(
     Window(np.zeros((1, 1), np.float32)),
-    CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)),
-    np.zeros(1, np.int64),
     np.zeros((1, 1), np.float32),
+    Drafted(CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)), np.zeros(1, np.int64)),
 )
 BLANK = StepRecord(
-    0, 0, STEP, cast(Any, None), False, None, None, None, STEP.codes, STEP.chunk, StageTimes(0, 0, OffloadTimes(), 0)
-)
+    StepAddress(0, 0, 0, 0), STEP, cast(Any, None), False, None, None, STEP.actions, np.zeros(1, np.uint8),
+    StageTimes(0, 0, OffloadTimes(), 0),
+)  # fmt: skip
 
 
 class Given(Gate):

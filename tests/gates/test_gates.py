@@ -14,7 +14,7 @@ from tests.gates.fixed import Fixed
 from specact.errors import ConfigError
 from specact.families.codes.sampling import softmax
 from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
 from specact.types import Proposal, Window
 
@@ -46,7 +46,7 @@ def proposal(
     if action is not None:
         chunk[0] = action
     drawn = rng.integers(draft.probs.shape[1], size=len(draft.probs)) if codes is None else np.array(list(codes))
-    return Proposal(Window(np.zeros((1, 2), np.float32)), draft, drawn, chunk)
+    return Proposal(Window(np.zeros((1, 2), np.float32)), chunk, Drafted(draft, drawn))
 
 
 class Told(Gate):
@@ -356,7 +356,7 @@ def expected_change(law: np.ndarray, target: CodeDistribution, step: Proposal) -
     total = 0.0
     for final in np.ndindex(law.shape):
         chunk = decoder.decode(np.array(final), target.offsets)
-        total += float(law[final]) * float(np.mean([np.linalg.norm(row) for row in chunk - step.chunk]))
+        total += float(law[final]) * float(np.mean([np.linalg.norm(row) for row in chunk - step.actions]))
     return total
 
 
@@ -365,7 +365,7 @@ def test_oracles_against_enumerated_verification(books: int) -> None:
     for seed in range(6):
         target, draft = distribution(seed, books=books), distribution(seed + 50, books=books)
         step = proposal(seed, draft=draft)
-        rows = [outcomes(p, q, int(z)) for p, q, z in zip(target.probs, draft.probs, step.codes, strict=True)]
+        rows = [outcomes(p, q, int(z)) for p, q, z in zip(target.probs, draft.probs, step.evidence.codes, strict=True)]
         law = rows[0]
         for row in rows[1:]:
             law = np.multiply.outer(law, row)
@@ -373,7 +373,7 @@ def test_oracles_against_enumerated_verification(books: int) -> None:
         # The oracle leaves out outcomes rarer than 1e-6, K^G of them at most; the rest is single precision.
         assert change == pytest.approx(expected_change(law, target, step), rel=1e-4)
         rejection = oracle(0.0, target).score(step, RNG(0))
-        assert rejection == pytest.approx(1.0 - law[tuple(step.codes)], abs=1e-12)
+        assert rejection == pytest.approx(1.0 - law[tuple(step.evidence.codes)], abs=1e-12)
 
 
 def test_rejection_oracle_reads_a_sequential_secondary_at_the_drafted_primary() -> None:
@@ -498,13 +498,13 @@ def check_gate(make: Callable[[float], Gate]) -> None:
         decisions, states = [], []
         for t in range(25):
             step, rng = proposal(t + 100 * seed), RNG([seed, t])
-            before = step.chunk.copy(), step.codes.copy(), step.draft.probs.copy()
+            before = step.actions.copy(), step.evidence.codes.copy(), step.evidence.draft.probs.copy()
             decision = gate.decide(step, rng)
             decisions.append(decision)
             states.append(rng.bit_generator.state)
-            for now, then in zip((step.chunk, step.codes, step.draft.probs), before, strict=True):
+            for now, then in zip((step.actions, step.evidence.codes, step.evidence.draft.probs), before, strict=True):
                 np.testing.assert_array_equal(now, then)
-            gate.update(step.chunk[0], -step.chunk[0] if decision.transmit else step.chunk[0])
+            gate.update(step.actions[0], -step.actions[0] if decision.transmit else step.actions[0])
         return decisions, states
 
     gate = make(0.5)

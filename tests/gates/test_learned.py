@@ -17,7 +17,7 @@ from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HEAD, TargetHead
 from specact.families.codes.sampling import sample_codes
 from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution
+from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
@@ -52,7 +52,8 @@ def drafted(seed: int) -> tuple[Proposal, CodeDistribution]:
     offsets = rng.normal(size=(G, K, CHUNK, A)).astype(np.float32)
     draft, target = (CodeDistribution(rng.dirichlet(np.ones(K), size=G), offsets) for _ in range(2))
     codes = sample_codes(draft, rng)
-    return Proposal(Window(np.zeros((1, 2), np.float32)), draft, codes, TOKENIZER.decode(codes, offsets)), target
+    window = Window(np.zeros((1, 2), np.float32))
+    return Proposal(window, TOKENIZER.decode(codes, offsets), Drafted(draft, codes)), target
 
 
 @pytest.mark.parametrize("on", ["rejection", "action_change"])
@@ -62,7 +63,7 @@ def test_a_head_that_knows_the_target_makes_it_the_oracle(on: Any, seed: int) ->
     learned = Learned(0.5, head=cast(TargetHead, Knows(target.probs)), tokenizer=TOKENIZER, on=on)
     oracle = Oracle(0.5, target=Fixed(target), tokenizer=TOKENIZER, on=on)
     assert learned.score(step, RNG(0)) == oracle.score(step, RNG(0))
-    wrong = Learned(0.5, head=cast(TargetHead, Knows(step.draft.probs)), tokenizer=TOKENIZER, on=on)
+    wrong = Learned(0.5, head=cast(TargetHead, Knows(step.evidence.draft.probs)), tokenizer=TOKENIZER, on=on)
     assert wrong.score(step, RNG(0)) == pytest.approx(0.0, abs=1e-6)  # it thinks that both say the same
 
 
@@ -99,7 +100,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     for row in range(20):
         window = Window(lessons.state[row], None if lessons.goal is None else lessons.goal[row])
         draft = bundle.draft.infer(window)
-        step = Proposal(window, draft, np.zeros(len(draft.probs), np.int64), np.zeros((1, 1), np.float32))
+        step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
         estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.fingerprint).estimate(window, draft)
         assert (estimate <= draft.probs + 1e-6).all()
         rejected = 1.0 - np.prod(estimate[:, 0] / draft.probs[:, 0])

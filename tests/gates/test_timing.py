@@ -5,13 +5,12 @@ import pytest
 
 from specact import load_bundle
 from specact.clock import VirtualClock
-from specact.families.codes.sampling import sample_codes
+from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.timing import empty_window
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateChoices
 from specact.gates.timing import measure_decision
 from specact.lab.rollout.timed import TimedGate
-from specact.types import Proposal
 
 
 @pytest.mark.parametrize("name", ["random", "deviation", "uncertainty", "learned", "learned_action"])
@@ -24,17 +23,16 @@ def test_every_gate_takes_time(name: str) -> None:
 def test_a_gate_that_takes_time_decides_as_it_would_at_once() -> None:
     bundle, clock = load_bundle("ball"), VirtualClock()
     window = empty_window(bundle.spec)
-    draft = bundle.draft.infer(window)
+    drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
 
     def decisions(gate: ActionDeviation | TimedGate) -> list[tuple[bool, float, str]]:
         rng, found = np.random.default_rng(0), []
         for episode in range(2):
             gate.reset()
             for _ in range(10 + episode):
-                codes = sample_codes(draft, rng)
-                step = Proposal(window, draft, codes, bundle.tokenizer.decode(codes, draft.offsets))
+                step = drafter.propose(window, rng)
                 decision = gate.decide(step, rng)
-                gate.update(step.chunk[0], step.chunk[0])
+                gate.update(step.actions[0], step.actions[0])
                 found.append((decision.transmit, decision.score, decision.reason))
         return found
 

@@ -16,6 +16,7 @@ from specact.clock import VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
@@ -23,9 +24,9 @@ from specact.gates import Always, Gate, Never
 from specact.gates.prefetch import Forecast
 from specact.interrupts import Interrupted
 from specact.policy import SpeculativePolicy
+from specact.rng import StepAddress
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.types import Miss, OffloadTimes, Proposal, StepRecord, Window
-from specact.verification import Verification
+from specact.types import Cause, Miss, OffloadTimes, Proposal, StepRecord, Window
 
 # Powers of two: sums of them are exact, and so is every assertion.
 PERIOD = 0.0625
@@ -50,6 +51,9 @@ class Slow:
         self.clock.sleep(next(self._next))
         offsets = np.full((1, 2, 2, 1), 0.001 * window.state[-1, 0], np.float32)
         return CodeDistribution(np.array([[0.5, 0.5]]), offsets)
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self.infer(window) for window in windows]
 
 
 @dataclass
@@ -77,25 +81,39 @@ class Arm:
 class Missing:
     """A verifier that always misses, for these causes in turn, after as long; requests leave ahead as told."""
 
-    def __init__(self, clock: VirtualClock, *causes: str, wait: float = 0.0, leaves: bool = True) -> None:
+    def __init__(self, clock: VirtualClock, *causes: Cause, wait: float = 0.0, leaves: bool = True) -> None:
         self._clock, self._causes, self._wait, self._leaves = clock, itertools.cycle(causes), wait, leaves
 
-    def prefetch(self, window: Window) -> bool:
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
         return self._leaves
 
-    def pending(self, window: Window) -> bool:
-        return False
+    def submit(self, proposal: Proposal, address: StepAddress) -> Lost:
+        return Lost(self._clock, next(self._causes), self._wait)
 
-    def verify(self, proposal: Proposal, rng: np.random.Generator) -> Verification | Miss:
-        self._clock.sleep(self._wait)
-        return Miss(cast(Any, next(self._causes)), OffloadTimes(network=self._wait))
+
+@dataclass(frozen=True)
+class Lost:
+    """A request without an answer."""
+
+    clock: VirtualClock
+    cause: Cause
+    wait: float
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Miss:
+        self.clock.sleep(self.wait)
+        return Miss(self.cause, OffloadTimes(network=self.wait))
+
+
+TABLE = np.array([[[0.1], [0.2]], [[-0.1], [-0.2]]], np.float32)
+TOKENIZER = ActionTokenizer(TABLE, np.zeros(1, np.float32), np.ones(1, np.float32), "none", 2)
 
 
 def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
-    table = np.array([[[0.1], [0.2]], [[-0.1], [-0.2]]], np.float32)
-    tokenizer = ActionTokenizer(table, np.zeros(1, np.float32), np.ones(1, np.float32), "none", 2)
     draft, target = cast(Any, Slow(clock, delays)), cast(Any, Slow(clock, [0.0]))
-    pair = Bundle(Path(), {}, SPEC, tokenizer, draft, target)
+    pair = Bundle(Path(), {}, SPEC, TOKENIZER, draft, target)
     return SpeculativePolicy(pair, gate or Never(), clock=clock, **options)
 
 
@@ -220,13 +238,14 @@ def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used()
             found = super().infer(window)
             return replace(found, offsets=found.offsets * np.float32(np.inf if window.state[-1, 0] > 4.0 else 1.0))
 
-    policy = policy_of(clock, [QUICK], draft=Overflowing(clock, [QUICK]))
+    drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
+    policy = policy_of(clock, [QUICK], drafter=drafter)
     arm = Seeing(clock, GOOD, GOOD, np.array([5.0]), GOOD)
     ticks, _ = drive(arm, policy, 4, clock)
     assert [None if tick.unusable is None else tick.unusable.cause for tick in ticks] == [None, None, "action", None]
     assert np.isfinite(arm.actions).all() and len(arm.actions) == 4
     with pytest.raises(ObservationError, match="not finite"):
-        drive(Seeing(clock, np.array([5.0])), policy_of(clock, [QUICK], draft=Overflowing(clock, [QUICK])), 1, clock)
+        drive(Seeing(clock, np.array([5.0])), policy_of(clock, [QUICK], drafter=drafter), 1, clock)
 
 
 # ---- how it ends ----------------------------------------------------------------------------------------------------

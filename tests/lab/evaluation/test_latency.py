@@ -12,6 +12,7 @@ from specact import Bundle, load_bundle
 from specact.lab.evaluation.latency import WAYS, SlowDraft, Way, _blocks, _calibrated, _step, observations
 from specact.lab.evaluation.latency import _summary as summary
 from specact.policy import SpeculativePolicy
+from specact.rng import StepAddress
 from specact.types import Decision, OffloadTimes, StageTimes, StepRecord, Window
 
 
@@ -24,7 +25,8 @@ def record(transmit: bool, draft: float, offload: OffloadTimes) -> StepRecord:
     decision = Decision(transmit, 1.0, 0.5, "score")
     nothing = np.zeros(0)
     return StepRecord(
-        0, 0, None, decision, False, None, None, None, nothing, nothing, StageTimes(draft, 0.0, offload, 0.0),  # type: ignore[arg-type]
+        StepAddress(0, 0, 0, 0), None, decision, False, None, None, nothing, nothing,  # type: ignore[arg-type]
+        StageTimes(draft, 0.0, offload, 0.0),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import REASONS, STAGES, Audit
 from specact.links.link import LINKS
 from specact.runtime.parameters import count_parameters
-from specact.types import StepRecord
+from specact.types import Origin, StepRecord
 
 METHODS = (
     "draft", "target", "target_on_device", "hybrid", "random", "plain_random", "adahi", "gated_target", "oracle",
@@ -213,7 +213,7 @@ def test_logged_quantities_are_those_of_the_distributions(
     bundle = load_bundle(tiny_bundle)
     assert len(rows) == len(table["step"]) > 20
     for i, (record, _, _) in enumerate(rows):
-        assert (table["episode"][i], table["step"][i]) == (record.episode, record.step)
+        assert (table["episode"][i], table["step"][i]) == (record.address.episode, record.address.step)
         # Asked again, one window at a time.
         q, p = bundle.draft.infer(record.proposal.window).probs, bundle.target.infer(record.proposal.window).probs
         kept = 1.0
@@ -227,12 +227,16 @@ def test_logged_quantities_are_those_of_the_distributions(
         assert table["draft_entropy"][i] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-3)
         assert table["target_entropy"][i] == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)
         if method == "hybrid":
-            assert record.verdict is not None
+            assert record.outcome is not None
+            verdict = record.outcome.evidence.verdict
             logged = [table["rejection_0"][i], table["rejection_1"][i]]
-            np.testing.assert_allclose(logged, record.verdict.rejection, atol=1e-12)
+            np.testing.assert_allclose(logged, verdict.rejection, atol=1e-12)
             for k in range(2):
-                assert table[f"accepted_{k}"][i] == record.verdict.accepted[k]
-                assert table[f"executed_{k}"][i] == record.verdict.codes[k]
+                assert table[f"accepted_{k}"][i] == verdict.accepted[k]
+                assert table[f"executed_{k}"][i] == verdict.codes[k]
+        kept_all = table["accepted_0"][i] and table["accepted_1"][i]
+        asked = Origin.ACCEPTED if kept_all else Origin.REPLACED
+        assert table["origin"][i] == (Origin.DRAFTED if method == "draft" else asked)
     assert table["rejection"].mean() > 0.05, "these two policies agree so well that nothing is tested"
 
 
@@ -521,7 +525,7 @@ def test_the_step_table_and_the_progress_are_complete(made: Made, tiny_bundle: P
     assert set(made.steps("adahi")) == {
         "episode", "step", "transmitted", "missed", "sent_ahead", "reason", "score", "rejection",
         "draft_entropy", "target_entropy",
-        "action_change", *(f"{stage}_s" for stage in STAGES),
+        "action_change", "origin", *(f"{stage}_s" for stage in STAGES),
         *(f"{name}_{k}" for name in ("drafted", "executed", "rejection", "accepted", "tv") for k in (0, 1)),
     }  # fmt: skip
     assert set(made.episodes("adahi")) == {"episode", "success", "score", "steps", "latency_s"}
