@@ -4,7 +4,7 @@ Run: python benchmarks/gates.py [BUNDLE ...]
 
 A rate of 0.4, no limit on skips, seed 1, all methods on the same episodes; each run has random and the oracle besides,
 which the gate efficiency is measured against. `regression` is the learned gate with a head that was trained to predict
-the rejection probability itself instead of the target's distribution, see training/head.py. Run folders go to
+the rejection probability itself instead of the target's distribution, see lab/train/head.py. Run folders go to
 runs/gates and resume; the summaries are kept in benchmarks/results/gates.json, and benchmarks/results/gates.md is
 written from that.
 """

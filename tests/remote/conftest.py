@@ -26,6 +26,7 @@ from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
 from specact.errors import RemoteError
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.families.codes.sampling import verify
+from specact.families.codes.values import executed_codes
 from specact.gates import Always
 from specact.gates.prefetch import Forecast
 from specact.lab.processes import Child, serving
@@ -377,7 +378,7 @@ class Robot:
     @property
     def verified(self) -> int:
         """Steps the target answered so far."""
-        return sum(step.record.verdict is not None for step in self.steps)
+        return sum(step.record.outcome is not None for step in self.steps)
 
     @property
     def causes(self) -> Counter[str]:
@@ -403,27 +404,27 @@ class Robot:
         assert self.causes.total() == counts["missed"] and counts["steps"] == len(self.steps)
         assert counts["transmitted"] == self.verified + counts["missed"]
         for step in self.steps:
-            assert step.record.decision.transmit == (step.record.verdict is not None or step.record.miss is not None)
-            assert step.record.verdict is None or step.record.miss is None
+            assert step.record.decision.transmit == (step.record.outcome is not None or step.record.miss is not None)
+            assert step.record.outcome is None or step.record.miss is None
             self._check_action(step)
 
     def _check_action(self, step: Step) -> None:
         """Bit for bit what this step's own window asks for, and no other's."""
         record, proposal = step.record, step.record.proposal
-        codes, chunk = proposal.evidence.codes, proposal.actions
-        if record.verdict is not None:
+        number, codes, chunk = record.address.step, proposal.evidence.codes, proposal.actions
+        if record.outcome is not None:
             target = self.bundle.target.infer(proposal.window)
-            rng = stream(5, Role.VERIFY, robot=0, episode=0, step=record.step)
+            rng = stream(5, Role.VERIFY, robot=0, episode=0, step=number)
             codes = verify(target, proposal.evidence.draft, proposal.evidence.codes, rng).codes
             chunk = self.bundle.tokenizer.decode(codes, target.offsets)
-            assert record.target is None or (
-                np.array_equal(record.target.probs, target.probs)
-                and np.array_equal(record.target.offsets, target.offsets)
-            ), f"step {record.step} has the target's answer to another step"
-        assert np.array_equal(record.codes, codes), f"step {record.step} has codes of another step"
+            said = record.outcome.evidence.target
+            assert said is None or (
+                np.array_equal(said.probs, target.probs) and np.array_equal(said.offsets, target.offsets)
+            ), f"step {number} has the target's answer to another step"
+        assert np.array_equal(executed_codes(record), codes), f"step {number} has codes of another step"
         if record.miss is None or self.fallback.on_miss == "execute_draft":
             action = self.bundle.tokenizer.to_environment(chunk[0])
-            assert np.array_equal(step.action, action), f"step {record.step} executes another step's action"
+            assert np.array_equal(step.action, action), f"step {number} executes another step's action"
 
 
 @pytest.fixture

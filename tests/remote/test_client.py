@@ -24,6 +24,7 @@ from specact.remote.client import Line, LineSettings
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.remote.websocket import WebSocketChannel
+from specact.rng import StepAddress
 from specact.types import Miss, Window
 from specact.verification import Answer
 from specact.wire import json
@@ -60,6 +61,10 @@ def window(bundle: Bundle, seed: int = 0) -> Window:
     return Window(rng.uniform(-1, 1, (spec.window, spec.state)).astype(np.float32), np.zeros(spec.goal, np.float32))
 
 
+def at_step(step: int) -> StepAddress:
+    return StepAddress(0, 0, 0, step)
+
+
 def free_port() -> int:
     with socket.socket() as side:
         side.bind(("127.0.0.1", 0))
@@ -75,11 +80,11 @@ def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, server:
     with Line(at(server.port, scheme), ball) as line:
         line.connect(10.0)
         target, seen = RemoteTarget(line, ball.spec, PATIENT_MS), window(ball)
-        target.prefetch(seen)
+        target.prefetch(seen, at_step(0))
         time.sleep(0.6)
-        answer = target.ask(seen)
+        answer = target.submit(seen, at_step(0)).result()
         assert isinstance(answer, Answer)
-        np.testing.assert_array_equal(answer.target.probs, ball.target.infer(seen).probs)
+        np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
         assert line.counts == {"connections": 1, "sent": 1, "answered": 1}
 
 
@@ -91,11 +96,11 @@ def test_replies_nobody_asked_for_are_counted_once(ball: Bundle, misbehaving: Mi
     with misbehaving() as rogue, Line(at(rogue.port), ball) as line:
         line.connect(10.0)
         target = RemoteTarget(line, ball.spec, PATIENT_MS)
-        target.prefetch(window(ball, 1))  # the gate says no
+        target.prefetch(window(ball, 1), at_step(1))  # the gate says no
         time.sleep(0.6)
-        target.prefetch(window(ball, 2))
+        target.prefetch(window(ball, 2), at_step(2))
         rogue.behave = thrice
-        assert isinstance(target.ask(window(ball, 3)), Answer)
+        assert isinstance(target.submit(window(ball, 3), at_step(3)).result(), Answer)
         wait_for(lambda: line.counts.total() == 1 + 3 + 1 + 4)
         assert line.counts == {"connections": 1, "sent": 3, "answered": 1, "unwanted": 4}
 
@@ -135,7 +140,7 @@ def test_an_idle_line_asks_for_signs_of_life_and_gives_up_without(
         line.connect(10.0)
         time.sleep(1.2)  # two silences long nobody says anything but pings
         assert line.counts == {"connections": 1} and len(rogue.peers[0].pings) >= 2
-        assert isinstance(RemoteTarget(line, ball.spec, 1.0).ask(window(ball)), Miss)
+        assert isinstance(RemoteTarget(line, ball.spec, 1.0).submit(window(ball), at_step(0)).result(), Miss)
         gone = wait_for(lambda: line.problem is not None and "no sign of life" in line.problem)
         assert 0.3 < gone < 0.6 + 1.0
         wait_for(lambda: line.problem is None)  # the server's other threads are awake
@@ -218,8 +223,8 @@ def test_a_reply_over_http_that_cannot_be_read_is_a_miss_at_once(ball: Bundle, l
     with listening(serve) as port, Line(at(port, "http"), ball) as line:
         line.connect(10.0)
         target, start = RemoteTarget(line, ball.spec, PATIENT_MS), time.monotonic()
-        for _ in range(2):
-            answer = target.ask(window(ball))
+        for step in range(2):
+            answer = target.submit(window(ball), at_step(step)).result()
             assert isinstance(answer, Miss) and answer.cause == "invalid"
         assert time.monotonic() - start < 1e-3 * PATIENT_MS
         assert line.counts == {"connections": 1, "sent": 2, "unreadable": 2}
@@ -398,7 +403,7 @@ def test_a_line_that_is_closed_during_a_step_lets_it_miss(
     with misbehaving(lambda peer, request: None) as rogue, Line(at(rogue.port), ball) as line:
         line.connect(10.0)
         target, found = RemoteTarget(line, ball.spec, 300.0), list[Any]()
-        asking = threading.Thread(target=lambda: found.append(target.ask(window(ball))))
+        asking = threading.Thread(target=lambda: found.append(target.submit(window(ball), at_step(0)).result()))
         asking.start()
         wait_for(lambda: len(rogue.requests) == 1)
         line.close()

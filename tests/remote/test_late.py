@@ -13,6 +13,8 @@ import pytest
 
 from specact import Bundle, SpeculativePolicy
 from specact.errors import ConfigError
+from specact.execution.verdicts import LateVerdicts
+from specact.families.codes.values import executed_codes
 from specact.gates import Always, Never
 from specact.gates.prefetch import Forecast
 from specact.lab.processes import Child, serving
@@ -29,7 +31,7 @@ SEEN = {"state": np.full(8, 0.1, np.float32), "goal": np.array([0.3, -0.2], np.f
 
 def late_policy(ball: Bundle, line: Line) -> SpeculativePolicy:
     return SpeculativePolicy(
-        ball, Always(), verifier=remote_verifier(line, ball, PATIENT_MS), late_for_s=math.inf, seed=3
+        ball, Always(), verifier=remote_verifier(line, ball, PATIENT_MS), verdicts=LateVerdicts(math.inf), seed=3
     )
 
 
@@ -47,8 +49,10 @@ def test_a_verdict_replaces_the_rest_of_its_chunk(ball: Bundle, server: Child, w
             sent = policy.record
             assert sent is not None and sent.decision.transmit
             if policy.counts["in_time"] == before:
-                window = sent.proposal.window
-                wait_for(lambda window=window: not policy._verifier.pending(window))
+                assert isinstance(policy._verdicts, LateVerdicts)
+                under_way = policy._verdicts._under_way
+                assert under_way is not None and under_way.address == sent.address
+                wait_for(under_way.pending.done)
             first_late = policy.counts["in_time"] == before  # the first action had gone before the verdict was there
             actions += [policy.act(SEEN) for _ in range(ball.spec.execute - 1)]
             verified = [waiting.act(SEEN) for _ in range(ball.spec.execute)]
@@ -56,8 +60,8 @@ def test_a_verdict_replaces_the_rest_of_its_chunk(ball: Bundle, server: Child, w
             assert np.array_equal(actions[0], (drafted if first_late else verified)[0])
             assert np.array_equal(actions[1:], verified[1:]), chunk
             assert policy.record is not None and waiting.record is not None
-            assert policy.record.codes.tolist() == waiting.record.codes.tolist()
-            assert policy.record.verdict is not None
+            assert executed_codes(policy.record).tolist() == executed_codes(waiting.record).tolist()
+            assert policy.record.outcome is not None
             replaced += ball.spec.execute - first_late
         assert policy.counts["transmitted"] == policy.counts["in_time"] == 12
         assert policy.counts["replaced"] == replaced
@@ -95,7 +99,7 @@ def test_without_a_connection_every_step_is_a_miss_at_once(ball: Bundle) -> None
 
 def test_what_makes_no_sense_is_refused(ball: Bundle) -> None:
     gate = Always()
-    with pytest.raises(ConfigError, match="must be above 0"):
-        SpeculativePolicy(ball, gate, late_for_s=0.0)
-    with pytest.raises(ConfigError, match="needs no forecast"):
-        SpeculativePolicy(ball, gate, late_for_s=1.0, forecast=Forecast(gate))
+    with pytest.raises(ConfigError, match="more than 0 s"):
+        SpeculativePolicy(ball, gate, verdicts=LateVerdicts(0.0))
+    with pytest.raises(ConfigError, match="go without a forecast"):
+        SpeculativePolicy(ball, gate, verdicts=LateVerdicts(1.0), forecast=Forecast(gate))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specact import Bundle, SpeculativePolicy, calibrated_gate
+from specact.families.codes.values import executed_codes
 from specact.families.codes.verify import TargetSampler
 from specact.gates import Always, Gate
 from specact.gates.prefetch import Forecast
@@ -65,12 +66,14 @@ class Player:
 def assert_same(remote: Player, local: Player) -> None:
     assert [record.miss for record in remote.records] == [None] * len(remote.records)
     for ours, theirs in zip(remote.records, local.records, strict=True):
-        assert ours.codes.tolist() == theirs.codes.tolist()
+        assert executed_codes(ours).tolist() == executed_codes(theirs).tolist()
         assert ours.decision == theirs.decision
-        if theirs.verdict is not None:
-            assert ours.verdict is not None
-            assert ours.verdict.accepted.tolist() == theirs.verdict.accepted.tolist()
-            np.testing.assert_array_equal(ours.verdict.rejection, theirs.verdict.rejection)
+        assert ours.origins.tolist() == theirs.origins.tolist()
+        if theirs.outcome is not None:
+            assert ours.outcome is not None
+            verdict, expected = ours.outcome.evidence.verdict, theirs.outcome.evidence.verdict
+            assert verdict.accepted.tolist() == expected.accepted.tolist()
+            np.testing.assert_array_equal(verdict.rejection, expected.rejection)
     np.testing.assert_array_equal(np.stack(remote.actions), np.stack(local.actions))
 
 
@@ -96,7 +99,7 @@ def test_a_thousand_steps_are_those_of_a_local_policy(
         policy = SpeculativePolicy(ball, gate, verifier=verifier, forecast=forecast, seed=5, robot=1)
         remote = Player(ball, policy, seed=0).run()
     assert_same(remote, local)
-    verified = sum(record.verdict is not None for record in remote.records)
+    verified = sum(record.outcome is not None for record in remote.records)
     assert 0.3 * STEPS < verified < STEPS
     if overlap:
         wasted = sum(record.sent_ahead and not record.decision.transmit for record in remote.records)
@@ -145,7 +148,9 @@ def test_two_interleaved_robots_act_as_each_does_alone(ball: Bundle, server: Chi
     for remote, local in zip(together, alone, strict=True):
         assert_same(remote, local)
     # The streams differ by robot, so the two did not merely do the same.
-    assert [r.codes.tolist() for r in alone[0].records] != [r.codes.tolist() for r in alone[1].records]
+    assert [executed_codes(r).tolist() for r in alone[0].records] != [
+        executed_codes(r).tolist() for r in alone[1].records
+    ]
 
 
 def test_codes_of_a_batch_are_those_of_single_requests_away_from_ties(ball: Bundle) -> None:

@@ -447,6 +447,6 @@ def test_too_many_misses_over_a_real_socket_stop_the_robot(ball: Bundle, misbeha
         awake.set()
         rover.policy.reset(1)
         rover.play(6, period_s=0.1)
-        assert any(step.record.verdict is not None for step in rover.steps[-6:]) and not rover.policy.stopped
+        assert any(step.record.outcome is not None for step in rover.steps[-6:]) and not rover.policy.stopped
         # Nobody was asked by the robot that had stopped.
         assert len(rogue.requests) == line.counts["sent"] <= first + 3 + 6

@@ -24,6 +24,7 @@ from specact.remote.http import HttpChannel
 from specact.remote.target import RemoteTarget
 from specact.remote.transport import PORT, ChannelClosedError, Endpoint
 from specact.remote.websocket import WebSocketChannel
+from specact.rng import StepAddress
 from specact.types import Window
 from specact.verification import Answer
 from specact.wire import json
@@ -480,13 +481,13 @@ def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[
         line.connect(10.0)
         target = RemoteTarget(line, ball.spec, 5000.0)
         rng = np.random.default_rng(0)
-        for _ in range(50):
+        for step in range(50):
             seen = Window(rng.uniform(-1, 1, (1, 8)).astype(np.float32), np.zeros(2, np.float32))
-            answer = target.ask(seen)
+            answer = target.submit(seen, StepAddress(0, 0, 0, step)).result()
             assert isinstance(answer, Answer)
-            np.testing.assert_array_equal(answer.target.probs, ball.target.infer(seen).probs)
+            np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
         time.sleep(0.7)  # pings alone
-        assert isinstance(target.ask(seen), Answer)
+        assert isinstance(target.submit(seen, StepAddress(0, 0, 0, 50)).result(), Answer)
         assert line.counts == {"connections": 1, "sent": 51, "answered": 51}
 
 
