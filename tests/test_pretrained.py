@@ -67,8 +67,8 @@ def test_every_stored_gate_is_the_one_that_an_evaluation_asks_for(file: Path) ->
     bundle = load_bundle(file.parents[1])
     stored = read_calibration(file, bundle).settings
     assert stored.without_threshold() == GateChoices().settings(stored.name, bundle)
-    limit = bundle.recommended_gates.get("max_skips") if stored.name == "deviation" else None
-    assert stored.max_skips == limit
+    recommended = {"deviation": "max_skips", "learned": "learned_max_skips", "learned_action": "learned_max_skips"}
+    assert stored.max_skips == bundle.recommended_gates.get(recommended.get(stored.name, ""))
 
 
 @pytest.mark.parametrize("name", LEARNED)

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.files import remove_torn
+from specact.files import check_folder, remove_torn
 
 _LOCK = ".lock"
 
@@ -29,6 +29,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: if another process holds it, or the folder cannot be written.
     """
+    check_folder(folder)
     existed = folder.is_dir()
     try:
         file = _acquire(folder)

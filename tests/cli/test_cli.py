@@ -24,7 +24,7 @@ METHOD = {
     "target_entropy", "latency", "missed", "sent_ahead",
 }  # fmt: skip
 SUMMARY = {
-    "env", "episodes", "seed", "bundle", "rate", "link", "score", "methods", "contrasts", "calibration", "seconds",
+    "env", "episodes", "seed", "bundle", "rate", "link", "score", "methods", "contrasts", "calibration", "gates", "seconds",
     "realtime",
 }  # fmt: skip
 

@@ -25,23 +25,23 @@ def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
     assert len(set(folders)) == len(folders)
     assert folders[: len(pairs)] == [f"{pair}/table" for pair in pairs]
     by_folder = {chapter.folder: chapter.what for chapter in chapters}
-    wanted = {"ball": 500, "swarm": 500, "pusht": 200, "kitchen": 60}
+    wanted = {"ball": 500, "swarm": 300, "pusht": 200, "kitchen": 30}
     for pair, episodes in wanted.items():
         what = by_folder[f"{pair}/table"]
         assert what.episodes == episodes
         # What the head is worth without a gate, and chance with the privileges of either gate, stand in every table.
         assert {"draft", "head_draft", "head_random", "target_on_device", "random", "random_learned"} < {*what.methods}
-        assert by_folder[f"{pair}/real-time"].realtime
         assert by_folder[f"{pair}/rate-0.4"].rate == 0.4
-        assert {"draft", "head_draft"} < {*by_folder[f"{pair}-distilled/rate-0.4"].methods}
         if pair != "kitchen":
+            assert by_folder[f"{pair}/real-time"].realtime
+            assert {"draft", "head_draft"} < {*by_folder[f"{pair}-distilled/rate-0.4"].methods}
             assert f"{pair}-undertrained/table" in folders
     for pair in ("ball", "swarm"):
         assert all(what.episodes >= 300 for folder, what in by_folder.items() if folder.startswith(f"{pair}/rate-0.4"))
     rates = [0.2, 0.3, 0.4, 0.8]
     assert {f"ball/rate-{rate}" for rate in rates} < set(folders)
     # At most four skips in a row are a rate of .2 already, whatever the deviation says.
-    assert {f"swarm/rate-{rate}" for rate in rates if rate > 0.2} < set(folders)
+    assert "swarm/rate-0.4" in folders
     assert not {"swarm/rate-0.2", "pusht/rate-0.2"} & set(folders)
     for pair in ("swarm", "pusht"):
         assert load_bundle(pair).recommended_gates["max_skips"] is not None

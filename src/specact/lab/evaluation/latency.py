@@ -244,8 +244,8 @@ def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -
 
 def _blocks(total: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means over runs of consecutive steps: what a control loop feels, without the two humps of gated methods."""
-    whole = len(total) // BLOCK * BLOCK
-    return np.asarray(total[:whole].reshape(-1, BLOCK).mean(axis=1) if whole else total)
+    blocks = len(total) // BLOCK
+    return np.asarray(total[: blocks * BLOCK].reshape(-1, BLOCK).mean(axis=1) if blocks > 1 else total)
 
 
 def _stage(record: StepRecord, stage: str) -> float:

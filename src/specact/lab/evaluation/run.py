@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from specact.families.codes.bundle import Bundle, load_bundle
-from specact.files import check_folder, write_json, write_whole
+from specact.files import write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
 from specact.gates.settings import CALIBRATED, GateSettings
@@ -72,7 +72,6 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     check_fit(bundle, task)
     if what.mse:
         demonstration_files(bundle, None if what.data is None else Path(what.data))
-    check_folder(out)
     manifest = claim(out, what, bundle, env, command)
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}

@@ -71,7 +71,7 @@ _SIZES = {
     # An episode has 450 inferences, so that a few are enough for a threshold, and each takes two seconds: what other
     # pairs show as well is left out, and the table's episodes are enough for rejection over deviation.
     "kitchen": Size(
-        30, (0.4,), 20, (), 0, rejection=0, real=1, undertrained=0,
+        30, (0.4,), 20, (), 0, rejection=0, real=0, undertrained=0,
         left_out=("plain_random", "gated_target", "learned_action", "oracle_action"), calibration=3,
     ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from specact import __version__
 from specact.errors import ConfigError, ObservationError
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.spec import PolicySpec
-from specact.files import check_folder, write_json
+from specact.files import write_json
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
@@ -109,7 +109,6 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
             execution or the task.
     """
     _check(what)
-    check_folder(out)
     with locked(out):
         _run(what, out, progress, workers, command)
 

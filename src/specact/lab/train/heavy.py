@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.export import to_onnx
+from specact.lab.train.recipe import PolicyRecipe
+from specact.lab.train.vqbet import Block
 from specact.runtime.manifest import write_manifest
 
 TOKENS = 10
@@ -23,22 +25,17 @@ class _Heavy(nn.Module):
 
     def __init__(self, inputs: int, layers: int, width: int, heads: int) -> None:
         super().__init__()
-        self.project = nn.Linear(inputs, width)
+        self.inputs, self.project = inputs, nn.Linear(inputs, width)
         self.position = nn.Parameter(0.02 * torch.randn(TOKENS, width))
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.blocks = nn.ModuleList([layer] + [_again(layer) for _ in range(layers - 1)])
+        recipe = PolicyRecipe(width=width, heads=heads, dropout=0.0)
+        self.blocks = nn.ModuleList(Block(recipe, TOKENS) for _ in range(layers))
 
     def forward(self, state: Tensor) -> Tensor:
-        tokens = self.project(state.flatten(1))[:, None] + self.position
+        tokens = self.project(state.reshape(-1, self.inputs))[:, None] + self.position
         for block in self.blocks:
             tokens = block(tokens)
         weight: Tensor = tokens.mean(dim=(1, 2))
         return weight
-
-
-def _again(layer: nn.TransformerEncoderLayer) -> nn.TransformerEncoderLayer:
-    width, heads = layer.self_attn.embed_dim, layer.self_attn.num_heads
-    return nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
 
 
 def make_stand_in(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 768, heads: int = 12) -> None:

@@ -93,6 +93,17 @@ class Block(nn.Module):
         return x + added
 
 
+class _GroupNorm(nn.GroupNorm):
+    """PyTorch's, written out: its own export computes shapes when it runs, which bundles may not do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.reshape(-1, self.num_groups, x.shape[1:].numel() // self.num_groups)
+        variance, mean = torch.var_mean(groups, -1, keepdim=True, correction=0)
+        normal = ((groups - mean) / torch.sqrt(variance + self.eps)).reshape(-1, *x.shape[1:])
+        scaled: Tensor = normal * self.weight[:, None, None] + self.bias[:, None, None]
+        return scaled
+
+
 class ImageEncoder(nn.Module):
     """A small convolutional encoder: uint8 frames ``[..., H, W, 3]`` to embeddings ``[..., width]``."""
 
@@ -101,15 +112,16 @@ class ImageEncoder(nn.Module):
         layers: list[nn.Module] = []
         channels = 3
         for out in (16, 32, 64, 64):
-            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.GroupNorm(8, out), nn.ReLU()]
+            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), _GroupNorm(8, out), nn.ReLU()]
             channels = out
         self.layers = nn.Sequential(*layers)
         self.project = nn.Linear(channels, width)
 
     def forward(self, image: Tensor) -> Tensor:
-        frames = image.flatten(0, -4).permute(0, 3, 1, 2).float() / 255.0 - 0.5
-        embedded: Tensor = self.project(self.layers(frames).mean((-2, -1))).unflatten(0, image.shape[:-3])
-        return embedded
+        # Only the batch is free: everything else is a constant of the exported graph.
+        frames = image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2).float() / 255.0 - 0.5
+        embedded: Tensor = self.project(self.layers(frames).mean((-2, -1)))
+        return embedded.reshape(-1, *image.shape[1:-3], embedded.shape[-1])
 
 
 class VQBeT(nn.Module):
