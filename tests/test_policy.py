@@ -27,7 +27,7 @@ from specact.gates.controller import LinkBudget
 from specact.gates.prefetch import Forecast
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
-from specact.types import Decision, Miss, OffloadTimes, Proposal, StepRecord, Window
+from specact.types import Decision, Miss, OffloadTimes, Origin, Proposal, StepRecord, Window
 from specact.verification import Answer, LocalTarget, Pending
 
 SPEC = PolicySpec(
@@ -650,6 +650,89 @@ def test_units_that_are_not_finite_give_an_error_and_no_action(centre: float, sc
     policy = SpeculativePolicy(replace(bundle, tokenizer=units), Never())
     with pytest.raises(ObservationError, match="not finite"):
         policy.act(at(0))
+
+
+# ---- where every action comes from ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["execute_draft", "hold_last"])
+def test_the_record_says_where_every_action_comes_from(rule: Any) -> None:
+    clock = VirtualClock()
+    bundle = pair(clock=clock)
+    verifier = SpeculativeVerifier(Far(bundle, clock, [None, None, "deadline"] * 20), bundle.tokenizer)
+    fallback = Fallback(rule, stop_action=STILL)
+    policy = SpeculativePolicy(bundle, Random(0.5), verifier=verifier, fallback=fallback, clock=clock)
+    _, records = play(policy, 0, steps=60)
+    seen = set()
+    for record in records:
+        kept = executed_codes(record) == record.proposal.evidence.codes
+        if not record.decision.transmit:
+            origin, actions = Origin.DRAFTED, record.proposal.actions
+        elif record.miss is not None:
+            # What is held is one action, again and again.
+            held = np.broadcast_to(record.actions[0], record.actions.shape)
+            origin, actions = Origin.FALLBACK, record.proposal.actions if rule == "execute_draft" else held
+        else:
+            assert record.outcome is not None
+            origin, actions = Origin.ACCEPTED if kept.all() else Origin.REPLACED, record.outcome.actions
+            np.testing.assert_array_equal(record.outcome.origins, record.origins)
+        assert record.origins.dtype == np.uint8 and record.origins.tolist() == [origin] * SPEC.chunk
+        np.testing.assert_array_equal(record.actions, actions)
+        seen.add(origin)
+    assert seen == {Origin.DRAFTED, Origin.ACCEPTED, Origin.REPLACED, Origin.FALLBACK}
+
+
+def late(misses: Sequence[str | None], for_s: float, tick: float) -> tuple[SpeculativePolicy, list[np.ndarray]]:
+    """What 12 control steps, ``tick`` [s] apart, do in chunks of 3; a verdict takes 12 ms, a draft 2 ms."""
+    clock = VirtualClock()
+    bundle = pair(replace(SPEC, execute=3), clock=clock)
+    verifier = SpeculativeVerifier(Far(bundle, clock, misses), bundle.tokenizer)
+    policy = SpeculativePolicy(bundle, Always(), verifier=verifier, verdicts=LateVerdicts(for_s), clock=clock)
+    actions = []
+    for i in range(12):
+        actions.append(policy.act(at(i)))
+        clock.sleep(tick)
+    return policy, actions
+
+
+def drafted_actions() -> list[np.ndarray]:
+    policy = SpeculativePolicy(pair(replace(SPEC, execute=3)), Never())
+    return [policy.act(at(i)) for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("for_s", "tick", "sent", "missed"),
+    [
+        (0.014, 0.015, 4, 4),  # older than that when it is looked at
+        (math.inf, 0.005, 4, 3),  # its chunk is over, the next one not drafted; the last one is still under way
+        (math.inf, 0.003, 2, 2),  # the next chunk is running, whose step could not be sent meanwhile
+    ],
+)
+def test_an_answer_too_late_is_missed_and_never_executed(for_s: float, tick: float, sent: int, missed: int) -> None:
+    policy, actions = late([], for_s, tick)
+    np.testing.assert_array_equal(actions, drafted_actions())
+    counts = policy.counts
+    assert (counts["wanted"], counts["transmitted"], counts["missed"]) == (4, sent, missed)
+    assert counts["in_time"] == counts["replaced"] == counts["verified"] == counts["accepted"] == 0
+    assert policy.record is not None and policy.record.outcome is None and policy.record.miss is None
+    assert policy.record.origins.tolist() == [Origin.DRAFTED] * 3
+
+
+@pytest.mark.parametrize("cause", [None, "overloaded"])
+def test_what_was_played_before_a_late_verdict_is_the_drafts_in_the_record_too(cause: str | None) -> None:
+    policy, actions = late([cause] * 4, math.inf, 0.015)
+    record, units = policy.record, pair().tokenizer
+    assert record is not None and record.miss == cause
+    np.testing.assert_array_equal(actions[9:], [units.to_environment(action) for action in record.actions])
+    np.testing.assert_array_equal(record.actions[:1], record.proposal.actions[:1])
+    if cause is not None:
+        assert record.origins.tolist() == [Origin.DRAFTED, Origin.FALLBACK, Origin.FALLBACK]
+        np.testing.assert_array_equal(record.actions, record.proposal.actions)
+        return
+    assert record.outcome is not None
+    assert record.origins.tolist() == [Origin.DRAFTED, *record.outcome.origins[1:]]
+    np.testing.assert_array_equal(record.actions[1:], record.outcome.actions[1:])
+    assert not np.array_equal(record.actions[:1], record.outcome.actions[:1])
 
 
 # ---- requests that cannot leave -------------------------------------------------------------------------------------

@@ -260,8 +260,14 @@ class SpeculativePolicy:
         if record is None or found is None:
             self.counts["missed"] += 1
             return
-        self.record = self._settled(record, found)
-        left = self._player.replace(self.record.actions)
+        settled, played = self._settled(record, found), self._player.played
+        left = self._player.replace(settled.actions)
+        # What was played before the verdict stays the draft's, in the record too.
+        self.record = replace(
+            settled,
+            actions=np.concatenate([record.actions[:played], settled.actions[played:]]),
+            origins=np.concatenate([record.origins[:played], settled.origins[played:]]),
+        )
         if isinstance(found, Outcome):
             self.counts.update(in_time=1, replaced=left)
 

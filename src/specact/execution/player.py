@@ -35,6 +35,11 @@ class ChunkPlayer:
         """Whether a new chunk is wanted."""
         return self._played >= self._execute
 
+    @property
+    def played(self) -> int:
+        """How many actions of the newest chunk have been played."""
+        return self._played
+
     def put(self, drafted: Chunk, executed: Chunk) -> None:
         """Adds a chunk: what the draft proposed and what is to be executed, both ``[n, A]``."""
         if not self._average:
