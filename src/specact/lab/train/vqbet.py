@@ -98,8 +98,9 @@ class _GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         groups = x.reshape(-1, self.num_groups, x.shape[1:].numel() // self.num_groups)
-        variance, mean = torch.var_mean(groups, -1, keepdim=True, correction=0)
-        normal = ((groups - mean) / torch.sqrt(variance + self.eps)).reshape(-1, *x.shape[1:])
+        centred = groups - groups.mean(-1, keepdim=True)
+        variance = (centred * centred).mean(-1, keepdim=True)
+        normal = (centred / torch.sqrt(variance + self.eps)).reshape(-1, *x.shape[1:])
         scaled: Tensor = normal * self.weight[:, None, None] + self.bias[:, None, None]
         return scaled
 
