@@ -24,8 +24,8 @@ METHOD = {
     "target_entropy", "latency", "missed", "sent_ahead",
 }  # fmt: skip
 SUMMARY = {
-    "env", "episodes", "seed", "bundle", "rate", "link", "score", "methods", "contrasts", "calibration", "gates", "seconds",
-    "realtime",
+    "env", "episodes", "seed", "bundle", "rate", "link", "score", "methods", "contrasts", "calibration", "gates",
+    "seconds", "realtime",
 }  # fmt: skip
 
 
