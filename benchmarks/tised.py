@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "tised"
 DATA = Path(os.environ.get("SPECACT_DATA", ""))
 
-STEADY = [f"loopback+delay={ms}" for ms in (1, 10, 20, 50, 100, 150, 200)]
+STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
 # Wi-Fi and an internet provider between a real robot and its operator; an LTE phone.
 RECORDED = [
     "rtt:network/telerobot_rtt/tyrell_roundtrip024.csv",
@@ -54,6 +54,7 @@ SWEEPS: dict[str, list[str]] = {
     # On ball the task's holding action is the last one, on PushT it is the neutral one.
     "frontier-ball": [
         "--bundle", "ball", "--levers", *METHODS, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR,
+        "--calibration-episodes", "15",
     ],
     "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", "--idle", "hold", "last", *FAR],
     "levers-chase": [
@@ -92,9 +93,7 @@ def run(name: str, episodes: str, workers: str | None) -> None:
     """One sweep and its analysis, as a user would type them."""
     folder, arguments = ROOT / "runs" / "tised" / name, list(SWEEPS[name])
     if name.startswith("frontier"):
-        # An episode of PushT takes ten times as long to run.
-        steady = STEADY if name == "frontier-ball" else [STEADY[i] for i in (0, 2, 3, 4, 6)]
-        arguments += ["--links", *steady, *(RECORDED if (DATA / "network").is_dir() else ())]
+        arguments += ["--links", *STEADY, *(RECORDED if (DATA / "network").is_dir() else ())]
     where = DATA if (DATA / "network").is_dir() else ROOT
     command = ["tised", "sweep", *arguments, "--episodes", episodes, "--seed", "1"]
     how = ["--out", str(folder), *(() if workers is None else ("--workers", workers))]
