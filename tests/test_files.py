@@ -134,7 +134,7 @@ def test_worker_processes_of_a_run_are_no_others(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot lock .*; choose another --out"), locked(tmp_path / "file"):
+    with pytest.raises(ConfigError, match="must be a folder; choose another place"), locked(tmp_path / "file"):
         pytest.fail("a file was locked as a folder")
 
 

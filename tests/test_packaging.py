@@ -53,7 +53,7 @@ for gate in (specact.gates.Never(), specact.gates.Always(), specact.gates.Action
         observation = {"state": rng.normal(size=bundle.spec.state), "goal": rng.normal(size=bundle.spec.goal)}
         action = policy.act({key: value.astype(np.float32) for key, value in observation.items()})
         assert action.dtype == np.float32 and action.ndim == 1 and np.isfinite(action).all()
-        records[policy.record.step] = policy.record.decision.transmit
+        records[policy.record.address.step] = policy.record.decision.transmit
     transmitted.append(sum(records.values()) / len(records))
 never, always, deviation = transmitted
 assert (never, always) == (0.0, 1.0) and 0.0 < deviation <= 1.0, transmitted

@@ -45,7 +45,7 @@ SERVER = "bench server --out OUT "
         (SWEEP + "--execute 0", "--execute must be at least 1, got 0"),
         (SWEEP.replace("OUT", "FILE"), "is a file, but"),
         ("doctor --requests 0", "--requests must be at least 1, got 0"),
-        (LATENCY + "--steps 0", "steps must be at least 50, got 0"),
+        (LATENCY + "--steps 0", "steps must be at least 2, got 0"),
         (LATENCY + "--rate nan", "rate must be a finite number, got nan"),
         (LATENCY + "--rate 0", "rate must be above 0 and below 1, got 0"),
         (LATENCY + "--draft-ms -1", "draft_ms must be at least 0, got -1"),
