@@ -52,7 +52,9 @@ def server(trained: Bundle) -> Iterator[Child]:
 
 @pytest.mark.parametrize("pair", MIXED)
 def test_a_bundle_of_both_kinds_is_refused_before_it_is_trained(pair: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError, match=f"'mixed': one of {' and '.join(pair)} is sequential .* alike for both"):
+    with pytest.raises(
+        ConfigError, match=f"'mixed': one of {' and '.join(pair)} is sequential .* to the same value for both"
+    ):
         replace(RECIPE, bundles={"mixed": pair})
 
 

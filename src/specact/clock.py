@@ -39,5 +39,5 @@ class VirtualClock:
 
     def sleep(self, seconds: float) -> None:
         if seconds < 0:
-            raise ValueError(f"time cannot pass backwards: asked to sleep {seconds} s")
+            raise ValueError(f"a sleep must be at least 0 s, got {seconds}")
         self._now += seconds

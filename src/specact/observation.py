@@ -76,7 +76,7 @@ class ObservationWindow:
             bad = np.flatnonzero(~np.isfinite(value)).tolist()
             raise ObservationError(
                 f"the observation's {name} is NaN or infinite at {bad}; "
-                "skip this observation or hold the robot, the policy has not moved on",
+                "skip this observation or hold the robot; the policy's state is unchanged",
                 "not_finite",
             )
         return value

@@ -105,7 +105,9 @@ class SpeculativePolicy:
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
         if forecast is not None and isinstance(verdicts, LateVerdicts):
-            raise ConfigError("late verdicts go without a forecast: nobody waits, so nothing is gained by asking ahead")
+            raise ConfigError(
+                "late verdicts cannot be combined with a forecast, because no step waits for the server; leave one out"
+            )
         if not max_chunk_age_s > 0.0:
             raise ConfigError(f"max_chunk_age_s must be above 0, got {max_chunk_age_s}")
         self.gate, self.clock = gate, RealClock() if clock is None else clock

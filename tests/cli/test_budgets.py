@@ -80,8 +80,8 @@ def test_late_verdicts_are_counted(specact_run: Run, server: Child) -> None:
         (("--link-share-kbit", "-1"), "must be positive"),
         (("--latency-budget-ms", "0"), "must be positive"),
         (("--audit-rate", "1"), "[0, 1)"),
-        (("--late", "--audit-rate", "0.1"), "--late goes without"),
-        (("--late", "--sampling", "server"), "--late goes without"),
+        (("--late", "--audit-rate", "0.1"), "--late cannot be combined"),
+        (("--late", "--sampling", "server"), "--late cannot be combined"),
     ],
 )
 def test_what_cannot_be_held_is_refused_before_anything_moves(

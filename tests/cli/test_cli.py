@@ -222,7 +222,7 @@ def test_export_for_a_device(specact_run: Run, tiny_run: Path, tiny_bundle: Path
     assert done.returncode == 0, done.stderr
     assert "target_ms" not in strictly(done.stdout)
     for words in (["serve"], ["eval", "--methods", "hybrid", "--episodes", "1", "--out", tmp_path / "run"]):
-        assert_refused(specact_run(*words, "--bundle", out), "was exported for a device", "its target is on the server")
+        assert_refused(specact_run(*words, "--bundle", out), "was exported without its target")
     assert_refused(
         specact_run("export", tiny_bundle, "--bundle", "tiny", "--out", tmp_path / "x"),
         "is a bundle itself",
@@ -241,7 +241,7 @@ def test_a_device_acts_with_the_target_on_the_server(specact_run: Run, tiny_bund
     out = tmp_path / "device"
     assert specact_run("export", tiny_bundle, "--device", "--out", out).returncode == 0
     device = load_bundle(out)
-    with pytest.raises(BundleError, match="was exported for a device: its target is on the server"):
+    with pytest.raises(BundleError, match="was exported without its target, which runs on the server"):
         SpeculativePolicy(device, Always())
     with serving(str(tiny_bundle)) as server, Line(Endpoint("ws", "127.0.0.1", server.port), device) as line:
         line.connect(10.0)

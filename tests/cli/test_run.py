@@ -149,8 +149,9 @@ STOP = ("--stop-action", *map(str, STILL))
 @pytest.mark.parametrize("robot", ["Arm", "Braked", "Stuck"])
 def test_the_end_of_the_time_ends_in_a_stop(life: Life, robot: str) -> None:
     status, out, remarks = life.run(robot, "--seconds", "0.5", *STOP)
-    assert life.log[-1] == ({"stop": True} if robot == "Braked" else {"action": STILL, "after_stall": False})
-    assert len([entry for entry in life.log if entry == life.log[-1]]) == 1
+    # Not whether it had stalled before: a busy machine may make it.
+    ends = [entry for entry in life.log if entry.get("stop") or entry["action"] == STILL]
+    assert ends == life.log[-1:] and ("stop" in ends[0]) == (robot == "Braked")
     assert json.loads(out)["stopped_by"] == ("stop_action" if robot == "Arm" else "stop()")
     # A brake that fails is an error, but the stop action was sent.
     assert status == (1 if robot == "Stuck" else 0) and ("the brake is stuck" in remarks) == (robot == "Stuck")
@@ -170,7 +171,8 @@ def test_a_signal_ends_in_a_stop_and_a_summary(life: Life, robot: str, number: s
     process.send_signal(number)  # somebody is impatient
     out, remarks = process.communicate(timeout=60)
     assert process.returncode == status
-    assert life.log[-1] == ({"stop": True} if robot == "Braked" else {"action": STILL, "after_stall": False})
+    assert life.log[-1].get("action") == (None if robot == "Braked" else STILL)
+    assert ("stop" in life.log[-1]) == (robot == "Braked")
     assert json.loads(out)["ticks"] >= 5
     assert f"ended by {number.name}" in remarks and "same command again" not in remarks and "Traceback" not in remarks
 
@@ -204,7 +206,7 @@ def test_a_first_observation_that_cannot_be_used_ends_the_run_before_the_robot_m
 
 
 def test_later_ones_hold_the_last_action_and_are_told_of_once(life: Life) -> None:
-    status, out, remarks = life.run("Dazzled", "--seconds", "1.5", *STOP)
+    status, out, remarks = life.run("Dazzled", "--seconds", "3", *STOP)
     assert status == 0
     assert json.loads(out)["unusable"] == {"absent": 2, "shape": 1}
     assert remarks.count("the observation is None") == 1 and remarks.count("state has shape (7,)") == 1
@@ -213,7 +215,7 @@ def test_later_ones_hold_the_last_action_and_are_told_of_once(life: Life) -> Non
 
 
 def test_too_many_in_a_row_stop_the_robot(life: Life) -> None:
-    status, out, _ = life.run("Deaf", "--max-consecutive-misses", "3", *STOP)
+    status, out, _ = life.run("Deaf", "--gate", "never", "--max-consecutive-misses", "3", *STOP)
     summary = json.loads(out)
     assert status == 0 and summary["stopped"] and summary["unusable"] == {"absent": 4}
     actions = [entry["action"] for entry in life.log]
@@ -264,4 +266,4 @@ def test_settings_that_make_no_sense_are_refused(life: Life, option: str, value:
 def test_a_robot_that_cannot_be_made_is_an_error_that_says_what_to_do(life: Life) -> None:
     status, _, remarks = life.run("Absent")
     assert status == 2 and "Traceback" not in remarks
-    assert "'toy:Absent' cannot be made: OSError: no such device: /dev/arm0; toy.Absent() has to work" in remarks
+    assert "'toy:Absent' cannot be created: OSError: no such device: /dev/arm0; toy.Absent() must work" in remarks

@@ -29,7 +29,7 @@ def test_what_policy_or_world_lack() -> None:
         Execution("naive", CHUNK + 1, 1).check(Prophet(), rolls_forward=True)
     with pytest.raises(ConfigError, match="cannot inpaint; choose aligned"):
         Execution("inpainting", CHUNK, 1).check(Prophet(), rolls_forward=True)
-    with pytest.raises(ConfigError, match="no model of its robot"):
+    with pytest.raises(ConfigError, match="needs a model of the robot"):
         Execution("roll_forward", CHUNK, 1).check(Prophet(), rolls_forward=False)
     Execution("inpainting", CHUNK, CHUNK).check(Prophet(inpaints=True), rolls_forward=True)
     Execution("roll_forward", CHUNK, 1).check(Prophet(), rolls_forward=True)

@@ -66,7 +66,7 @@ def test_waiting_asks_and_has_the_answer() -> None:
 
 @pytest.mark.parametrize("for_s", [0.0, -0.0, -1.0, -math.inf, math.nan])
 def test_verdicts_that_could_never_be_used_are_refused(for_s: float) -> None:
-    with pytest.raises(ConfigError, match="of use for more than 0 s, got"):
+    with pytest.raises(ConfigError, match="must be above 0 s, got"):
         LateVerdicts(for_s)
 
 

@@ -293,14 +293,14 @@ def test_a_level_close_to_what_is_measured() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Random(0.5).__setattr__("audit_rate", 1.0), r"audit rate lies in \[0, 1\), got 1.0"),
-        (lambda: Random(0.5).__setattr__("audit_rate", math.nan), r"audit rate lies in \[0, 1\), got nan"),
-        (lambda: RunningMean(0.0), r"error rate lies in \(0, 1\), got 0.0"),
+        (lambda: Random(0.5).__setattr__("audit_rate", 1.0), r"audit rate must lie in \[0, 1\), got 1.0"),
+        (lambda: Random(0.5).__setattr__("audit_rate", math.nan), r"audit rate must lie in \[0, 1\), got nan"),
+        (lambda: RunningMean(0.0), r"error rate must lie in \(0, 1\), got 0.0"),
         (lambda: DriftAlarm(1.2), r"level must lie in \[0, 1\]"),
         (lambda: DriftAlarm(math.nan), "got nan, 0.05"),
         (lambda: DriftAlarm(0.5, tolerance=0.0), "got 0.5, 0.0"),
         (lambda: DriftAlarm(0.5, run_length=0.0), "and 0.0"),
-        (lambda: expected_true_skip([0.1], 1.0), r"rate in \[0, 1\), got 1.0"),
+        (lambda: expected_true_skip([0.1], 1.0), r"skips must lie in \[0, 1\), got 1.0"),
     ],
 )
 def test_bad_settings_are_refused_with_what_is_allowed(make: Callable[[], Any], message: str) -> None:

@@ -242,8 +242,8 @@ def test_settings_say_what_is_held_around_what() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RateBudget(1.1), r"rate lies in \[0, 1\], got 1.1"),
-        (lambda: RateBudget(math.nan), r"rate lies in \[0, 1\], got nan"),
+        (lambda: RateBudget(1.1), r"rate must lie in \[0, 1\], got 1.1"),
+        (lambda: RateBudget(math.nan), r"rate must lie in \[0, 1\], got nan"),
         (lambda: LatencyBudget(0.0), "must be positive, got 0.0 s"),
         (lambda: LatencyBudget(0.1, memory=0), "must be positive, got 0.1 s and 0"),
         (lambda: LinkBudget(0.0, 100, 5.0), "must be positive, got 0.0 B/s"),

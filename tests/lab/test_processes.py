@@ -74,7 +74,7 @@ def test_a_command_that_fails_says_why(arguments: list[str], why: str) -> None:
 
 def test_a_command_that_ends_without_a_word_is_reported_at_once() -> None:
     start = time.monotonic()
-    with pytest.raises(RemoteError, match="it said nothing"), child("pass"):
+    with pytest.raises(RemoteError, match="it printed nothing"), child("pass"):
         pass
     assert time.monotonic() - start < 15.0
 

@@ -72,7 +72,7 @@ def test_a_recording_is_read_once_and_again_when_it_changed(series: Path) -> Non
         ("lan+loss=1", r"loss .* must lie in \[0, 1\), got 1.0"),
         ("lan+loss=much", "loss= of a link must be a number, got 'much'"),
         ("lan+loss=0.1+loss=0.2", "loss= is given twice"),
-        ("lan+rto=300", "rto= .* needs a loss= beside it"),
+        ("lan+rto=300", "rto= .* add loss=PROBABILITY"),
         ("lan+loss=0.1+rto=0", "retransmission timeout must lie in"),
         ("lan+rate=0", "rate of a link must be above 0"),
         ("lan+rate=nan", "rate of a link must be above 0"),

@@ -123,12 +123,12 @@ def test_a_kernel_that_refuses_is_named_and_nothing_is_removed(told: Path) -> No
 
 def test_what_the_kernel_cannot_do_is_refused_before_it_is_asked(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        pytest.raises(ConfigError, match=r"no network device '--help' here; there is .*lo"),
+        pytest.raises(ConfigError, match=r"unknown network device '--help'; available: .*lo"),
         kernel_shaped("--help", load_link("lan"), up=True),
     ):
         pytest.fail("there is no such device")
     with (
-        pytest.raises(ConfigError, match="a recorded link has no form"),
+        pytest.raises(ConfigError, match="cannot emulate a recorded link"),
         kernel_shaped("lo", TraceLink(np.array([1.0])), up=True),
     ):
         pytest.fail("it has no form")

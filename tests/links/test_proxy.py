@@ -82,7 +82,7 @@ def test_netem_has_no_form_for_a_recording(monkeypatch: pytest.MonkeyPatch) -> N
         ({"listen": "127.0.0.1:65536"}, "--listen must be HOST:PORT with a port from 0 to 65535"),
         ({"target": "localhost:http"}, "--target must be HOST:PORT"),
         ({"target": "127.0.0.1:0"}, "--target needs the server's port"),
-        ({"target": "no.such.host.invalid:1"}, "there is no address no.such.host.invalid:1"),
+        ({"target": "no.such.host.invalid:1"}, "cannot resolve the address no.such.host.invalid:1"),
         ({"link": "wifi-papr"}, "did you mean 'wifi-paper'"),
         ({"seed": -1}, "seed of a shaper must lie in"),
     ],

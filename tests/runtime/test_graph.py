@@ -131,7 +131,7 @@ def powers_of_the_batch() -> ModelProto:
     return model([*squares, node("ConstantOfShape", "s3", "y")])
 
 
-TOO_MUCH = "computes too much"
+TOO_MUCH = "needs too much computation"
 HUGE = np.array([1 << 20, 1 << 20], np.int64)
 READ = node("Cast", "x", "sizes", to=INT64)
 FLAT = [READ, node("Reshape", "sizes", "all", "flat")]

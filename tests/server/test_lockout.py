@@ -6,7 +6,7 @@ import random
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ UPGRADE = (
 HALF = b"GET /healthz HTTP/1.1\r\nHost: 127"
 # A tenth of what a server usually has, so that filling it up takes no time.
 FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
-SOON = "import specact.server.transport as t; t._REQUEST_WITHIN_S = 0.3; "
+SOON = "import specact.server.transport as t; t._REQUEST_WITHIN_S = 1.0; "
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def test_one_address_has_so_many_connections(launch: Start, hello: Fields) -> No
         refused = ask(server, b"")
         assert refused.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in refused
         # A client that has sent its request by then may see no more of it than the end of the connection.
-        with pytest.raises(WebSocketException):
+        with pytest.raises((WebSocketException, ConnectionError)):
             stack.enter_context(server.connect())
     server.until(lambda: server.http("GET", "/healthz").status == 200, "there is room again")
 
@@ -140,7 +140,9 @@ def test_bytes_that_drip_after_an_answer_keep_no_connection(quick: Server) -> No
             connection.sendall(head + b"\r\n")
             received = b""
             while not received.endswith(b"}"):
-                received += connection.recv(65536)
+                part = connection.recv(65536)
+                assert part, "it hung up"
+                received += part
             assert received.startswith(b"HTTP/1.1 200 OK")
 
 
@@ -242,7 +244,8 @@ def test_damaged_requests_are_client_errors_or_are_let_in(server: Server, hello:
             worn[at : at + rng.randrange(2)] = rng.randbytes(rng.randrange(3))
         with server.raw() as connection:
             connection.sendall(worn)
-            connection.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # it may have hung up by now
+                connection.shutdown(socket.SHUT_WR)
             answer = reply(connection)
         assert answer[:10] in (b"", b"HTTP/1.1 1", b"HTTP/1.1 4"), (bytes(worn), answer)
     with server.stream(hello):
@@ -253,10 +256,13 @@ def opened(server: Server, hello: Fields) -> socket.socket:
     """A robot's connection after its welcome."""
     connection = server.raw()
     connection.sendall(UPGRADE + b"\r\n")
-    while not connection.recv(4096).endswith(b"\r\n\r\n"):
-        pass
-    connection.sendall(frame(0x2, msgpack.encode(hello)))
-    assert b"welcome" in connection.recv(4096)
+    for sent, last in ((b"", b"\r\n\r\n"), (frame(0x2, msgpack.encode(hello)), b"welcome")):
+        connection.sendall(sent)
+        received = b""
+        while last not in received:
+            part = connection.recv(4096)
+            assert part, received
+            received += part
     return connection
 
 

@@ -88,7 +88,7 @@ MISFITS: list[tuple[str, Callable[[Fields], Any], str, int, str]] = [
         (name, lambda hello, name=name: hello["spec"].update({name: 99}), "mismatch", 409, f"{name} 99 / ")
         for name in ("window", "state", "goal", "codebooks", "codes", "chunk", "actions", "image")
     ],
-    ("protocol", lambda hello: hello.update(v=2), "unsupported_protocol", 400, "protocol 1, the message says 2"),
+    ("protocol", lambda hello: hello.update(v=2), "unsupported_protocol", 400, "protocol 1, but the message says 2"),
     ("no spec", lambda hello: hello.pop("spec"), "bad_message", 400, "spec"),
     ("a request", lambda hello: hello.update(type="infer"), "bad_message", 400, "type hello"),
 ]
@@ -194,6 +194,7 @@ def test_healthz_and_the_open_addresses(server: Server) -> None:
 
 def test_metrics_count_what_was_sent(server: Server, hello: Fields, ball: Bundle, windows: list[Window]) -> None:
     name = "specact_requests_total"
+    server.until(lambda: server.counts("specact_robots")[()] == 0, "the robots of other tests are gone")
     before, inferred = server.counts(name), server.counts("specact_target_milliseconds_count")[()]
     with server.stream(hello) as robot:
         for window in windows[:5]:
@@ -238,7 +239,7 @@ def json_infer(window: Window, **changed: Any) -> Fields:
 
 
 def test_a_queue_that_is_full_says_so_at_once(launch: Start, hello: Fields, windows: list[Window]) -> None:
-    slow = launch("--max-queue", "4", "--max-under-way", "32", "--max-batch", "64", "--max-wait-ms", "1000")
+    slow = launch("--max-queue", "4", "--max-under-way", "32", "--max-batch", "64", "--max-wait-ms", "3000")
     with slow.stream(hello) as robot:
         # Two of the four that fit have less time than they wait.
         for identity in range(10):
@@ -298,7 +299,7 @@ def test_a_robot_is_in_the_first_batch_whatever_its_neighbours_have_sent(
 def test_one_request_s_fault_is_no_other_s_in_its_batch(
     launch: Start, hello: Fields, ball: Bundle, windows: list[Window]
 ) -> None:
-    slow = launch("--max-batch", "64", "--max-wait-ms", "500")
+    slow = launch("--max-batch", "2", "--max-wait-ms", "20000")
     good = drafted(ball, windows[0], 1)
     huge = Window(np.full((1, 8), np.finfo(np.float32).max), np.full(2, np.finfo(np.float32).max))
     with slow.stream(hello) as robot:
@@ -443,7 +444,7 @@ def test_sigterm_answers_what_is_under_way_and_then_ends(launch: Start, hello: F
         "--max-batch",
         "64",
         "--max-wait-ms",
-        "1500",
+        "3500",
         "--max-under-way",
         "32",
         before="import specact.server.http as http; http._BODY_WITHIN_S = 1; ",

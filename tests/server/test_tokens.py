@@ -52,13 +52,13 @@ def test_a_file_of_names_and_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        (f"left {LEFT} more", "line 1: a line holds a name and its token"),
-        (f"\n{LEFT}", "line 2: a line holds a name and its token"),
+        (f"left {LEFT} more", "line 1: a line must hold a name and its token"),
+        (f"\n{LEFT}", "line 2: a line must hold a name and its token"),
         ("left short", "line 1: a token needs at least 16 characters, this one has 5"),
-        ("left " + "\N{LOCK}" * 16, "line 1: a token is one line of printable ASCII"),
-        (f"{'x' * 65} {LEFT}", "line 1: a name has at most 64 printable characters"),
+        ("left " + "\N{LOCK}" * 16, "line 1: a token must be one line of printable ASCII"),
+        (f"{'x' * 65} {LEFT}", "line 1: a name must have at most 64 printable characters"),
         (f"left {LEFT}\nleft {RIGHT}", "line 2: the name left occurs twice"),
-        (f"left {LEFT}\nright {LEFT}", "line 2: the token of right is another robot's already"),
+        (f"left {LEFT}\nright {LEFT}", "line 2: the token of right is already used by another robot"),
         ("# nobody\n", "holds 0 tokens; it needs between 1 and"),
         ("\xff", "cannot read tokens"),
     ],
@@ -82,7 +82,7 @@ def test_who_it_is_by_the_token(tmp_path: Path) -> None:
     access.reload()
     assert [caller is not None and access.knows(caller) for caller in found] == [True, False, True, False]
     write(tmp_path / "tokens", left=COMMON)
-    with pytest.raises(ConfigError, match="gives the token of all to one robot"):
+    with pytest.raises(ConfigError, match="assigns the shared token to one robot"):
         access.reload()
     assert access.names == {"left", "other"}
 
@@ -170,7 +170,7 @@ def test_the_log_has_steps_where_asked_and_may_be_moved_away(
         server.process.send_signal(signal.SIGHUP)
         server.until(log.exists, "the file is opened anew")
         robot.ask(question)
-    server.until(lambda: events(log)[-1]["event"] == "disconnected", "it is gone")
+    server.until(lambda: [event["event"] for event in events(log)[-1:]] == ["disconnected"], "it is gone")
     assert [event["event"] for event in events(old)] == ["connected", "step", "refused"]
     [step, gone] = events(log)
     assert (step["event"], step["what"], step["robot"], step["batch"]) == ("step", "infer", "tester", 1)

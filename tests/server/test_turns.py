@@ -73,7 +73,7 @@ def test_what_is_dead_costs_no_turn() -> None:
 def test_a_lane_has_room_for_so_many() -> None:
     made = queue(most_per_lane=2)
     lanes = filled(made, a=2)
-    with pytest.raises(WireError, match="2 requests of this robot are waiting already") as refused:
+    with pytest.raises(WireError, match="2 requests of this robot are already waiting") as refused:
         made.put(lanes["a"], "a2")
     assert refused.value.code == "overloaded"
     assert made.put(made.lane(), "b0") is None

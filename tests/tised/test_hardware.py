@@ -53,7 +53,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert load_hardware(str(path)) == load_hardware(f"{path}:board") == board
     path.write_text(path.read_text() + '[rack]\nkappa = 0.25\nabout = "chosen"\n')
     assert load_hardware(f"{path}:rack").kappa == 0.25
-    with pytest.raises(ConfigError, match=r"2 profiles; say which.*board, rack"):
+    with pytest.raises(ConfigError, match=r"2 profiles; choose one with.*board, rack"):
         load_hardware(str(path))
     with pytest.raises(ConfigError, match="unknown hardware 'rock'; did you mean 'rack'"):
         load_hardware(f"{path}:rock")
@@ -66,8 +66,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("[a", "not valid TOML"),
         ("a = 1", "needs exactly kappa and about, got: 1"),
         ("[a]\nkappa = 1", "needs exactly kappa and about, got: kappa"),
-        ('[a]\nkappa = "fast"\nabout = ""', "kappa is a number"),
-        ('[a]\nkappa = true\nabout = ""', "kappa is a number"),
+        ('[a]\nkappa = "fast"\nabout = ""', "kappa must be a number"),
+        ('[a]\nkappa = true\nabout = ""', "kappa must be a number"),
         ('[a]\nkappa = 0\nabout = ""', "positive and finite, got 0"),
         ('[a]\nkappa = inf\nabout = ""', "positive and finite, got inf"),
     ],

@@ -80,7 +80,7 @@ def test_other_formats_are_refused(file: bytes) -> None:
 
 @pytest.mark.parametrize("size", [(12, 16), (16, 13), (17, 12), (10_000, 10_000), (65_500, 65_500)])
 def test_a_size_is_refused_by_its_header(size: tuple[int, int]) -> None:
-    with pytest.raises(WireError, match=r"a JPEG of \(\d+, \d+\) pixels came where \(16, 12\) are expected"):
+    with pytest.raises(WireError, match=r"must be a JPEG of \(16, 12\) pixels, got \(\d+, \d+\)"):
         read_image([claiming(*size)] * 2, SHAPE)
 
 

@@ -59,7 +59,7 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
     *[(kind, "id", value, "id")
       for kind in ("infer", "verify", "distribution", "verdict")
       for value in (-1, 2**63, 1.0, True, "1", None, MISSING, [1], np.zeros((), np.int64))],
-    *[("infer", "deadline_ms", value, "deadline_ms is a number from 0 to 60000")
+    *[("infer", "deadline_ms", value, "deadline_ms must be a number from 0 to 60000")
       for value in (-1e-9, 60_000.1, math.inf, math.nan, True, "100", None, MISSING, [1.0], np.zeros(()), 2**63)],
     *[("infer", "state", value, "state")
       for value in (np.zeros((2, 3)), np.zeros((2, 3), np.int64), np.zeros((3, 2), np.float32), 0.0, None, MISSING,

@@ -45,7 +45,7 @@ def calibrate(
         episodes: per round, and for the held-out check.
         rounds: on states of the gated policy.
         seed: random seed.
-        retrain: train a learned gate anew, even where the bundle has one.
+        retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.

@@ -28,8 +28,8 @@ def demo(
 
     Args:
         bundle: path or name of a bundle.
-        episodes: per method.
-        seed: of everything random.
+        episodes: number of episodes per method.
+        seed: random seed.
         out: run folder; a new one under runs/ if not given.
         workers: processes; one per core if not given.
         json: print the summary as JSON.

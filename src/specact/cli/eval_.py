@@ -46,19 +46,19 @@ def eval_(
         methods: comma-separated: draft, head_draft, target, target_on_device, hybrid, random, plain_random,
             random_learned, head_random, adahi, gated_target, uncertainty, learned, learned_action, oracle,
             oracle_action.
-        episodes: per method.
-        seed: of everything random.
+        episodes: number of episodes per method.
+        seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
             forced steps, random_learned and head_random at the learned gate's, plain_random by chance alone.
         link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
             specact proxy --help.
         offset: offset of verified steps: target, or the ablations draft and stale.
-        overlap: let requests leave ahead of the draft where the gate's forecast says so.
+        overlap: send a request before its draft is computed if the gate's forecast predicts it.
         draft_ms: accounted time of a draft inference; measured if not given.
         gate_ms: accounted time of a gate's decision; measured for each gate if not given.
         head_ms: accounted time of the learned gate's head where it is the draft; measured if not given.
         target_ms: accounted time of a target inference; measured if not given.
-        kappa: factor on the times of what runs on the device, to stand in for a slower one.
+        kappa: factor on the computation times of the device, to model a slower one.
         realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
         wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
         deadline_ms: with --realtime: how long a step waits for the target.

@@ -38,7 +38,7 @@ def export(
     source = _source(run, bundle)
     flow = kind_of(source) == "flow"
     if device and flow:
-        raise ConfigError(f"{source} is a flow policy, which runs in one place; leave out --device")
+        raise ConfigError(f"{source} is a flow policy, which has no draft and target to separate; leave out --device")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another --out")
     unfinished = "gate"  # where a learned gate is being trained
@@ -67,7 +67,7 @@ def _source(run: Path, bundle: str | None) -> Path:
         return found
     made = {path.parent.name: path.parent for path in sorted((run / "bundles").glob("*/manifest.json"))}
     if not made:
-        raise ConfigError(f"{run} holds no finished bundle; run specact train --out {run} to its end first")
+        raise ConfigError(f"{run} holds no finished bundle; run specact train --out {run} to completion first")
     if bundle is None and len(made) > 1:
         raise ConfigError(f"{run} made several bundles ({', '.join(made)}); name one with --bundle")
     name = bundle or next(iter(made))

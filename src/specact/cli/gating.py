@@ -26,7 +26,9 @@ def wanted_budget(
         ConfigError: if more than one thing is.
     """
     if hold + (latency_ms is not None) + (link_kbit is not None) > 1:
-        raise ConfigError("a gate holds one budget: give one of --hold, --latency-budget-ms and --link-share-kbit")
+        raise ConfigError(
+            "a gate can hold only one budget; give only one of --hold, --latency-budget-ms and --link-share-kbit"
+        )
     if latency_ms is not None:
         return LatencyBudget(latency_ms / 1e3)
     if link_kbit is not None:
@@ -44,7 +46,7 @@ def deciding_gate(bundle: Bundle, name: str, rate: float, budget: Budget | None)
     if budget is None:
         return plain[name]() if name in plain else calibrated_gate(bundle, name, rate)
     if name in plain:
-        raise ConfigError(f"--gate {name} has no threshold that could hold a budget; choose another gate")
+        raise ConfigError(f"--gate {name} has no threshold, so it cannot hold a budget; choose another gate")
     return Controller(BUNDLES_OWN.settings(name, bundle).build(bundle), budget)
 
 

@@ -52,46 +52,46 @@ def run(
     seed: int = 0,
     json: bool = False,
 ) -> None:
-    """Drive a robot, or a simulated one, against a server in real time, at its control rate.
+    """Run a real or simulated robot with a server in real time, at its control rate.
 
-    However it ends, the robot is told to stop: by its own stop() where it has one, otherwise by the stop action. Ends
-    after the given time with exit status 0, after an error with 2 (1 where it is the robot's own), and after Ctrl-C,
-    SIGTERM and SIGHUP with 130, 143 and 129; the summary is printed each time, if the robot has acted.
+    The robot is always stopped at the end: with its stop() method if it has one, otherwise with the stop action. The
+    exit status is 0 after the given time, 2 after an error (1 if the robot raised it), and 130, 143 or 129 after
+    Ctrl-C, SIGTERM or SIGHUP. The summary is printed in each case, if the robot has acted.
 
     Args:
         bundle: path or name of the bundle on this device; the server must serve the same one.
         server: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port.
-        robot: MODULE:CLASS of anything with observe() and act(action), and stop() if it can, made without arguments; a
-            simulated one if not given.
+        robot: MODULE:CLASS with observe() and act(action), optionally stop(), created without arguments; a
+            simulated robot if not given.
         env: environment of the simulated robot; the bundle's own if not given.
-        gate: which steps go to the server.
+        gate: gate that selects the steps sent to the server.
         rate: wanted share of inferences to transmit.
-        hold: hold that rate online, whatever drifts; needs no calibration.
+        hold: hold that rate online, also under drift; needs no calibration.
         latency_budget_ms: hold this mean time of an inference instead of a rate.
         link_share_kbit: hold this share of the link, in kbit/s of requests and replies, instead of a rate.
-        audit_rate: share of the steps to skip that are verified all the same, to know what skipping costs; 0.02 is
-            plenty.
+        audit_rate: share of the skipped steps that are verified anyway, to measure the cost of skipping; 0.02 is
+            sufficient.
         deadline_ms: how long a step waits for the target; one control period if not given, with --late all that a
             chunk of actions takes.
-        on_miss: what is executed where the target cannot be had in time. Where an observation cannot be used there is
-            no draft, and execute_draft holds the last action.
+        on_miss: what is executed if the target does not reply in time. Without a usable observation there is no draft,
+            and execute_draft holds the last action.
         max_consecutive_misses: after more than this the robot stops; steps without a usable observation count.
-        stop_action: what makes this robot stand still; it is sent at the end, unless the robot has stop(). Needed
-            wherever a miss can stop the robot.
-        max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred anew, as
+        stop_action: action that makes this robot stand still; it is sent at the end, unless the robot has stop().
+            Required if a miss can stop the robot.
+        max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred again, as
             after a stall. If not given: what a chunk of actions takes, and the longer of deadline and control period.
-        overlap: let requests leave ahead of the draft where the gate's forecast says so.
-        late: never wait for the server: act on the draft at once, and let a verdict correct what is left of the chunk
-            of actions when it arrives.
+        overlap: send a request before its draft is computed if the gate's forecast predicts it.
+        late: never wait for the server: execute the draft immediately; a verdict corrects the rest of the chunk of
+            actions when it arrives.
         sampling: on the device, or on the server as in the paper.
         rate_hz: control rate; the bundle's own if not given.
-        episodes: of a simulated robot.
+        episodes: number of episodes of a simulated robot.
         seconds: how long a real robot is driven.
         token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
         ca: PEM file of the authority that signed the server's certificate, for wss and https.
         jpeg_quality: send camera frames as JPEG of this quality, 1 to 95; raw if not given.
-        name: of this robot on the server's status page.
-        seed: of everything random.
+        name: name of this robot on the server's status page.
+        seed: random seed.
         json: print the summary as JSON.
     """
     from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
@@ -121,9 +121,12 @@ def run(
         age_s = max_chunk_age_ms / 1e3
     endpoint = Endpoint.parse(server, read_token(token_file), trusting(ca))
     if link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or sampling != "device"):
-        raise ConfigError("--link-share-kbit counts what ws:// carries; leave out http:// and --sampling server")
+        raise ConfigError(
+            "--link-share-kbit needs ws:// or wss:// and sampling on the device; leave out http:// and "
+            "--sampling server"
+        )
     if late and (sampling != "device" or audit_rate):
-        raise ConfigError("--late goes without --sampling server, which cannot ask ahead, and without --audit-rate")
+        raise ConfigError("--late cannot be combined with --sampling server or --audit-rate; leave these options out")
     inferences_hz = 1.0 / chunk_s
     budget = wanted_budget(hold, rate, latency_budget_ms, link_share_kbit, loaded, inferences_hz)
     decides = deciding_gate(loaded, gate, rate, budget)
@@ -254,17 +257,17 @@ def _make(path: str) -> Any:
         kind = getattr(importlib.import_module(module), attribute or "")
     except Exception as error:
         raise ConfigError(
-            f"--robot {path!r} is not MODULE:CLASS of something importable: {type(error).__name__}: {error}"
+            f"--robot {path!r} cannot be imported as MODULE:CLASS: {type(error).__name__}: {error}"
         ) from error
     try:
         made = kind()
     except Exception as error:
         raise ConfigError(
-            f"--robot {path!r} cannot be made: {type(error).__name__}: {error}; {module}.{attribute}() has to work "
-            "without arguments, so check there that the device is connected and free"
+            f"--robot {path!r} cannot be created: {type(error).__name__}: {error}; {module}.{attribute}() must work "
+            "without arguments; check that the device is connected and not in use"
         ) from error
     if not callable(getattr(made, "observe", None)) or not callable(getattr(made, "act", None)):
-        raise ConfigError(f"--robot {path!r} has no observe() and act(action)")
+        raise ConfigError(f"--robot {path!r} must have the methods observe() and act(action)")
     return made
 
 

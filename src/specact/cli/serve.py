@@ -34,8 +34,8 @@ def serve(
     Args:
         bundle: path or name of a bundle.
         host: address to listen on; one that other machines can reach needs a token.
-        port: port to listen on; 0 takes a free one.
-        token_file: file with the bearer token that devices must show; the variable SPECACT_TOKEN if not given.
+        port: port to listen on; 0 selects a free one.
+        token_file: file with the bearer token that devices must send; the variable SPECACT_TOKEN if not given.
         tokens: file with a token for each robot: a name, a space and its token on each line; read again on SIGHUP.
         certificate: PEM file for TLS; read again on SIGHUP.
         key: PEM file of its key.
@@ -44,7 +44,7 @@ def serve(
         max_under_way: requests of one robot that may be under way; more wait in its connection.
         max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
         max_robots: robots with a stream; more are refused as overloaded.
-        max_pending: connections that have not shown a token or said hello yet; the oldest are closed for new ones.
+        max_pending: connections that have not sent a token or a hello yet; the oldest are closed for new ones.
         max_per_address: connections from one address.
         access_log: file for one line of JSON about each connection and each refusal; opened again on SIGHUP.
         log_steps: also one line about each answered request.

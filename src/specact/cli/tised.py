@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sweep:
-    """Pull levers at several strengths, paces and kinds of hardware, on the same episodes; resumes."""
+    """Run levers at several strengths, paces and hardware profiles on the same episodes; resumes."""
 
     bundle: str
     """A pair, or a flow policy, by path or name."""
     out: Path
     """Folder of the sweep."""
     levers: tuple[str, ...]
-    """NAME, or NAME=STRENGTH,...; specact tised levers says which there are."""
+    """NAME, or NAME=STRENGTH,...; specact tised levers lists them."""
     task: str | None = None
-    """The world; the bundle's own if not given."""
+    """Environment; the bundle's own if not given."""
     paces: tuple[float, ...] = (0.0,)
-    """How fast it changes by itself, in the task's unit."""
+    """How fast the environment changes by itself, in the task's unit."""
     hardware: tuple[str, ...] = ("this-machine",)
     """Profiles: names, or PATH.toml:NAME."""
     links: tuple[str, ...] = ()
-    """For levers that ask a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms."""
+    """For levers that query a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms."""
     steps: int = 10
     """Euler steps of a flow policy, wherever they are not the lever."""
     execute: int | None = None
     """Actions played of a chunk; as the pair does, and half of a flow's chunk, if not given."""
     episodes: int = 200
-    """Paired, for every setting at every place."""
+    """Number of paired episodes for each setting."""
     seed: int = 1
-    """Of everything random."""
+    """Random seed."""
     idle: tuple[Literal["hold", "last", "neutral"], ...] = ("hold",)
     """What the robot does while it waits, each in turn: the task's holding action, the last command, or zeros."""
     calibration_episodes: int = 40
@@ -93,7 +93,7 @@ class Sweep:
 
 @dataclass
 class Analyse:
-    """Say what sweeps found: tables, sweet spots, the three findings, predictions, and figures."""
+    """Analyse sweeps: tables, sweet spots, the three findings, predictions and figures."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of sweeps."""
@@ -133,7 +133,7 @@ class Analyse:
 
 @dataclass
 class Explain:
-    """Explain one number: what a setting bought against its lever's baseline, and what paid for it."""
+    """Explain one setting: what it gains over its lever's baseline, and at what cost."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of sweeps."""
@@ -153,7 +153,7 @@ class Explain:
         found = [row for row in analysis.contrasts if self._is_meant(row)]
         if not found:
             there = sorted({f"{row.place.lever}={row.strength:g}" for row in analysis.contrasts})
-            raise ConfigError(f"there is no such setting; against a baseline there are {', '.join(there)}")
+            raise ConfigError(f"unknown setting; available settings with a baseline: {', '.join(there)}")
         for row in found:
             results.print(f"{row.place}: {row.explain()}", highlight=False)
 
@@ -169,7 +169,7 @@ class Explain:
 
 @dataclass
 class Levers:
-    """Say what levers and which hardware profiles there are."""
+    """List the levers and the hardware profiles."""
 
     def run(self) -> None:
         from specact.lab.tised.levers import LEVERS
@@ -194,7 +194,7 @@ def tised(
         tyro.conf.arg(name=""),
     ],
 ) -> None:
-    """Ask whether a faster step makes the task faster, or succeed more often, in a world that does not wait."""
+    """Measure whether faster steps make a task faster or more successful in a dynamic environment."""
     action.run()
 
 
@@ -223,7 +223,7 @@ def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(map(float, text.split(",")))
     except ValueError:
-        raise ConfigError(f"strengths of a lever are numbers with commas between them, got {text!r}") from None
+        raise ConfigError(f"strengths of a lever must be numbers separated by commas, got {text!r}") from None
 
 
 def _analysed(runs: tuple[Path, ...]) -> tuple[Analysis, list[str]]:

@@ -21,7 +21,9 @@ def train(
     distil: str | None = None,
     lessons: int = 100_000,
     data: Path = Path(),
-    threads: Annotated[int, tyro.conf.arg(help="threads of PyTorch; results are exact for the same number")] = 1,
+    threads: Annotated[
+        int, tyro.conf.arg(help="number of PyTorch threads; results are reproducible only with the same number")
+    ] = 1,
     json: bool = False,
 ) -> None:
     """Train the policies and bundles of a recipe. An interrupted run resumes.

@@ -71,10 +71,12 @@ class Execution:
         """
         if self.execute > policy.spec.chunk:
             raise ConfigError(
-                f"this policy's chunks have {policy.spec.chunk} actions, so no more can be played of each; "
+                f"this policy's chunks have {policy.spec.chunk} actions, so execute must be at most that; "
                 f"got execute {self.execute}"
             )
         if self.kind == "inpainting" and not policy.inpaints:
             raise ConfigError("this policy cannot inpaint; choose aligned execution for it, or a flow policy")
         if self.kind == "roll_forward" and not rolls_forward:
-            raise ConfigError("this task has no model of its robot to roll forward with; choose naive execution")
+            raise ConfigError(
+                "this execution needs a model of the robot, and the task has none; choose naive execution"
+            )

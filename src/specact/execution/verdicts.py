@@ -89,7 +89,7 @@ class LateVerdicts:
 
     def __init__(self, for_s: float) -> None:
         if not for_s > 0.0:
-            raise ConfigError(f"late verdicts are of use for more than 0 s, got {for_s}")
+            raise ConfigError(f"the time for which late verdicts are used must be above 0 s, got {for_s}")
         self._for_s = for_s
         self._under_way: _UnderWay | None = None
 

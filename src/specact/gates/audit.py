@@ -57,7 +57,7 @@ class RunningMean:
 
     def __init__(self, error_rate: float = 0.05) -> None:
         if not 0.0 < error_rate < 1.0:
-            raise ConfigError(f"an error rate lies in (0, 1), got {error_rate}")
+            raise ConfigError(f"an error rate must lie in (0, 1), got {error_rate}")
         self._log = math.log(2.0 * len(_LAMBDAS) / error_rate)
         self._count, self._sum, self._variance = 0, 0.0, 0.0
 
@@ -126,7 +126,7 @@ def expected_true_skip(rejections: Sequence[float], rate: float) -> float:
         ConfigError: for a rate outside its range.
     """
     if not 0.0 <= rate < 1.0:
-        raise ConfigError(f"a gate that skips has a rate in [0, 1), got {rate}")
+        raise ConfigError(f"the rate of a gate that skips must lie in [0, 1), got {rate}")
     skipped = (1.0 - rate) * len(rejections)
     weights = [min(1.0, max(0.0, skipped - index)) for index in range(len(rejections))]
     return sum(weight * (1.0 - r) for weight, r in zip(weights, rejections, strict=True)) / skipped

@@ -43,7 +43,7 @@ class Random(Gate):
 
     def __init__(self, rate: float, *, max_skips: int | None = None, force_first: bool = False) -> None:
         if not 0.0 <= rate <= 1.0:
-            raise ConfigError(f"a transmission rate lies in [0, 1], got {rate}")
+            raise ConfigError(f"a transmission rate must lie in [0, 1], got {rate}")
         super().__init__(1.0 - rate, max_skips=max_skips, force_first=force_first)
         self.rate = rate
 

@@ -52,7 +52,7 @@ class RateBudget:
 
     def __init__(self, rate: float) -> None:
         if not 0.0 <= rate <= 1.0:
-            raise ConfigError(f"a transmission rate lies in [0, 1], got {rate}")
+            raise ConfigError(f"a transmission rate must lie in [0, 1], got {rate}")
         self.rate = rate
 
     def overspent(self, record: StepRecord) -> float:

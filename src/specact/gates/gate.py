@@ -79,7 +79,7 @@ class Gate(ABC):
     @audit_rate.setter
     def audit_rate(self, rate: float) -> None:
         if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"an audit rate lies in [0, 1), got {rate}; 1 would verify everything, as Always does")
+            raise ConfigError(f"an audit rate must lie in [0, 1), got {rate}; use Always to verify every step")
         self._audit_rate = rate
 
     @property

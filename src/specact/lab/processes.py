@@ -104,7 +104,7 @@ class Child:
             if ended:
                 break
             time.sleep(_LOOK_EVERY_S)
-        raise RemoteError(f"it did not start: {self.said.strip() or 'it said nothing'}")
+        raise RemoteError(f"the process did not start: {self.said.strip() or 'it printed nothing'}")
 
 
 def serving(bundle: str | Path, *options: str, environment: dict[str, str] | None = None) -> Child:

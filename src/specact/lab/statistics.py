@@ -104,7 +104,7 @@ def holm(p: Sequence[float]) -> list[float]:
     """
     values = np.asarray(p, dtype=np.float64)
     if not ((values >= 0.0) & (values <= 1.0)).all():
-        raise ValueError(f"p-values must lie between 0 and 1, and these do not: {list(p)}")
+        raise ValueError(f"p-values must lie between 0 and 1, got {list(p)}")
     order = np.argsort(values, kind="stable")
     factors = len(values) - np.arange(len(values))
     corrected = np.empty(len(values))

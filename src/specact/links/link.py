@@ -62,7 +62,7 @@ def load_link(name: str) -> Link:
     if "loss" in numbers:
         link = LossyLink(link, **_chosen(numbers, loss="loss", rto="rto_ms"))
     elif "rto" in numbers:
-        raise ConfigError("rto= is the timeout after a lost segment; it needs a loss= beside it")
+        raise ConfigError("rto= is the timeout after a lost segment; add loss=PROBABILITY")
     if "outage" in given:
         link = OutageLink(link, tuple(_outage(value) for value in given["outage"]))
     return link

@@ -101,12 +101,12 @@ def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
     """
     devices = sorted(path.name for path in Path("/sys/class/net").iterdir())
     if device not in devices:
-        raise ConfigError(f"there is no network device {device!r} here; there is {', '.join(devices)}")
+        raise ConfigError(f"unknown network device {device!r}; available: {', '.join(devices)}")
     netem, options = find_netem(), netem_options(link, up)
     if not netem.available:
         raise ConfigError(f"the kernel cannot shape {device}: {netem.why}; use the relay, without --netem")
     if options is None:
-        raise ConfigError("a recorded link has no form that the kernel knows; use the relay, without --netem")
+        raise ConfigError("netem cannot emulate a recorded link; use the relay, without --netem")
     command = f"tc qdisc add dev {device} root netem {options}"
     _tc(command)
     try:
@@ -119,7 +119,7 @@ def _tc(command: str) -> None:
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise ConfigError(f"{command!r} failed ({said}); it needs root, and a device that nobody else shapes")
+        raise ConfigError(f"{command!r} failed ({said}); it needs root, and a device without another traffic shaper")
 
 
 def _evidence(root: Path, release: str) -> str:

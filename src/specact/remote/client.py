@@ -56,7 +56,7 @@ class LineSettings:
 
     def __post_init__(self) -> None:
         if not all(0.0 < value < math.inf for value in vars(self).values()):
-            raise ConfigError(f"the settings of a line must all be positive and finite, got {self}")
+            raise ConfigError(f"the settings of a connection must all be positive and finite, got {self}")
 
 
 DEFAULT_SETTINGS = LineSettings()
@@ -293,7 +293,7 @@ class Line:
                 return
             silence, patience = time.monotonic() - channel.heard, self._settings.silence_s
             if silence > patience:
-                raise ChannelClosedError(f"no sign of life for {silence:.1f} s")
+                raise ChannelClosedError(f"nothing received from the server for {silence:.1f} s")
             # A second question could not overtake the first, and where segments are lost would only hold up others.
             if self._pinged <= channel.heard and (silence > patience / 3 or self._suspects(channel)):
                 self._pinged = time.monotonic()
@@ -339,7 +339,7 @@ class Line:
         self._unasked += identity not in self._open
         self.counts["unreadable" if identity is None else self._open.pop(identity, "unwanted")] += 1
         if self._unasked > _MOST_UNASKED:
-            raise ChannelClosedError("the server says far more than it is asked")
+            raise ChannelClosedError("the server sends too many unrequested messages")
 
     def _drop(self, why: str) -> None:
         if self._channel is not None:
@@ -353,7 +353,7 @@ class Line:
 def _check_jpeg(quality: int, endpoint: Endpoint) -> None:
     if not 1 <= quality <= 95 or endpoint.scheme in ("http", "https"):
         raise ConfigError(
-            f"JPEG frames have a quality from 1 to 95 and travel over ws or wss, got {quality}, {endpoint}"
+            f"JPEG frames need a quality from 1 to 95 and a ws or wss server, got {quality} and {endpoint}"
         )
     # Whatever is missing is found before a robot moves.
     to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), quality)

@@ -48,7 +48,9 @@ class HttpChannel:
 
     def send(self, kind: str, payload: bytes, timeout: float) -> None:
         if self.busy:
-            raise ChannelClosedError("the last reply is still on its way, and HTTP cannot tell it from the next one")
+            raise ChannelClosedError(
+                "the previous reply is still outstanding, and HTTP cannot distinguish it from the next one"
+            )
         head = f"POST {_PATHS[kind]} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
         send_all(self._socket, head.encode() + payload, timeout)
         self.busy, self.heard = True, time.monotonic()
@@ -64,7 +66,7 @@ class HttpChannel:
             if not data:
                 raise ChannelClosedError("the server closed the connection")
             if not self.busy:
-                raise ChannelClosedError("the server spoke without being asked")
+                raise ChannelClosedError("the server sent data without a request")
             self._received += data
             self.heard = time.monotonic()
         self.busy, self._received = False, b""
@@ -81,14 +83,14 @@ class HttpChannel:
         head, end, body = self._received.partition(b"\r\n\r\n")
         if not end:
             if len(head) > _LARGEST_HEAD:
-                raise ChannelClosedError("the head of the reply is larger than any valid one")
+                raise ChannelClosedError("the header of the reply is larger than any valid one")
             return None
         length = _LENGTH.search(head)
         if not head.startswith(b"HTTP/1.") or length is None:
-            raise ChannelClosedError("the reply is not one of HTTP/1.1 with a length")
+            raise ChannelClosedError("the reply is not HTTP/1.1 with a Content-Length")
         size = int(length[1])
         if size > self._limit:
             raise ChannelClosedError("the reply is larger than any valid one")
         if len(body) > size:
-            raise ChannelClosedError("the server said more than it was asked")
+            raise ChannelClosedError("the server sent more data than the reply's length")
         return body if len(body) == size else None

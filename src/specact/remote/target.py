@@ -167,5 +167,5 @@ def positive_deadline(deadline_ms: float) -> float:
         ConfigError: if it is not positive, or longer than the protocol allows.
     """
     if not 0.0 < deadline_ms <= LONGEST_DEADLINE_MS:
-        raise ConfigError(f"a deadline lies between 0 and {LONGEST_DEADLINE_MS:.0f} ms, got {deadline_ms}")
+        raise ConfigError(f"a deadline must lie between 0 and {LONGEST_DEADLINE_MS:.0f} ms, got {deadline_ms}")
     return deadline_ms

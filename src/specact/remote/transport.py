@@ -100,9 +100,9 @@ class Endpoint:
         if not _HOST.fullmatch(self.host) or not all(0 < len(label) < 64 for label in labels):
             raise ConfigError(f"{self.host!r} is not the name or address of a host")
         if not 0 < self.port < 65536:
-            raise ConfigError(f"a server's port lies between 1 and 65535, got {self.port}")
+            raise ConfigError(f"a server's port must lie between 1 and 65535, got {self.port}")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token):
-            raise ConfigError("a token is one line of printable ASCII")
+            raise ConfigError("a token must be one line of printable ASCII")
 
     @classmethod
     def parse(cls, url: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Endpoint:
@@ -149,8 +149,8 @@ class Endpoint:
         except OSError as error:
             side.close()
             raise RemoteError(
-                f"no connection to {self}: {error}; an authority that the system does not know is named with --ca, and "
-                f"a server without TLS is asked with {self.scheme.removesuffix('s')}://"
+                f"no connection to {self}: {error}; name a certificate authority that the system does not trust with "
+                f"--ca; for a server without TLS use {self.scheme.removesuffix('s')}://"
             ) from None
 
     def __str__(self) -> str:
@@ -167,7 +167,9 @@ def trusting(ca: Path | None) -> ssl.SSLContext | None:
     try:
         return None if ca is None else ssl.create_default_context(cafile=str(ca))
     except OSError as error:
-        raise ConfigError(f"cannot use {ca} as an authority's PEM file: {error.strerror or error}") from None
+        raise ConfigError(
+            f"cannot use {ca} as the PEM file of a certificate authority: {error.strerror or error}"
+        ) from None
 
 
 def send_all(side: socket.socket, data: bytes, timeout: float) -> None:
@@ -180,7 +182,7 @@ def send_all(side: socket.socket, data: bytes, timeout: float) -> None:
         side.settimeout(max(0.001, timeout))
         side.sendall(data)
     except OSError as error:
-        raise ChannelClosedError(f"the connection broke while sending: {error}") from None
+        raise ChannelClosedError(f"the connection was lost while sending: {error}") from None
 
 
 def receive_some(side: socket.socket, timeout: float) -> bytes | None:
@@ -195,4 +197,4 @@ def receive_some(side: socket.socket, timeout: float) -> bytes | None:
     except (TimeoutError, BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
         return None
     except OSError as error:
-        raise ChannelClosedError(f"the connection broke: {error}") from None
+        raise ChannelClosedError(f"the connection was lost: {error}") from None

@@ -57,8 +57,8 @@ class WebSocketChannel:
             self._open(endpoint, until)
         except (ChannelClosedError, InvalidHandshake) as error:
             self.close()
-            hint = "" if endpoint.encrypted else "; a server with TLS is asked with wss://"
-            raise RemoteError(f"{endpoint} does not speak WebSocket with us: {error}{hint}") from None
+            hint = "" if endpoint.encrypted else "; for a server with TLS use wss://"
+            raise RemoteError(f"{endpoint} does not accept a WebSocket connection: {error}{hint}") from None
         except RemoteError:
             self.close()
             raise
@@ -155,7 +155,7 @@ class WebSocketChannel:
             self._broken()
             raise ChannelClosedError("the server sends too many frames with too little data in them")
         if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
-            why = self._protocol.parser_exc or self._protocol.close_rcvd or "without a word"
+            why = self._protocol.parser_exc or self._protocol.close_rcvd or "no close frame"
             raise ChannelClosedError(f"the connection ended: {why}")
 
     def _next(self) -> int:

@@ -98,14 +98,14 @@ def check_sizes(path: Path, outputs: Sequence[Value]) -> None:
             )
         if max(sizes, default=0) > _LONGEST_AXIS:
             raise BundleError(
-                f"{path} computes too much: {entry.name!r} has {max(sizes)} entries along one axis for {ROWS} "
+                f"{path} needs too much computation: {entry.name!r} has {max(sizes)} entries along one axis for {ROWS} "
                 f"observations, a bundle's network at most {_LONGEST_AXIS}; export a smaller one"
             )
         computed += math.prod(sizes)
     if computed > MOST_COMPUTED * ROWS:
         raise BundleError(
-            f"{path} computes too much: {computed / ROWS:.1e} numbers for one observation, a bundle's network at most "
-            f"{MOST_COMPUTED:.1e}; export a smaller one"
+            f"{path} needs too much computation: {computed / ROWS:.1e} numbers for one observation, a "
+            f"bundle's network at most {MOST_COMPUTED:.1e}; export a smaller one"
         )
 
 
@@ -120,7 +120,9 @@ class _Reader:
 
     def model(self, content: bytes) -> Outline:
         if len(content) > _MOST_BYTES:
-            raise BundleError(f"{self._path} has {len(content)} bytes, a bundle's network at most {_MOST_BYTES}")
+            raise BundleError(
+                f"{self._path} has {len(content)} bytes, but a bundle's network may have at most {_MOST_BYTES}"
+            )
         kept: list[bytes | memoryview] = []
         graph: list[bytes | memoryview] = []
         for part in self._fields(memoryview(content)):
@@ -173,7 +175,7 @@ class _Reader:
             for domain in domains or [""]:
                 if domain not in ("", "ai.onnx") and not (domain == "com.microsoft" and operator in _RUNTIMES_OWN):
                     raise BundleError(
-                        f"{self._path} uses the operator {domain}.{operator}, which a bundle may not; "
+                        f"{self._path} uses the operator {domain}.{operator}, which is not allowed in a bundle; "
                         "export the network with operators of ONNX"
                     )
         if "Shape" in operators or "Size" in operators:
@@ -196,7 +198,7 @@ class _Reader:
         for part in self._fields(message):
             if part.number in (6, 11):
                 raise BundleError(
-                    f"{self._path} uses control flow, the operator {operator}, which need not end; "
+                    f"{self._path} uses control flow, the operator {operator}, which may not terminate; "
                     "export the network without loops and branches"
                 )
             if part.number in (22, 23):

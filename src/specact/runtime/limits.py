@@ -18,7 +18,7 @@ def check_whole(name: str, value: object, least: int, most: int = MOST) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise BundleError(
-            f"a bundle's {name} is a whole number from {least} to {most}, its manifest says {value!r:.60}"
+            f"a bundle's {name} must be a whole number from {least} to {most}, but its manifest says {value!r:.60}"
         )
 
 
@@ -29,4 +29,4 @@ def check_positive(name: str, value: object) -> None:
         BundleError: for such a value.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not (value > 0.0 and math.isfinite(value)):
-        raise BundleError(f"a bundle's {name} must be positive and finite, its manifest says {value!r:.60}")
+        raise BundleError(f"a bundle's {name} must be positive and finite, but its manifest says {value!r:.60}")

@@ -167,5 +167,5 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _unfit(file: Path, key: str, wanted: str, found: object) -> BundleError:
     return BundleError(
-        f"the {key} in {file} must be {wanted}, it is {found!r:.60}; copy the bundle again, or export it again"
+        f"the {key} in {file} must be {wanted}, but is {found!r:.60}; copy the bundle again, or export it again"
     )

@@ -51,7 +51,7 @@ def fields(message: memoryview) -> Iterator[Field]:
         else:
             raise ValueError(f"no field has the wire type {kind}")
         if size > len(message) - at:
-            raise ValueError("a field is cut short")
+            raise ValueError("a field is truncated")
         yield Field(number, kind, value, message[at : at + size], message[start : at + size])
         at += size
 
@@ -83,7 +83,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & (1 << 64) - 1, at
-    raise ValueError("a number is cut short")
+    raise ValueError("a number is truncated")
 
 
 def _to_varint(value: int) -> bytes:

@@ -60,7 +60,9 @@ class Access:
         pairs: list[tuple[str | None, str]] = [*named.items()]
         if self._token is not None:
             if self._token in named.values():
-                raise ConfigError(f"{self._tokens} gives the token of all to one robot; give each its own")
+                raise ConfigError(
+                    f"{self._tokens} assigns the shared token to one robot; give each robot its own token"
+                )
             pairs.append((None, self._token))
         self._callers = [Caller(name, f"Bearer {token}".encode()) for name, token in pairs]
 

@@ -65,14 +65,14 @@ class ServerSettings:
             if file is not None and not file.is_file():
                 raise ConfigError(f"there is no file {file}")
         if not 0 <= self.port < 65536:
-            raise ConfigError(f"a port lies between 0 and 65535, got {self.port}")
+            raise ConfigError(f"a port must lie between 0 and 65535, got {self.port}")
         for name in ("max_batch", "max_queue", "max_under_way", "max_robots", "max_pending", "max_per_address"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.log_steps and self.access_log is None:
             raise ConfigError("log_steps needs an access_log to write to")
         if not (0.0 <= self.max_wait_ms <= 60_000.0 and 0.0 <= self.drain_s <= 60.0):
-            raise ConfigError("max_wait_ms lies between 0 and 60000, drain_s between 0 and 60")
+            raise ConfigError("max_wait_ms must lie between 0 and 60000, and drain_s between 0 and 60")
 
 
 def is_loopback(host: str) -> bool:

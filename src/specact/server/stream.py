@@ -62,7 +62,7 @@ def _check_room(service: Service) -> None:
     if service.draining:
         raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
     if len(service.telemetry.robots) >= service.max_robots:
-        raise WireError(ErrorCode.OVERLOADED, f"the server takes no more than {service.max_robots} robots")
+        raise WireError(ErrorCode.OVERLOADED, f"the server accepts at most {service.max_robots} robots")
 
 
 async def _agree(socket: WebSocket, service: Service, caller: Caller) -> tuple[str, dict[str, Any]] | None:

@@ -19,7 +19,7 @@ def check_token(token: str) -> None:
     if len(token) < SHORTEST_TOKEN:
         raise ConfigError(f"a token needs at least {SHORTEST_TOKEN} characters, this one has {len(token)}")
     if not (token.isascii() and token.isprintable()):
-        raise ConfigError("a token is one line of printable ASCII, or no device could show it")
+        raise ConfigError("a token must be one line of printable ASCII")
 
 
 def read_tokens(file: Path) -> dict[str, str]:
@@ -43,15 +43,15 @@ def read_tokens(file: Path) -> dict[str, str]:
             continue
         try:
             if len(words) != 2:
-                raise ConfigError("a line holds a name and its token, with a space between them")
+                raise ConfigError("a line must hold a name and its token, separated by a space")
             name, token = words
             if len(name) > _LONGEST_NAME or not name.isprintable():
-                raise ConfigError(f"a name has at most {_LONGEST_NAME} printable characters")
+                raise ConfigError(f"a name must have at most {_LONGEST_NAME} printable characters")
             check_token(token)
             if name in found:
                 raise ConfigError(f"the name {name} occurs twice; give each robot its own line")
             if token in taken:
-                raise ConfigError(f"the token of {name} is another robot's already; give each robot its own")
+                raise ConfigError(f"the token of {name} is already used by another robot; give each robot its own")
         except ConfigError as error:
             raise ConfigError(f"{file}, line {number}: {error}") from None
         found[name] = token

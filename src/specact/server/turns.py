@@ -64,7 +64,7 @@ class FairQueue(Generic[Item]):
         if len(lane.items) >= self._most_per_lane:
             raise WireError(
                 ErrorCode.OVERLOADED,
-                f"{self._most_per_lane} requests of this robot are waiting already; wait for an answer first",
+                f"{self._most_per_lane} requests of this robot are already waiting; wait for a reply first",
             )
         displaced = None
         if self._size >= self._most:

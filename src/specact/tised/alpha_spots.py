@@ -70,7 +70,7 @@ def best_alpha(values: Curve, slope: Curve, strongest: float, best: Best, grid: 
         ConfigError: for a ``strongest`` outside (0, 1), or values that are not finite.
     """
     if not float(inference_ratio(strongest)) < 1.0:
-        raise ConfigError(f"the strongest lightweighting lies strictly between 0 and 1, got {strongest:g}")
+        raise ConfigError(f"the strongest lightweighting must lie strictly between 0 and 1, got {strongest:g}")
     alphas = np.linspace(1.0, strongest, grid)
     gains = losses(slope(alphas), best) > 0.0  # here a smaller alpha is better still
     before, after = gains[:-1], gains[1:]

@@ -42,7 +42,7 @@ def inference_ratio(alpha: ArrayLike) -> Floats:
     values = np.asarray(alpha, dtype=np.float64)
     if not ((values > 0.0) & (values <= 1.0)).all():
         raise ConfigError(
-            f"alpha, the share of the full inference time that is left, lies in (0, 1], got {_shown(values)}; "
+            f"alpha, the share of the full inference time that is left, must lie in (0, 1], got {_shown(values)}; "
             "1 is the unchanged policy"
         )
     return values
@@ -56,7 +56,7 @@ def chunk_actions(actions: ArrayLike) -> Floats:
     """
     values = np.asarray(actions, dtype=np.float64)
     if not (_whole(values) and (values >= 1.0).all()):
-        raise ConfigError(f"a chunk has a whole number of actions, at least 1, got {_shown(values)}")
+        raise ConfigError(f"a chunk must have a whole number of actions, at least 1, got {_shown(values)}")
     return values
 
 
@@ -68,7 +68,7 @@ def overlap_depth(overlap: ArrayLike, actions: ArrayLike | None = None) -> Float
     """
     values = np.asarray(overlap, dtype=np.float64)
     if not (_whole(values) and (values >= 0.0).all()):
-        raise ConfigError(f"the overlap is a whole number of actions, at least 0, got {_shown(values)}")
+        raise ConfigError(f"the overlap must be a whole number of actions, at least 0, got {_shown(values)}")
     if actions is not None and (values > np.asarray(actions, dtype=np.float64)).any():
         raise ConfigError(
             f"an overlap of {_shown(values)} does not fit into a chunk of {_shown(np.asarray(actions))} actions: "

@@ -48,7 +48,9 @@ def load_hardware(name: str) -> HardwareProfile:
     if chosen:
         return _one(profiles, chosen.removeprefix(":"))
     if len(profiles) != 1:
-        raise ConfigError(f"{name} has {len(profiles)} profiles; say which: {name}:NAME with one of {_list(profiles)}")
+        raise ConfigError(
+            f"{name} has {len(profiles)} profiles; choose one with {name}:NAME, NAME one of {_list(profiles)}"
+        )
     return next(iter(profiles.values()))
 
 
@@ -83,7 +85,7 @@ def _profile(name: str, table: Any, source: str) -> HardwareProfile:
     kappa, about = table["kappa"], table["about"]
     if isinstance(kappa, bool) or not isinstance(kappa, int | float) or not isinstance(about, str):
         raise ConfigError(
-            f"hardware {name!r} in {source}: kappa is a number and about a text, got {kappa!r} and {about!r}"
+            f"hardware {name!r} in {source}: kappa must be a number and about a string, got {kappa!r} and {about!r}"
         )
     return HardwareProfile(name, float(kappa), about)
 

@@ -66,7 +66,7 @@ def simulate(chunks: int, actions: int, inference_s: Time, action_s: Time, overl
     if chunks < 1 or actions < 1 or not 0 <= overlap <= actions or inference_s < 0 or action_s <= 0:
         raise ConfigError(
             f"cannot play {chunks} chunks of {actions} actions of {action_s} s with inferences of {inference_s} s and "
-            f"an overlap of {overlap}; needed are at least 1 chunk and 1 action, times that are not negative, actions "
+            f"an overlap of {overlap}; this needs at least 1 chunk and 1 action, times that are not negative, actions "
             "that take time, and an overlap of 0 to n"
         )
     robot = _Robot(chunks, actions, inference_s, action_s, overlap)

@@ -20,7 +20,7 @@ def check_head(fields: dict[str, Any], *types: str) -> str:
     if not is_integer(version, 2**63) or version != PROTOCOL:
         raise WireError(
             ErrorCode.UNSUPPORTED_PROTOCOL,
-            f"this side speaks protocol {PROTOCOL}, the message says {said(version)}; "
+            f"this side uses protocol {PROTOCOL}, but the message says {said(version)}; "
             "install the same version of specact on both",
         )
     if not isinstance(kind, str) or kind not in types:
@@ -39,7 +39,7 @@ def law(fields: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np
     rows: NDArray[np.float64] = array(fields, name, shape, np.float64)
     # In this order: the sum of huge numbers could overflow.
     if (rows < 0.0).any() or (rows > 2.0).any() or (np.abs(rows.sum(axis=-1) - 1.0) > 1e-6).any():
-        raise bad(f"every row of {name} is a distribution: not negative, with sum 1")
+        raise bad(f"every row of {name} must be a distribution: no negative values, sum 1")
     return rows
 
 
@@ -67,7 +67,7 @@ def number(fields: dict[str, Any], name: str, low: float, high: float) -> float:
     """A number from ``low`` to ``high``, both finite."""
     value = fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise bad(f"{name} is a number from {low:g} to {high:g}")
+        raise bad(f"{name} must be a number from {low:g} to {high:g}")
     return float(value)
 
 

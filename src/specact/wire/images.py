@@ -50,7 +50,7 @@ def _read_jpeg(file: bytes, size: tuple[int, int]) -> NDArray[np.uint8]:
         # Not Image.open: for a huge size in the header that one raises an error of its own kind, or warns.
         with JpegImageFile(io.BytesIO(file)) as opened:
             if opened.size != size:
-                raise WireError("bad_message", f"a JPEG of {opened.size} pixels came where {size} are expected")
+                raise WireError("bad_message", f"image must be a JPEG of {size} pixels, got {opened.size}")
             return np.asarray(opened.convert("RGB"))
     # Pillow raises many kinds for damaged files, all of them among these.
     except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:

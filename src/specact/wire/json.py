@@ -46,7 +46,7 @@ def decode(payload: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise WireError("bad_message", f"the body is not JSON ({type(error).__name__}: {error})"[:200]) from None
     if not isinstance(fields, dict):
-        raise WireError("bad_message", "a message is one JSON object")
+        raise WireError("bad_message", "a message must be one JSON object")
     return {name: _array(name, value, _ARRAYS[name]) if name in _ARRAYS else value for name, value in fields.items()}
 
 

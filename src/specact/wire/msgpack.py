@@ -46,7 +46,7 @@ def decode(payload: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError("bad_message", f"the frame is not a msgpack message ({_short(error)})") from None
     if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
-        raise WireError("bad_message", "a message is one map with text keys")
+        raise WireError("bad_message", "a message must be one map with text keys")
     return fields
 
 
@@ -65,7 +65,7 @@ def _unpack_array(kind: int, body: bytes) -> NDArray[Any]:
     if len(body) < 2 or body[0] not in _DTYPES or body[1] > _MOST_DIMENSIONS or len(body) < 2 + 4 * body[1]:
         raise WireError(
             "bad_message",
-            f"an array starts with its dtype (0 to 4), dimensions (0 to {_MOST_DIMENSIONS}) and shape",
+            f"an array must start with its dtype (0 to 4), dimensions (0 to {_MOST_DIMENSIONS}) and shape",
         )
     dtype, shape = _DTYPES[body[0]], struct.unpack_from(f"<{body[1]}I", body, 2)
     start = 2 + 4 * body[1]
@@ -75,7 +75,7 @@ def _unpack_array(kind: int, body: bytes) -> NDArray[Any]:
             "bad_message", f"an array of {dtype} {shape} does not have {len(body) - start} bytes of content"
         )
     if dtype.kind == "b" and max(body[start:], default=0) > 1:
-        raise WireError("bad_message", "the bytes of a bool array are 0 or 1")
+        raise WireError("bad_message", "the bytes of a bool array must be 0 or 1")
     # A copy is aligned and keeps nothing else of the frame alive.
     array: NDArray[Any] = np.frombuffer(body, dtype, offset=start).reshape(shape).copy()
     return array

@@ -94,7 +94,7 @@ def read_reply(fields: dict[str, Any], spec: PolicySpec) -> Reply:
         return read_error(fields)
     identity = request_id(fields)
     if identity is None:
-        raise bad("a reply carries the id of its request")
+        raise bad("a reply must contain the id of its request")
     times, chunk_shape = _read_times(fields), (spec.chunk, spec.actions)
     if kind == "distribution":
         probs = law(fields, "probs", (spec.codebooks, spec.codes))
@@ -113,11 +113,11 @@ def read_reply(fields: dict[str, Any], spec: PolicySpec) -> Reply:
 def _read_times(fields: dict[str, Any]) -> ServerTimes:
     times = fields.get("times")
     if not isinstance(times, dict):
-        raise bad("a reply carries its times")
+        raise bad("a reply must contain its times")
     queue, target, total = (number(times, name, 0.0, 1e9) for name in ("queue_ms", "target_ms", "total_ms"))
     batch = times.get("batch")
     if not is_integer(batch, 2**31) or batch < 1:
-        raise bad("batch is an integer from 1")
+        raise bad("batch must be an integer of at least 1")
     return ServerTimes(queue, target, total, batch)
 
 
@@ -125,5 +125,5 @@ def read_error(fields: dict[str, Any]) -> ErrorReply:
     """An error, whether an answer to a request or to a hello."""
     code, message = fields.get("code"), fields.get("message")
     if not isinstance(code, str) or code not in list(ErrorCode) or not isinstance(message, str):
-        raise bad("an error has one of the known codes and a message")
+        raise bad("an error must have one of the known codes and a message")
     return ErrorReply(request_id(fields), ErrorCode(code), message[:500])

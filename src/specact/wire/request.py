@@ -95,7 +95,7 @@ def read_request(fields: dict[str, Any], spec: PolicySpec) -> Request:
     window = _read_window(fields, spec)
     identity = request_id(fields)
     if identity is None:
-        raise bad(f"id is an integer from 0 to {LARGEST_ID}")
+        raise bad(f"id must be an integer from 0 to {LARGEST_ID}")
     report = _read_report(fields)
     if kind == "infer":
         return InferRequest(identity, deadline_ms, window, report)
@@ -106,7 +106,7 @@ def read_request(fields: dict[str, Any], spec: PolicySpec) -> Request:
         raise bad(f"codes must lie in [0, {spec.codes})")
     address = fields.get("address")
     if not isinstance(address, list) or len(address) != 4 or not all(is_integer(value, 2**64) for value in address):
-        raise bad("address is [seed, robot, episode, step], integers from 0 to 2^64 - 1")
+        raise bad("address must be [seed, robot, episode, step], integers from 0 to 2^64 - 1")
     seed, robot, episode, step = address
     return VerifyRequest(
         identity, deadline_ms, window, draft_probs, conditional, codes, (seed, robot, episode, step), report
@@ -118,7 +118,7 @@ def _read_report(fields: dict[str, Any]) -> Mapping[str, int]:
     if not isinstance(report, dict) or not all(
         name in REPORTED and is_integer(value, 2**63) for name, value in report.items()
     ):
-        raise bad(f"report is a map of {', '.join(REPORTED)} to counts")
+        raise bad(f"report must be a map of {', '.join(REPORTED)} to counts")
     return report
 
 

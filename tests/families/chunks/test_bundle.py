@@ -85,11 +85,11 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "no kind": (lambda b: rewrite(b, kind=None), r"is a pair of draft and target, .* needs a flow policy"),
     "no spec": (lambda b: rewrite(b, spec=None), r"manifest\.json lacks spec; copy the bundle again"),
     "spec of another version": (edit_spec(colour=3), r"no usable spec.*export the bundle again"),
-    "no rate": (edit_spec(rate_hz=0.0), r"rate_hz must be positive and finite, its manifest says"),
-    "another window": (edit_spec(window=3), r"encoder\.onnx takes .* do not belong together"),
-    "a goal less": (edit_spec(goal=0), r"encoder\.onnx takes .* do not belong together"),
-    "another chunk": (edit_spec(chunk=5), r"expert\.onnx takes .* do not belong together"),
-    "a guide that guides not": (swap, r"guide\.onnx takes .* do not belong together"),
+    "no rate": (edit_spec(rate_hz=0.0), r"rate_hz must be positive and finite, but its manifest says"),
+    "another window": (edit_spec(window=3), r"encoder\.onnx takes .* do not match"),
+    "a goal less": (edit_spec(goal=0), r"encoder\.onnx takes .* do not match"),
+    "another chunk": (edit_spec(chunk=5), r"expert\.onnx takes .* do not match"),
+    "a guide that guides not": (swap, r"guide\.onnx takes .* do not match"),
 }  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_a_variant_stands_in_for_a_network(tiny_flow: Path, tmp_path: Path) -> N
     np.testing.assert_array_equal(
         other.networks.velocity(chunk, time, cache), -own.networks.velocity(chunk, time, cache)
     )
-    with pytest.raises(BundleError, match=r"encoder\.onnx takes .* do not belong together"):
+    with pytest.raises(BundleError, match=r"encoder\.onnx takes .* do not match"):
         load_flow(tiny_flow, variants={"expert": tiny_flow / "encoder.onnx"})
     with pytest.raises(ConfigError, match=r"unknown network of a flow policy 'exprt'; did you mean 'expert'\?"):
         load_flow(tiny_flow, variants={"exprt": tmp_path / "backwards.onnx"})

@@ -115,7 +115,9 @@ def test_what_cannot_be_used_is_refused(bundle: FlowBundle) -> None:
         with pytest.raises(ConfigError, match="at least 1 step"):
             FlowPolicy(bundle.networks, bundle.units, bundle.spec, steps=steps, beta=beta)
     short = Inpainting(np.zeros((5, 2), np.float32), np.zeros(5, np.float32))
-    with pytest.raises(ConfigError, match=r"chunks are \(6, 2\), the actions to inpaint are \(5, 2\)"):
+    with pytest.raises(
+        ConfigError, match=r"chunks have shape \(6, 2\), but the actions to inpaint have shape \(5, 2\)"
+    ):
         bundle.policy().infer(some_window(), np.random.default_rng(0), short)
     lost = Window(np.full((2, 8), np.nan, np.float32), np.zeros(2, np.float32))
     with pytest.raises(ObservationError, match="not finite"):

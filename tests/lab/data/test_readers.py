@@ -337,9 +337,9 @@ class Payload:
         ({"filters": None, "compressor": {"id": "pickle", "protocol": 4}}, "pickle"),
         (
             {"filters": [{"id": "quantize", "digits": 3, "dtype": "<f4", "astype": "<f4"}]},
-            r"'data/state' is packed with 'quantize', which is not unpacked here; allowed are .*Store it again",
+            r"'data/state' is compressed with 'quantize', which is not supported; supported: .*Store it again",
         ),
-        ({"filters": [{"id": "packbits"}]}, r"'data/state' is packed with 'packbits'"),
+        ({"filters": [{"id": "packbits"}]}, r"'data/state' is compressed with 'packbits'"),
         ({"dtype": "<U3"}, r"'data/state' holds <U3; store numbers"),
     ],
     ids=["objects", "a filter", "a compressor", "quantize", "packbits", "text"],
@@ -365,7 +365,7 @@ def test_zarr_of_version_3_unpacks_only_what_is_known_to_be_harmless(tmp_path: P
     file.write_text(json.dumps(described))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zarr says that numcodecs are not in the specification
-        with pytest.raises(DataError, match=rf"'data/{name}' is packed with 'bitround'"):
+        with pytest.raises(DataError, match=rf"'data/{name}' is compressed with 'bitround'"):
             read(path)
 
 
@@ -403,7 +403,7 @@ def test_lerobot_versions(tmp_path: Path) -> None:
     info = json.loads((path / "meta/info.json").read_text())
     for change, message in (
         ({"codebase_version": "v1.6"}, r"'v1\.6'; supported: v2\.0, v2\.1, v3\.0"),
-        ({"data_path": "../{episode_index}.parquet"}, "out of the dataset"),
+        ({"data_path": "../{episode_index}.parquet"}, "outside the dataset"),
         ({"data_path": "{nothing}.parquet"}, "cannot be filled in"),
         ({"chunks_size": 0}, "chunks_size"),
         ({"fps": "fast"}, "rate"),

@@ -125,7 +125,7 @@ def test_demonstrations_have_no_goal_beside_the_state() -> None:
 
 def test_a_pace_is_a_speed() -> None:
     for pace in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="a speed in m/s, at least 0"):
+        with pytest.raises(ConfigError, match="a speed of at least 0 m/s"):
             BallEnv(pace=pace)
 
 

@@ -34,13 +34,13 @@ def without_display(script: str, *arguments: str, **variables: str) -> subproces
 @pytest.mark.parametrize("task", ["ball", "kitchen", "relocate", "peg"])
 def test_no_display(task: str) -> None:
     done = without_display(DRAW, task)
-    assert done.stdout.strip() == f"there is no display to draw on; {ADVICE}", done.stderr
+    assert done.stdout.strip() == f"no display is available for rendering; {ADVICE}", done.stderr
 
 
 def test_a_renderer_that_mujoco_cannot_load() -> None:
     done = without_display(DRAW, "ball", MUJOCO_GL="nonsense")
     assert done.stdout.startswith("MuJoCo cannot draw with MUJOCO_GL='nonsense' (RuntimeError: invalid value"), done
-    assert f"; {ADVICE}, or unset it where nothing is drawn" in done.stdout
+    assert f"; {ADVICE}, or unset it if nothing is rendered" in done.stdout
 
 
 def test_what_draws_nothing_needs_no_display() -> None:

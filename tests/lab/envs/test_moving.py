@@ -249,7 +249,7 @@ def test_motion_is_what_the_robot_moves() -> None:
     assert np.array_equal(world.motion(), agent)
     swarm = MovingWorld(replace(SWARM, effector=None))
     swarm.reset(0)
-    with pytest.raises(ConfigError, match="'swarm' does not say what its robot moves"):
+    with pytest.raises(ConfigError, match="'swarm' does not define what its robot moves"):
         swarm.motion()
 
 
@@ -257,12 +257,12 @@ def test_refusals_are_sentences() -> None:
     with pytest.raises(ConfigError, match=r"unknown way to idle 'holt'; did you mean 'hold'"):
         MovingWorld(BALL, idle="holt")  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match=r"'swarm' does not say how its robot holds still; choose idle 'last' or 'neutral'"
+        ConfigError, match=r"'swarm' does not define how its robot holds still; choose idle 'last' or 'neutral'"
     ):
         MovingWorld(replace(SWARM, hold=None))
     with pytest.raises(ConfigError, match=r"nothing in task 'swarm' moves by itself.*got 0\.5"):
         MovingWorld(SWARM, pace=0.5)
-    with pytest.raises(ConfigError, match=r"speed in m/s, at least 0, got -0\.1"):
+    with pytest.raises(ConfigError, match=r"speed of at least 0 m/s, got -0\.1"):
         MovingWorld(BALL, pace=-0.1)
     world = MovingWorld(BALL)
     world.reset(0)

@@ -65,7 +65,7 @@ def test_walls_stop_the_block() -> None:
 
 
 def test_a_pace_is_a_speed() -> None:
-    with pytest.raises(ConfigError, match=r"a speed in px/s, at least 0, got -1"):
+    with pytest.raises(ConfigError, match=r"a speed of at least 0 px/s, got -1"):
         PushT(pace=-1.0)
 
 

@@ -283,7 +283,7 @@ def test_what_is_no_sweep_is_refused(sweep: Table) -> None:
     with pytest.raises(ConfigError, match="the baseline 20 was not run, only 1, 2, 5, 10"):
         analyse(sweep, BASELINES | {"steps": 20.0})
     one = steps_sweep(paces=(0.0,), count=3)
-    with pytest.raises(DataError, match="episode 0 is there twice at strength 10"):
+    with pytest.raises(DataError, match="episode 0 occurs twice at strength 10"):
         analyse(join([one, one]), BASELINES)
     apart = one | {"episode": np.where(one["strength"] == 10.0, 7, one["episode"] * 10 + one["strength"])}
     apart["episode"][one["strength"] == 10.0] = np.tile([1, 2, 3], 4)

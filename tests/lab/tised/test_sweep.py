@@ -104,7 +104,7 @@ def test_reading_changes_no_file_and_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no sweep"):
         read_sweeps([tmp_path])
     (tmp_path / MANIFEST).write_text(json.dumps({"baselines": {}}))
-    with pytest.raises(DataError, match="no episode is finished"):
+    with pytest.raises(DataError, match="there are no finished episodes"):
         read_sweeps([tmp_path])
     (tmp_path / EPISODES).write_text('{"lever": "x", "jerk": null}\n{"lev')
     table, _, _ = read_sweeps([tmp_path])

@@ -138,7 +138,7 @@ BROKEN_RECIPES = [
     (in_target('steps = "many"'), "policies.target.steps must be an integer, got a string: 'many'"),
     (in_target("stpes = 3"), "unknown key in [policies.target] 'stpes'; did you mean 'steps'?"),
     (GOOD.replace('like = "target"', "like = 3"), "unknown policy in like of 'draft' '3'"),
-    (GOOD.replace('like = "target"', 'like = "draft"'), "the policy 'draft' has like as well"),
+    (GOOD.replace('like = "target"', 'like = "draft"'), "the policy 'draft' also uses like"),
     (TOP + "policies = 3\n" + TOKENIZER + BUNDLES, "policies must be a table, got an integer: 3"),
     (TOP + TOKENIZER + "[policies]\ntarget = 3\n" + BUNDLES, "policies.target must be a table, got an integer: 3"),
     (TOP + TOKENIZER + POLICIES, "makes no bundle; add [bundles]"),

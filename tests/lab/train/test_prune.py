@@ -117,7 +117,7 @@ def test_it_is_driven_with_a_window_of_its_own(pusht: Bundle, pruned: dict[int, 
 
 def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: Bundle, tmp_path: Path) -> None:
     for k in (0, 6):
-        with pytest.raises(ConfigError, match=f"'pusht' looks at 1 to 5 observations, got {k}"):
+        with pytest.raises(ConfigError, match=f"'pusht' supports 1 to 5 observations, got {k}"):
             prune_history(pusht, k, tmp_path / "k.onnx")
     copy = Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
     manifest = json.loads((copy / "manifest.json").read_text())

@@ -171,7 +171,9 @@ def test_static_scales_fit_the_inputs_they_were_made_on(pair: tuple[Bundle, Inpu
 
 
 def test_static_scales_need_inputs(pair: tuple[Bundle, Inputs], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tier 'int8_static-heads' fixes the scales .* typical inputs; give some"):
+    with pytest.raises(
+        ConfigError, match=r"tier 'int8_static-heads' needs typical inputs .* scales of activations; pass some"
+    ):
         quantise(pair[0].path / "target.onnx", tmp_path / "q.onnx", tiers("int8_static")[0])
     assert not list(tmp_path.iterdir())
 

@@ -347,7 +347,7 @@ def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path, damage: Callable[[by
         train(RECIPE, Path(), out, kill_at("tokenizer", 12))
     file = out / "tokenizer.checkpoint"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ConfigError, match=r"tokenizer\.checkpoint is damaged.*delete it to train this stage anew"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.checkpoint is damaged.*delete it to train this stage again"):
         train(RECIPE, Path(), out, quiet)
 
 

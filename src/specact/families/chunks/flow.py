@@ -69,7 +69,8 @@ class FlowPolicy:
     ) -> NDArray[np.float32]:
         if inpainting.actions.shape != noise.shape:
             raise ConfigError(
-                f"this policy's chunks are {noise.shape}, the actions to inpaint are {inpainting.actions.shape}"
+                f"this policy's chunks have shape {noise.shape}, but the actions to inpaint have shape "
+                f"{inpainting.actions.shape}"
             )
         weights = inpainting.weights[None].astype(np.float32)
         # Rows of weight 0 are ignored, whatever they hold: 0 times a NaN would not be 0.

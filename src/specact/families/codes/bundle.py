@@ -49,8 +49,8 @@ class Bundle(BundleFolder):
         """
         if self.local_target is None:
             raise BundleError(
-                f"the bundle {self.path} was exported for a device: its target is on the server. Connect to one, "
-                "as with specact run --server URL, or use the whole bundle"
+                f"the bundle {self.path} was exported without its target, which runs on the server. Connect to a "
+                "server, as with specact run --server URL, or use the complete bundle"
             )
         return self.local_target
 

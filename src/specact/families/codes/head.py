@@ -85,7 +85,7 @@ class TargetHead:
             wanted["goal"] = [spec.goal]
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
-            raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not fit")
+            raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match")
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:
         """``p^``, ``[G, K]``."""

@@ -87,20 +87,18 @@ class OnnxPolicy:
             wanted["image"] = [spec.window, *spec.image, 3]
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
-            raise BundleError(
-                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not belong together"
-            )
+            raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match")
         outputs = self._session.get_outputs()
         if len(outputs) != 2 + spec.sequential:
             raise BundleError(
                 f"{path} gives {len(outputs)} outputs, but the bundle's manifest (sequential: {spec.sequential}) says "
-                f"{2 + spec.sequential}: they do not belong together; export the bundle again"
+                f"{2 + spec.sequential}: they do not match; export the bundle again"
             )
         offsets = outputs[1].shape[1:]
         if offsets != [spec.codebooks, spec.codes, spec.chunk, spec.actions]:
             raise BundleError(
                 f"{path} gives offsets of shape {offsets}, but the bundle's manifest says "
-                f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not belong together"
+                f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not match"
             )
 
 

@@ -133,7 +133,7 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
     if target.conditional is None and draft.conditional is None:
         return verify_codes(target.probs, draft.probs, codes, rng)
     if target.conditional is None or draft.conditional is None:
-        raise ValueError("one of draft and target has a sequential secondary head and the other has not; use a pair")
+        raise ValueError("only one of draft and target has a sequential secondary head; both or neither must have one")
     _check_shapes(target.probs, draft.probs, codes)
     test, redraw = rng.random((2, 2))
     drafted = int(codes[0])

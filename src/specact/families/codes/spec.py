@@ -54,7 +54,9 @@ class PolicySpec:
         check_whole("codebooks", self.codebooks, least=1, most=1 << 13)
         if self.image is not None:
             if len(self.image) != 2:
-                raise BundleError(f"a bundle's image is height and width, its manifest says {self.image!r:.60}")
+                raise BundleError(
+                    f"a bundle's image must be height and width, but its manifest says {self.image!r:.60}"
+                )
             for size in self.image:
                 check_whole("image size", size, least=1)
         check_positive("temperature", self.temperature)

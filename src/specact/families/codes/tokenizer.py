@@ -65,6 +65,7 @@ class ActionTokenizer:
         slack = 1e-5 * self.scale
         if np.shape(action) != low.shape or not ((action >= low - slack) & (action <= high + slack)).all():
             raise ConfigError(
-                f"an action of this robot is [{len(low)}] within {low.tolist()} and {high.tolist()}, got {action}"
+                f"an action of this robot must have shape [{len(low)}] and lie between {low.tolist()} and "
+                f"{high.tolist()}, got {action}"
             )
         return np.asarray((action - self.centre) / self.scale, dtype=np.float32)

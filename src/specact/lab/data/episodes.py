@@ -49,7 +49,7 @@ class Episodes:
                 raise DataError(f"{name} has {len(value)} rows, but there are {steps} steps")
         ends = self.ends
         if steps == 0 or len(ends) == 0:
-            raise DataError("there is no step in these demonstrations")
+            raise DataError("these demonstrations contain no steps")
         if ends[0] <= 0 or np.any(np.diff(ends) <= 0) or ends[-1] != steps:
             raise DataError(
                 f"episode ends must increase strictly and stop at the number of steps {steps}; "
@@ -97,7 +97,7 @@ class Episodes:
         """
         if len(self) < 2:
             raise DataError(
-                "there is only one episode; at least two are needed, because validation keeps one back from training"
+                "there is only one episode; at least two are needed, because one is reserved for validation"
             )
         order = stream(seed, Role.DATA).permutation(len(self))
         kept_back = min(max(1, round(held_out * len(self))), len(self) - 1)

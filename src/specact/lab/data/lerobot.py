@@ -35,7 +35,7 @@ def read_lerobot(path: Path) -> Episodes:
     announced = info.get("total_episodes", len(lengths))
     if len(lengths) == 0 or announced != len(lengths):
         raise DataError(
-            f"meta/info.json announces {announced} episodes, but {len(lengths)} are listed under meta/; "
+            f"meta/info.json declares {announced} episodes, but {len(lengths)} are listed under meta/; "
             f"copy the dataset again"
         )
     wanted = (EPISODE, FRAME, STATE, ACTION)
@@ -114,7 +114,7 @@ def _name(template: Any, **values: int) -> str:
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise DataError(f"data_path {template!r} in meta/info.json cannot be filled in ({error})") from error
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(f"data_path {template!r} in meta/info.json leads out of the dataset")
+        raise DataError(f"data_path {template!r} in meta/info.json points outside the dataset")
     return name
 
 

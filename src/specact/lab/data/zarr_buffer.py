@@ -144,7 +144,7 @@ def _check_codecs(array: zarr.Array[Any]) -> None:
         name = str(step.get("id", step.get("name"))).removeprefix("numcodecs.")
         if name not in _CODECS:
             raise DataError(
-                f"{array.path!r} is packed with {name!r}, which is not unpacked here; allowed are "
+                f"{array.path!r} is compressed with {name!r}, which is not supported; supported: "
                 f"{', '.join(sorted(_CODECS))}. Store it again, with blosc or zstd"
             )
         inside = step.get("configuration") or {}
@@ -161,7 +161,7 @@ def _check_chunks(path: Path, array: zarr.Array[Any]) -> None:
     if missing > 0:
         raise DataError(
             f"{missing} of {array.nchunks} chunks of {array.path!r} are missing and would be read as "
-            f"{array.fill_value}; copy the store again, or, if that is meant, write it with "
+            f"{array.fill_value}; copy the store again, or, if this is intended, write it with "
             f"write_empty_chunks=True"
         )
     codec = type(array.compressors[-1]).__name__ if array.compressors else ""
@@ -173,4 +173,4 @@ def _check_chunks(path: Path, array: zarr.Array[Any]) -> None:
         with file.open("rb") as chunk:
             header = chunk.read(16)
         if len(header) < 16 or int.from_bytes(header[12:], "little") != file.stat().st_size:
-            raise DataError(f"the chunk {file.relative_to(path)} is cut short; copy the store again")
+            raise DataError(f"the chunk {file.relative_to(path)} is truncated; copy the store again")

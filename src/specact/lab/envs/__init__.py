@@ -45,6 +45,6 @@ def load_task(name: str) -> Task:
         # What importing MuJoCo raises where MUJOCO_GL names a renderer that is not there.
         if not os.environ.get("MUJOCO_GL"):
             raise
-        raise RenderError(f"{cannot_draw(error)}, or unset it where nothing is drawn") from error
+        raise RenderError(f"{cannot_draw(error)}, or unset it if nothing is rendered") from error
     task: Task = module.TASK
     return task

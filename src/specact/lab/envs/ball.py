@@ -111,7 +111,7 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def __init__(self, render_mode: str | None = None, pace: float | None = 0.0, goal_in_state: bool = False) -> None:
         if pace is not None and not 0.0 <= pace < np.inf:
-            raise ConfigError(f"the pace of the ball's goal is a speed in m/s, at least 0, got {pace}")
+            raise ConfigError(f"the pace of the ball's goal must be a speed of at least 0 m/s, got {pace}")
         self.render_mode = render_mode
         self._pace, self._goal_in_state = pace, goal_in_state
         seen: dict[str, spaces.Space[Any]] = {

@@ -24,7 +24,7 @@ def drawing() -> Iterator[None]:
     """
     if sys.platform == "linux" and not any(map(os.environ.get, ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))):
         # MuJoCo would try GLFW, which may end the process.
-        raise RenderError(f"there is no display to draw on; {_NEEDED}")
+        raise RenderError(f"no display is available for rendering; {_NEEDED}")
     try:
         yield
     except Exception as error:

@@ -172,7 +172,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         chain = tuple(int(number) for number in (options or {}).get("chain", drawn))
         if len(set(chain)) != CHAIN or len(chain) != CHAIN or not set(chain) <= set(range(len(SUBTASKS))):
             allowed = f"0 to {len(SUBTASKS) - 1}"
-            raise ConfigError(f"a chain is {CHAIN} different subtask numbers from {allowed}, got {chain}")
+            raise ConfigError(f"a chain must be {CHAIN} different subtask numbers from {allowed}, got {chain}")
         self._chain, self._steps = chain, 0
         self._done[:] = False
         observation, _ = self._sim.reset(seed=seed)

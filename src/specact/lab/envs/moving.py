@@ -58,7 +58,7 @@ class MovingWorld:
             raise unknown_name("way to idle", idle, get_args(Idle))
         if idle == "hold" and task.hold is None:
             raise ConfigError(
-                f"task {task.name!r} does not say how its robot holds still; choose idle 'last' or 'neutral'"
+                f"task {task.name!r} does not define how its robot holds still; choose idle 'last' or 'neutral'"
             )
         if pace and task.pace is None:
             raise ConfigError(f"nothing in task {task.name!r} moves by itself, so its pace must be 0, got {pace}")
@@ -99,7 +99,7 @@ class MovingWorld:
             ValueError: for a negative time.
         """
         if seconds < 0:
-            raise ValueError(f"time cannot pass backwards: asked to advance {seconds} s")
+            raise ValueError(f"the clock can advance only by at least 0 s, got {seconds}")
         if self.done:
             return
         self._steer(action)
@@ -119,7 +119,7 @@ class MovingWorld:
             ConfigError: if the task does not say what its robot moves.
         """
         if self.task.effector is None:
-            raise ConfigError(f"task {self.task.name!r} does not say what its robot moves (Task.effector)")
+            raise ConfigError(f"task {self.task.name!r} does not define what its robot moves; set Task.effector")
         return np.array(self._positions)
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def __init__(self, render_mode: str | None = None, pace: float = 0.0) -> None:
         if not 0.0 <= pace < math.inf:
-            raise ConfigError(f"the pace of PushT's belt is a speed in px/s, at least 0, got {pace}")
+            raise ConfigError(f"the pace of PushT's belt must be a speed of at least 0 px/s, got {pace}")
         self.render_mode = render_mode
         self._pace, self.belt = pace, (0.0, 0.0)
         self.observation_space = gym.spaces.Dict({"state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32)})

@@ -44,7 +44,7 @@ class CalibrationRun:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.rate < 1.0:
-            raise ConfigError(f"a rate to calibrate for lies strictly between 0 and 1, got {self.rate}")
+            raise ConfigError(f"a rate to calibrate for must lie strictly between 0 and 1, got {self.rate}")
         check_ranges(self, {"episodes": COUNT, "rounds": COUNT, "seed": SEED, "shard": COUNT})
 
 

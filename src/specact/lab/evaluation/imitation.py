@@ -37,7 +37,7 @@ def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
     if names and data is None:
         raise ConfigError(
             f"the demonstrations of {bundle.name!r} are files ({', '.join(names)}); "
-            "say where they are with --data FOLDER"
+            "give their folder with --data FOLDER"
         )
     files = [(data or Path()) / name for name in names]
     for file in files:

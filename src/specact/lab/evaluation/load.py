@@ -185,7 +185,7 @@ async def _ask(
 
 def _bytes(frame: str | bytes) -> bytes:
     if isinstance(frame, str):
-        raise RemoteError("the server answered with text")
+        raise RemoteError("the server replied with a text frame, a binary frame is expected")
     return frame
 
 

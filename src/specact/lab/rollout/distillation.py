@@ -44,7 +44,7 @@ def collect(
     """
     if bundle.spec.image or bundle.spec.sequential:
         raise ConfigError(
-            f"the bundle {bundle.name!r} has a camera or a sequential secondary head; gates and drafts can be taught "
+            f"the bundle {bundle.name!r} has a camera or a sequential secondary head; gates and drafts can be trained "
             "only for state observations and independent codebooks"
         )
     batches: list[Lessons] = []

@@ -109,7 +109,7 @@ class _Driver:
         chunk = self._policy.infer(self.senses.window(ahead), rng, inpainting)
         took = self._latency(now) if callable(self._latency) else self._latency
         if not took >= 0.0:
-            raise ConfigError(f"an inference takes a time of at least 0 s, got {took}; check the latency")
+            raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
         self._address = self._address._replace(step=self._address.step + 1)
         self._latencies.append(took)
         self.tally.inferred(took)

@@ -62,7 +62,7 @@ class Pool:
         """
         if self._executor is None:
             if self.workers > 1:
-                raise RuntimeError("the pool has no processes yet, or no more: use it as `with Pool(...) as pool:`")
+                raise RuntimeError("the pool is not running; use it as `with Pool(...) as pool:`")
             yield from ((item, work(item)) for item in items)
             return
         futures = {self._executor.submit(work, item): item for item in items}
@@ -72,7 +72,7 @@ class Pool:
         except BrokenProcessPool:
             raise SpecactError(
                 "a worker process was killed, most likely for lack of memory; run the same command again with "
-                "--workers 1: what is finished is kept"
+                "--workers 1: finished results are kept"
             ) from None
 
 

@@ -95,7 +95,9 @@ def sort_curves(table: Table, baselines: Mapping[str, float]) -> list[Curve]:
     """
     missing = [name for name in COLUMNS if name not in table]
     if missing:
-        raise DataError(f"the episode table lacks the columns {', '.join(missing)}; it is not one of a TISED sweep")
+        raise DataError(
+            f"the episode table lacks the columns {', '.join(missing)}; it is not the table of a TISED sweep"
+        )
     rows: dict[Place, list[int]] = {}
     for i, found in enumerate(zip(*(table[name].tolist() for name in Place.__dataclass_fields__), strict=True)):
         rows.setdefault(Place(*found), []).append(i)
@@ -115,7 +117,7 @@ def _curve(place: Place, table: Table, baselines: Mapping[str, float]) -> Curve:
     if base not in found:
         raise ConfigError(
             f"{place}: the baseline {base:g} was not run, only {', '.join(f'{value:g}' for value in sorted(found))}; "
-            "run it too, a lever is judged against it"
+            "run it too, because a lever is compared with its baseline"
         )
     strengths = tuple(sorted(found, key=lambda strength: (abs(strength - base), strength)))
     cells = tuple(_cell(place, _take(table, table["strength"] == strength)) for strength in strengths)
@@ -139,8 +141,8 @@ def _cell(place: Place, table: Table) -> Table:
     again = table["episode"][:-1][np.diff(table["episode"]) == 0]
     if len(again):
         raise DataError(
-            f"{place}: episode {again[0]} is there twice at strength {table['strength'][0]:g}; either a row was "
-            "written twice, or two ways of execution share a lever's name: give each its own"
+            f"{place}: episode {again[0]} occurs twice at strength {table['strength'][0]:g}; either a row was "
+            "written twice, or two execution modes have the same lever name; give each its own name"
         )
     return table
 

@@ -70,7 +70,7 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
     wanted = own if strengths is None else tuple(dict.fromkeys((own[0], *strengths)))
     for strength in wanted:
         if not (lever.shares or strength.is_integer()):
-            raise ConfigError(f"a strength of lever {name!r} is a whole number, got {strength:g}")
+            raise ConfigError(f"a strength of lever {name!r} must be a whole number, got {strength:g}")
     return [Setting(name, strength, *lever.pull(subject, strength), remote=lever.remote) for strength in wanted]
 
 
@@ -85,7 +85,9 @@ def _steps(subject: Subject, strength: float) -> tuple[Driver, Execution]:
 def _quantised(static: bool, subject: Subject, strength: float) -> tuple[Driver, Execution]:
     driver, tiers = subject.driver, subject.variants.tiers(static)
     if strength not in range(len(tiers) + 1):
-        raise ConfigError(f"quantisation has tiers 1 to {len(tiers)}, and 0 for none; got {strength:g}")
+        raise ConfigError(
+            f"the strength of quantisation must be a tier from 1 to {len(tiers)}, or 0 for none; got {strength:g}"
+        )
     if strength:
         made = subject.variants.quantised(tiers[int(strength) - 1])
         if isinstance(driver, FlowDriver):
@@ -103,7 +105,7 @@ def _windowed(subject: Subject, strength: float) -> tuple[Driver, Execution]:
     bundle, driver = subject.bundle, subject.driver
     assert isinstance(bundle, Bundle), "Lever.check has seen to it"
     if not 1 <= strength <= bundle.spec.window:
-        raise ConfigError(f"{bundle.name!r} looks at 1 to {bundle.spec.window} observations, got {strength:g}")
+        raise ConfigError(f"{bundle.name!r} supports 1 to {bundle.spec.window} observations, got {strength:g}")
     if strength < bundle.spec.window:
         file = subject.variants.windowed(int(strength))
         driver = CodesDriver(str(bundle.path), file=str(file), window=int(strength))
@@ -124,7 +126,7 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple
     bundle = subject.bundle
     assert isinstance(bundle, Bundle), "Lever.check has seen to it"
     if not 0.0 <= strength <= 1.0:
-        raise ConfigError(f"a transmission rate lies in [0, 1], got {strength:g}")
+        raise ConfigError(f"a transmission rate must lie in [0, 1], got {strength:g}")
     path = str(bundle.path)
     if strength in (0.0, 1.0):
         return PairDriver(path, GateSettings("always" if strength else "never"), late=late), None

@@ -34,10 +34,10 @@ def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[
             if baselines.setdefault(lever, baseline) != baseline:
                 raise DataError(
                     f"{folder}: the baseline of {lever!r} is {baseline:g}, that of another sweep {baselines[lever]:g}; "
-                    "analyse them apart"
+                    "analyse them separately"
                 )
     if not rows:
-        raise DataError(f"no episode is finished in {', '.join(map(str, folders))}; run the sweep again")
+        raise DataError(f"there are no finished episodes in {', '.join(map(str, folders))}; run the sweep again")
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}, baselines, manifests
 
 

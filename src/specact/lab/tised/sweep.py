@@ -88,7 +88,7 @@ class Sweep:
             if name != ON_BOARD:
                 load_link(name)
         if any(map(_offloads, self.settings)) and ON_BOARD in self.links:
-            raise ConfigError("levers that ask a server need links; name at least one, such as loopback+delay=20")
+            raise ConfigError("levers that query a server need links; name at least one, such as loopback+delay=20")
 
 
 def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None = None, command: str = "") -> None:

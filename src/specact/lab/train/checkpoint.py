@@ -33,7 +33,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             names = file.keys()  # safe_open has keys but cannot be iterated over
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except SafetensorError as error:
-        raise ConfigError(f"{path} is damaged ({error}); delete it to train this stage anew") from error
+        raise ConfigError(f"{path} is damaged ({error}); delete it to train this stage again") from error
 
 
 def adam_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

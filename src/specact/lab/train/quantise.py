@@ -86,7 +86,7 @@ def quantise(source: Path, out: Path, tier: Tier, calibration: Sequence[Feeds] =
         if group in tier.methods:
             nodes.setdefault(tier.methods[group], []).append(name)
     if "int8_static" in nodes and not calibration:
-        raise ConfigError(f"tier {tier.name!r} fixes the scales of activations on typical inputs; give some")
+        raise ConfigError(f"tier {tier.name!r} needs typical inputs to calibrate the scales of activations; pass some")
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".quantising-", dir=out.parent) as folder, _quiet():
         half_done = Path(folder) / out.name

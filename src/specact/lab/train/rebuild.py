@@ -38,7 +38,7 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"the manifest of {bundle.path} does not say how its {role} was made ({error} is missing); "
-            "take a bundle that specact train wrote"
+            "use a bundle that specact train wrote"
         ) from None
     shapes = Shapes(
         window=spec.window, state=spec.state, goal=spec.goal, image=spec.image, codebooks=spec.codebooks,
@@ -63,7 +63,7 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
     """
     recipe, shapes = architecture(bundle, role)
     if not 1 <= window <= shapes.window:
-        raise ConfigError(f"{bundle.name!r} looks at 1 to {shapes.window} observations, got {window}")
+        raise ConfigError(f"{bundle.name!r} supports 1 to {shapes.window} observations, got {window}")
     # What a policy without a goal knows of goals is nothing, and not exported.
     weights = {"goal_mean": torch.zeros(0), "goal_std": torch.ones(0)} | _weights(folded(bundle.path / PARTS[role]))
     statistics = Statistics(*(weights[name] for name in _STATISTICS))

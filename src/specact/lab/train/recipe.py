@@ -186,8 +186,8 @@ class Recipe:
                     raise unknown_name("policy of a bundle", policy_name, made)
             if len({self.policy(policy_name).sequential for policy_name in pair}) > 1:
                 raise ConfigError(
-                    f"bundle {name!r}: one of {' and '.join(pair)} is sequential and the other is not, and their codes "
-                    "could not be verified; set sequential alike for both"
+                    f"bundle {name!r}: one of {' and '.join(pair)} is sequential and the other is not, so their codes "
+                    "cannot be verified; set sequential to the same value for both"
                 )
 
     def policy(self, made: str) -> PolicyRecipe:
@@ -226,7 +226,7 @@ def _written_out(policies: Any) -> Any:
         # One that is written below may be referred to as well, unless it refers to another one itself.
         source: dict[str, Any] = whole[base] if base in whole else policies[base]
         if "like" in source:
-            raise ConfigError(f"policies.{name}.like: the policy {base!r} has like as well; move it above {name!r}")
+            raise ConfigError(f"policies.{name}.like: the policy {base!r} also uses like; move it above {name!r}")
         whole[name] = {**source, "snapshot": 0.0, **{key: policy[key] for key in policy if key != "like"}}
     return whole
 
