@@ -119,7 +119,7 @@ def _at_rates(study: dict[str, Summary]) -> Iterator[tuple[str, dict[str, Metric
                 for ending in endings:
                     summary = study.get(f"{bundle}-table" if rate == "0.6" else f"{bundle}-rate-{rate}{ending}")
                     if summary is not None and "learned" in summary["methods"]:
-                        free = ", no limit on skips" if ending else ""
+                        free = ", without ADAHI" if ending else ""
                         yield f"{bundle}, {rate}{free}, {summary['episodes']}", table, summary
 
 
