@@ -279,7 +279,7 @@ class Line:
         self._connected.set()
 
     def _look_after(self) -> None:
-        """Takes in what came unasked, and asks a silent server for a sign of life."""
+        """Drains unsolicited messages, and pings a silent server."""
         # The control loop goes first: it looks after the channel itself while it holds it.
         if not self._lock.acquire(blocking=False):
             return
