@@ -52,9 +52,13 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(
     assert 0.0 <= found["low"] <= found["mean"] <= found["high"] <= 1.0
     assert found["expected"] is None and found["alarm"] is None
 
-    # Observations of pure noise are not what the gate was calibrated on, and at the calibrated rate that is said.
-    done = specact_run(*shared, "--rate", "0.6", "--audit-rate", "0.9", "--seconds", "5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    # Observations of pure noise are not what the gate was calibrated on, and at the calibrated rate that is said. The
+    # alarm needs some thousand steps, for which a machine with other work takes longer.
+    for seconds in ("5", "20", "60"):
+        done = specact_run(*shared, "--rate", "0.6", "--audit-rate", "0.9", "--seconds", seconds, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if "ALARM" in done.stdout:
+            break
     assert "ALARM" in done.stdout and "calibrated level of 0.39" in done.stderr
 
 

@@ -156,7 +156,7 @@ def test_an_end_without_a_word_is_an_end(misbehaving: Misbehaving) -> None:
         rogue.greet = resetting
         channel = WebSocketChannel(at(rogue.port), PATIENCE, LIMIT)
         channel.send("hello", channel.encode({}), 1.0)
-        with pytest.raises(ChannelClosedError, match=r"broke: .*reset"):
+        with pytest.raises(ChannelClosedError, match=r"lost: .*reset"):
             channel.receive(PATIENCE)
         channel.close()
 

@@ -407,7 +407,7 @@ def test_lerobot_versions(tmp_path: Path) -> None:
         ({"data_path": "{nothing}.parquet"}, "cannot be filled in"),
         ({"chunks_size": 0}, "chunks_size"),
         ({"fps": "fast"}, "rate"),
-        ({"total_episodes": 9}, "announces 9 episodes, but 3"),
+        ({"total_episodes": 9}, "declares 9 episodes, but 3"),
     ):
         (path / "meta/info.json").write_text(json.dumps({**info, **change}))
         with pytest.raises(DataError, match=message):

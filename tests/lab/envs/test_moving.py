@@ -266,5 +266,5 @@ def test_refusals_are_sentences() -> None:
         MovingWorld(BALL, pace=-0.1)
     world = MovingWorld(BALL)
     world.reset(0)
-    with pytest.raises(ValueError, match="backwards"):
+    with pytest.raises(ValueError, match="at least 0 s"):
         world.advance(-0.1, None)
