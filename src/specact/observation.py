@@ -1,104 +1,315 @@
-"""The device's memory of what it saw: observations in, a checked window out."""
+"""Observations as named arrays: what a policy needs to see, and the device's memory of what it saw."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ObservationError
-from specact.families.chunks.policy import ChunkSpec
-from specact.families.codes.spec import PolicySpec
-from specact.types import Window
+from specact.errors import BundleError, ConfigError, ObservationError
 
 Observation = Mapping[str, Any] | NDArray[Any]
+DType = Literal["float32", "uint8"]
+# The name of an observation that is one array, not a mapping.
+STATE = "state"
 
 
-class ObservationWindow:
-    """The last T observations of an episode; before there are T, the first one is repeated.
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One array of an observation.
 
-    Args:
-        spec: says which shapes an observation must have.
+    Attributes:
+        shape: of a single observation, such as ``(8,)`` for joint positions or ``(96, 96, 3)`` for a camera frame.
+        dtype: ``float32``, or ``uint8`` for camera frames ``[H, W, 3]``.
+        history: T: a policy sees the newest T of them, oldest first, as ``[T, *shape]``. 0: only the newest, as
+            ``[*shape]``, for what does not change within a window, such as a goal.
+
+    Raises:
+        BundleError: for a shape, dtype or history that no observation can have.
     """
 
-    def __init__(self, spec: PolicySpec | ChunkSpec) -> None:
+    shape: tuple[int, ...]
+    dtype: DType = "float32"
+    history: int = 1
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(size, int) and not isinstance(size, bool) for size in (*self.shape, self.history))
+        if not whole or not self.shape or min(self.shape) < 1 or self.history < 0 or max(self.shape) > 1 << 20:
+            raise BundleError(
+                f"an observation's shape must be positive integers and its history an integer of at least 0, got "
+                f"{self.shape!r:.60} and {self.history!r:.60}"
+            )
+        if self.dtype not in get_args(DType):
+            raise BundleError(f"an observation is float32 or uint8, got {self.dtype!r:.60}")
+        if self.dtype == "uint8" and (len(self.shape) != 3 or self.shape[2] != 3):
+            raise BundleError(f"camera frames have the shape [height, width, 3], got {self.shape!r:.60}")
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it holds camera frames."""
+        return self.dtype == "uint8"
+
+    @property
+    def window_shape(self) -> tuple[int, ...]:
+        """Of the array that a policy sees: ``[T, *shape]``, or ``[*shape]`` without a history."""
+        return (self.history, *self.shape) if self.history else self.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Of the array that a policy sees, uncompressed."""
+        return int(np.prod(self.window_shape)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a policy looks at: the newest observations as named arrays, the first one repeated at an episode's start.
+
+    Attributes:
+        arrays: by name, each ``[T, *shape]`` or ``[*shape]``, as its :class:`Field` says.
+        instruction: what the robot is told to do, or None.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    instruction: str | None = None
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """The array of this name."""
+        return self.arrays[name]
+
+
+@dataclass(frozen=True)
+class ObservationSpec:
+    """What a policy needs to see.
+
+    Attributes:
+        fields: by name, such as ``state``, ``goal`` or ``image.front``.
+        instruction: whether it needs an instruction.
+
+    Raises:
+        BundleError: if there is no field, or a name is not a lower-case identifier with dots.
+    """
+
+    fields: Mapping[str, Field]
+    instruction: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
+        if not self.fields:
+            raise BundleError("a policy needs at least one observation")
+        for name in self.fields:
+            if not isinstance(name, str) or len(name) > 64 or not all(p.isidentifier() for p in name.split(".")):
+                raise BundleError(
+                    f"an observation's name must be an identifier, with dots in between where it has several parts, "
+                    f"such as state or image.front; got {name!r:.60}"
+                )
+
+    def __getitem__(self, name: str) -> Field:
+        """The field of this name."""
+        return self.fields[name]
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.fields.items()), self.instruction))
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of the fields that hold camera frames."""
+        return tuple(name for name, field in self.fields.items() if field.is_image)
+
+    @property
+    def nbytes(self) -> int:
+        """Of one window, camera frames uncompressed."""
+        return sum(field.nbytes for field in self.fields.values())
+
+    def union(self, other: ObservationSpec) -> ObservationSpec:
+        """What must be kept to serve both: every field of either, with the longer history.
+
+        Raises:
+            BundleError: if a field of both differs in shape or dtype, or has a history in one of them only.
+        """
+        merged = dict(self.fields)
+        for name, field in other.fields.items():
+            mine = merged.setdefault(name, field)
+            if (mine.shape, mine.dtype, mine.history > 0) != (field.shape, field.dtype, field.history > 0):
+                raise BundleError(f"the observation {name!r} is {mine} for one policy and {field} for the other")
+            if field.history > mine.history:
+                merged[name] = field
+        return ObservationSpec(merged, self.instruction or other.instruction)
+
+    def select(self, window: Window) -> Window:
+        """Of a window that holds at least this, exactly this."""
+        arrays = {
+            name: window.arrays[name][-field.history :] if field.history else window.arrays[name]
+            for name, field in self.fields.items()
+        }
+        return Window(arrays, window.instruction if self.instruction else None)
+
+    def zeros(self) -> Window:
+        """A window of this shape with nothing but zeros."""
+        arrays = {name: np.zeros(field.window_shape, field.dtype) for name, field in self.fields.items()}
+        return Window(arrays, "" if self.instruction else None)
+
+    def stack(self, windows: Iterable[Window]) -> dict[str, NDArray[Any]]:
+        """What a network takes, by name: the selected arrays of several windows, ``[B, ...]``."""
+        windows = list(windows)
+        return {
+            name: np.stack(
+                [window.arrays[name][-field.history :] if field.history else window.arrays[name] for window in windows]
+            )
+            for name, field in self.fields.items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values, for a manifest or a message; :func:`read_spec` reads it."""
+        fields = {
+            name: {"shape": list(field.shape), "dtype": field.dtype, "history": field.history}
+            for name, field in self.fields.items()
+        }
+        return {"fields": fields, "instruction": self.instruction}
+
+
+def vectors(history: int, goal: int = 0, **widths: int) -> ObservationSpec:
+    """A spec of float32 vectors with one history, and a ``goal`` without one where its width is above 0.
+
+    For example ``vectors(5, goal=2, state=8)``.
+    """
+    fields = {name: Field((width,), "float32", history) for name, width in widths.items()}
+    return ObservationSpec(fields | ({"goal": Field((goal,), "float32", 0)} if goal else {}))
+
+
+def read_spec(value: Any) -> ObservationSpec:
+    """A spec from the plain values of :meth:`ObservationSpec.describe`.
+
+    Raises:
+        BundleError: if that is not what they are.
+    """
+    try:
+        fields = {
+            name: Field(tuple(field["shape"]), field["dtype"], field["history"])
+            for name, field in value["fields"].items()
+        }
+        instruction = value["instruction"]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise BundleError(
+            f"an observation spec has fields, each with shape, dtype and history, and instruction; this one is "
+            f"unusable ({type(error).__name__}: {error})"
+        ) from None
+    if not isinstance(instruction, bool):
+        raise BundleError(f"an observation spec's instruction is true or false, got {instruction!r:.60}")
+    return ObservationSpec(fields, instruction)
+
+
+class ObservationHistory:
+    """The last observations of an episode; before there are as many as the spec wants, the first one is repeated.
+
+    Args:
+        spec: says which arrays an observation must have.
+    """
+
+    def __init__(self, spec: ObservationSpec) -> None:
         self._spec = spec
-        self._state: NDArray[np.float32] | None = None
-        self._image: NDArray[np.uint8] | None = None
+        self._kept: dict[str, NDArray[Any]] = {}
 
     def reset(self) -> None:
         """Forgets the episode."""
-        self._state = self._image = None
+        self._kept = {}
 
     def push(self, observation: Observation) -> Window:
         """Adds an observation and returns the window that ends with it.
 
         Args:
-            observation: ``state [O]``, or a mapping with ``state [O]`` and, if the policy wants them, ``goal [D]``
-                and ``image [H, W, 3]`` (uint8).
+            observation: a mapping with every array of the spec, and ``instruction`` where it wants one; or one array,
+                which is taken as ``state``. Whatever else a mapping holds is ignored.
 
         Raises:
-            ObservationError: if it is None, or something is missing, has another shape, or is not finite. The window is
-                unchanged.
+            ObservationError: if it is None, or something is missing, has another shape or type, or is not finite. The
+                history is unchanged.
         """
-        spec = self._spec
         if observation is None:
             raise ObservationError(
                 "the observation is None; observe() must return the latest observation, even if nothing is new",
                 "absent",
             )
-        fields = observation if isinstance(observation, Mapping) else {"state": observation}
-        # What is too large for float32 becomes infinite and is refused with the rest.
+        given = observation if isinstance(observation, Mapping) else {STATE: observation}
+        newest = {name: _read(given, name, field) for name, field in self._spec.fields.items()}
+        instruction = _instruction(given) if self._spec.instruction else None
+        self._kept = {
+            name: _shift(self._kept.get(name), value, self._spec.fields[name].history)
+            for name, value in newest.items()
+        }
+        return Window(self._kept, instruction)
+
+
+def _read(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:
+    if name not in given:
+        raise ObservationError(
+            f"the observation has no {name!r}; this policy needs {name} {list(field.shape)}, {field.dtype}", "missing"
+        )
+    return _frame(given[name], name, field) if field.is_image else _numbers(given[name], name, field)
+
+
+def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
+    try:
+        # A copy: environments may reuse their buffers. What is too large for float32 becomes infinite and is refused.
         with np.errstate(over="ignore"):
-            state = self._numbers(fields, "state", spec.state)
-            goal = self._numbers(fields, "goal", spec.goal) if spec.goal else None
-        image = self._frame(fields, spec.image) if spec.image else None
-        self._state = _shift(self._state, state, spec.window)
-        if image is not None:
-            self._image = _shift(self._image, image, spec.window)
-        return Window(self._state, goal, self._image)
-
-    def _numbers(self, fields: Mapping[str, Any], name: str, width: int) -> NDArray[np.float32]:
-        if name not in fields:
-            raise ObservationError(f"the observation has no {name!r}; this policy needs {name} [{width}]", "missing")
-        try:
-            # A copy: environments may reuse their buffers.
-            value = np.array(fields[name], dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
-        if value.shape != (width,):
-            raise ObservationError(
-                f"the observation's {name} has shape {value.shape}, this policy needs ({width},)", "shape"
-            )
-        if not np.isfinite(value).all():
-            bad = np.flatnonzero(~np.isfinite(value)).tolist()
-            raise ObservationError(
-                f"the observation's {name} is NaN or infinite at {bad}; "
-                "skip this observation or hold the robot; the policy's state is unchanged",
-                "not_finite",
-            )
-        return value
-
-    def _frame(self, fields: Mapping[str, Any], size: tuple[int, int]) -> NDArray[np.uint8]:
-        if "image" not in fields:
-            raise ObservationError(
-                f"the observation has no 'image'; this policy needs image [{size[0]}, {size[1]}, 3], uint8", "missing"
-            )
-        try:
-            image = np.array(fields["image"])
-        except (TypeError, ValueError) as error:
-            raise ObservationError(f"the observation's image is not an array: {error}", "type") from None
-        if image.dtype != np.uint8 or image.shape != (*size, 3):
-            raise ObservationError(
-                f"the observation's image must be uint8 {(*size, 3)}, got {image.dtype} {image.shape}",
-                "type" if image.dtype != np.uint8 else "shape",
-            )
-        return image
+            array = np.array(value, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
+    if array.shape != field.shape:
+        raise ObservationError(
+            f"the observation's {name} has shape {array.shape}, this policy needs {field.shape}", "shape"
+        )
+    if not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array)).squeeze(-1).tolist() if array.ndim == 1 else "some places"
+        raise ObservationError(
+            f"the observation's {name} is NaN or infinite at {bad}; "
+            "skip this observation or hold the robot; the policy's state is unchanged",
+            "not_finite",
+        )
+    return array
 
 
-def _shift(kept: Any, newest: Any, length: int) -> Any:
+def _frame(value: Any, name: str, field: Field) -> NDArray[np.uint8]:
+    try:
+        array = np.array(value)
+    except (TypeError, ValueError) as error:
+        raise ObservationError(f"the observation's {name} is not an array: {error}", "type") from None
+    if array.dtype != np.uint8 or array.shape != field.shape:
+        raise ObservationError(
+            f"the observation's {name} must be uint8 {field.shape}, got {array.dtype} {array.shape}",
+            "type" if array.dtype != np.uint8 else "shape",
+        )
+    return array
+
+
+def _instruction(given: Mapping[str, Any]) -> str:
+    text = given.get("instruction")
+    if not isinstance(text, str):
+        raise ObservationError(
+            "the observation has no 'instruction'; this policy needs one, as text" if text is None
+            else f"the observation's instruction must be text, got {type(text).__name__}",
+            "missing" if text is None else "type",
+        )  # fmt: skip
+    return text
+
+
+def _shift(kept: NDArray[Any] | None, newest: NDArray[Any], length: int) -> NDArray[Any]:
+    if not length:
+        return newest
     if kept is None:
         return np.repeat(newest[None], length, axis=0)
     return np.concatenate([kept[1:], newest[None]])
+
+
+def check_names(names: Iterable[str], spec: ObservationSpec) -> None:
+    """Refuses names that a spec does not have.
+
+    Raises:
+        ConfigError: naming those it has.
+    """
+    unknown = sorted(set(names) - set(spec.fields))
+    if unknown:
+        raise ConfigError(f"there is no observation {unknown[0]!r}; there are {', '.join(spec.fields)}")
