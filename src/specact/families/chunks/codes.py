@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,7 @@ from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.families.codes.sampling import sample_codes
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
-from specact.types import Window
+from specact.observation import ObservationSpec, Window
 
 
 class CodeChunks:
@@ -21,16 +23,17 @@ class CodeChunks:
     Args:
         policy: draft or target of a bundle.
         tokenizer: of the same bundle.
-        spec: of the same bundle, or for a policy that sees less (a shorter window) what that policy sees.
+        spec: of the same bundle.
+        observation: what this policy needs to see.
     """
 
     inpaints = False
 
-    def __init__(self, policy: CodePolicy, tokenizer: ActionTokenizer, spec: PolicySpec) -> None:
+    def __init__(
+        self, policy: CodePolicy, tokenizer: ActionTokenizer, spec: PolicySpec, observation: ObservationSpec
+    ) -> None:
         self._policy, self._tokenizer = policy, tokenizer
-        self.spec = ChunkSpec(
-            spec.window, spec.state, spec.goal, spec.chunk, spec.actions, spec.rate_hz, image=spec.image
-        )
+        self.spec = ChunkSpec(observation, spec.chunk, spec.actions, spec.rate_hz)
 
     def infer(
         self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
@@ -40,6 +43,12 @@ class CodeChunks:
             raise ConfigError(
                 "a policy of action codes cannot inpaint; choose another execution for it, or a flow policy"
             )
-        distribution = self._policy.infer(window)
-        codes = sample_codes(distribution, rng)
-        return self._tokenizer.to_environment(self._tokenizer.decode(codes, distribution.offsets))
+        return self.infer_batch([window], [rng])[0]
+
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`."""
+        chunks = []
+        for distribution, rng in zip(self._policy.infer_batch(windows), rngs, strict=True):
+            codes = sample_codes(distribution, rng)
+            chunks.append(self._tokenizer.to_environment(self._tokenizer.decode(codes, distribution.offsets)))
+        return chunks

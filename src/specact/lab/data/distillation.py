@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,25 +16,25 @@ class Lessons:
 
     Attributes:
         episode: number of the episode, ``[N]``.
-        state, goal: the window's, ``[N, T, O]`` and ``[N, D]`` or None.
+        observation: what the draft saw but camera frames, by name, each ``[N, *window_shape]``.
         draft_probs, target_probs: q and p, ``[N, G, K]``.
         target_offsets: float16 ``[N, G, K, n, A]``, normalised.
     """
 
     episode: NDArray[np.int64]
-    state: NDArray[np.float32]
-    goal: NDArray[np.float32] | None
+    observation: Mapping[str, NDArray[np.float32]]
     draft_probs: NDArray[np.float32]
     target_probs: NDArray[np.float32]
     target_offsets: NDArray[np.float16]
 
     def __len__(self) -> int:
-        return len(self.state)
+        return len(self.episode)
 
     def select(self, rows: NDArray[Any]) -> Lessons:
         """Some of the rows, given by number or as a mask ``[N]``."""
-        kept: dict[str, Any] = {name: column if column is None else column[rows] for name, column in vars(self).items()}
-        return Lessons(**kept)
+        seen = {name: column[rows] for name, column in self.observation.items()}
+        kept: dict[str, Any] = {name: column[rows] for name, column in vars(self).items() if name != "observation"}
+        return Lessons(observation=seen, **kept)
 
     def split(self, every: int = 20) -> tuple[Lessons, Lessons]:
         """Without and with the episodes whose number ``every`` divides: for training, and held out."""
@@ -44,8 +44,9 @@ class Lessons:
 
 def join(parts: Sequence[Lessons]) -> Lessons:
     """Several as one."""
+    first = parts[0]
+    seen = {name: np.concatenate([part.observation[name] for part in parts]) for name in first.observation}
     joined: dict[str, Any] = {
-        name: first if first is None else np.concatenate([vars(part)[name] for part in parts])
-        for name, first in vars(parts[0]).items()
+        name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(first) if name != "observation"
     }
-    return Lessons(**joined)
+    return Lessons(observation=seen, **joined)

@@ -9,13 +9,15 @@ from specact.lab.envs.task import Task
 
 
 def check_fit(bundle: Bundle, task: Task) -> None:
-    """Checks that a pair's observations and actions are the task's; a pair may do without the task's goal.
+    """Checks that a pair's observations and actions are the task's; a pair may do without some of the task's.
 
     Raises:
         ConfigError: if a width differs.
     """
     spec, wanted = bundle.spec, task.widths()
-    found = {"action": spec.actions, "state": spec.state} | ({"goal": spec.goal} if spec.goal else {})
+    found = {"action": spec.actions} | {
+        name: field.shape[0] for name, field in bundle.observation.fields.items() if not field.is_image
+    }
     if any(wanted.get(name) != width for name, width in found.items()):
         raise ConfigError(
             f"the bundle {bundle.name!r} has {widths_in_words(found)}, but the task {task.name!r} has "
