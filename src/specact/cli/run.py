@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
 from specact.plugins import make_object
 
-if TYPE_CHECKING:
-    from specact.runtime.manifest import BundleFolder
-
 # What is told of verdicts that nobody waited for.
 LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
 
@@ -28,6 +25,7 @@ LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
 def run(
     bundle: str,
     server: str = "ws://127.0.0.1:8600",
+    draft: str | None = None,
     robot: str | None = None,
     env: str | None = None,
     gate: str = "deviation",
@@ -63,6 +61,7 @@ def run(
     Args:
         bundle: path or name of the bundle on this device; the server must serve the same one.
         server: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port.
+        draft: of a pair of chunk policies, where the pair does not hold it: MODULE:NAME.
         robot: MODULE:CLASS with observe() and act(action), optionally stop(), created without arguments; a
             simulated robot if not given.
         env: environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given.
@@ -99,7 +98,7 @@ def run(
     """
     from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
     from specact.clock import RealClock
-    from specact.families.codes.bundle import load_bundle
+    from specact.families.load import load_pair
     from specact.gates.prefetch import Forecast
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Line
@@ -113,10 +112,10 @@ def run(
     ):  # fmt: skip
         if value is not None and not 0.0 < value < math.inf:
             raise ConfigError(f"--{option} must be positive and finite, got {value}")
-    loaded = load_bundle(bundle)
+    loaded = load_pair(bundle, draft=draft)
     still = None if stop_action is None else np.array(stop_action, np.float32)
-    period_s = 1.0 / (loaded.spec.rate_hz if rate_hz is None else rate_hz)
-    chunk_s = period_s * loaded.spec.execute
+    period_s = 1.0 / (loaded.rate_hz if rate_hz is None else rate_hz)
+    chunk_s = period_s * loaded.execute
     deadline_s = (chunk_s if late else period_s) if deadline_ms is None else deadline_ms / 1e3
     # With --late the draft's actions run at once.
     age_s = chunk_s + (period_s if late else max(period_s, deadline_s))
@@ -251,7 +250,7 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def _simulated(env: str | None, bundle: BundleFolder) -> tuple[Any, Any]:
+def _simulated(env: str | None, bundle: Any) -> tuple[Any, Any]:
     try:
         from specact.lab.envs import env_of, load_task
         from specact.lab.envs.robot import SimulatedRobot

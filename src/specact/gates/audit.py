@@ -83,7 +83,7 @@ class Shadow:
 
     Each such step is audited with the same probability, so the estimate is unbiased as long as the probability stays.
     Audits without an answer are left out and counted; that misses have nothing to do with R(z) is then assumed.
-    Meaningful with exact speculative verification, whose verdicts carry rejection probabilities.
+    With action codes an audit gives the probability that all of them are kept, which varies less than whether they are.
 
     Args:
         alarm: on the values ``1 - R(z)`` of the audits; None for none. Its guarantee needs audits so far apart that one
@@ -106,7 +106,7 @@ class Shadow:
         if record.outcome is None:
             self.missed += 1
             return False
-        kept = 1.0 - record.outcome.evidence.verdict.rejected_any
+        kept = record.outcome.kept
         self._mean.take(kept)
         return self.alarm is not None and self.alarm.take(kept)
 

@@ -9,10 +9,9 @@ from inspect import isabstract
 from typing import Any, Literal, get_args
 
 from specact.errors import ConfigError, SpecactError, unknown_name
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import head_fingerprint
 from specact.families.codes.spec import InfersCodes
-from specact.families.load import AnyPair
+from specact.families.load import AnyPair, of_codes
 from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.uncertainty import Kind
@@ -132,8 +131,8 @@ class GateChoices:
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
         }
-        if gate.startswith("learned") and isinstance(bundle, Bundle):
-            options[gate]["weights"] = head_fingerprint(bundle)
+        if gate.startswith("learned"):
+            options[gate]["weights"] = head_fingerprint(of_codes(bundle, f"the gate {gate!r}"))
         # What suits the deviation costs a gate that knows better when to ask, so each has a recommendation of its own.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
         limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(
