@@ -23,17 +23,16 @@ CALIBRATED = ("deviation", "uncertainty", "learned", "learned_action", "oracle",
 
 @dataclass(frozen=True)
 class GateChoices:
-    """The readings that the papers leave open, by name; what is not given is as the bundle recommends.
+    """Settings that the papers do not specify; the bundle's own if not given.
 
     Attributes:
-        reading: of the action deviation, see :class:`~specact.gates.deviation.ActionDeviation`; euclidean where the
-            bundle recommends none.
-        alpha: weight of the newest action in the average; 0.5.
-        source: which actions feed the average, executed or draft; executed.
-        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; disagreement.
-        max_skips: longest run of skipped inferences; no limit. Asked for, it holds for the deviation gate and the
-            learned ones; recommended by a bundle, for the deviation alone.
-        learned_max_skips: what a bundle recommends for the learned gates; no limit.
+        reading: of the action deviation, see docs/choices.md; euclidean if the bundle recommends none.
+        alpha: weight of the newest action in the average; 0.5 if the bundle recommends none.
+        source: which actions feed the average, executed or draft; executed if the bundle recommends none.
+        uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the bundle recommends none.
+        max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation and to the
+            learned gates, in a recipe to the deviation alone; unlimited if the bundle recommends none.
+        learned_max_skips: in a recipe, the same for the learned gates; unlimited if the bundle recommends none.
 
     Raises:
         ConfigError: for a value that is not allowed.
