@@ -42,8 +42,8 @@ def calibrate(
         bundle: path or name of a bundle.
         gate: deviation, uncertainty, learned, learned_action, oracle or oracle_action.
         rate: target share of inferences to transmit.
-        episodes: per round, and for the held-out check.
-        rounds: on states of the gated policy.
+        episodes: number of episodes per round, and for the held-out check.
+        rounds: number of rounds on states of the gated policy.
         seed: random seed.
         retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds.

@@ -32,7 +32,7 @@ class GateChoices:
         uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the bundle recommends none.
         max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation and to the
             learned gates, in a recipe to the deviation alone; unlimited if the bundle recommends none.
-        learned_max_skips: in a recipe, the same for the learned gates; unlimited if the bundle recommends none.
+        learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
 
     Raises:
         ConfigError: for a value that is not allowed.
@@ -97,7 +97,7 @@ class GateChoices:
             raise unknown_name("gate", gate, options)
         if gate.startswith("learned"):
             options[gate]["weights"] = head_fingerprint(bundle)
-        # What suits the deviation costs a gate that knows better when to ask, so each has a recommendation of its own.
+        # A limit that helps the deviation can lower the success of a learned gate, so each has its own recommendation.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
         limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(gate)
         return GateSettings(

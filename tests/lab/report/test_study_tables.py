@@ -61,6 +61,12 @@ def test_a_learned_gate_stands_beside_the_chance_with_its_own_privileges(tables:
     assert [row[column].rsplit("p = ")[1] for row in cells(table)[1:]] == ["0.02", "0.02"]
 
 
+def test_gates_at_their_rates_show_uncertainty_against_adahi(tables: ModuleType) -> None:
+    table = cells(tables.rates({"ball-rate-0.4": made(("uncertainty", "adahi", 0.03), ("learned", "random", 0.5))}))
+    column = table[0].index("uncertainty - adahi")
+    assert [row[column].rsplit("p = ")[1] for row in table[1:]] == ["0.06"]
+
+
 def test_the_contrasts_of_one_run_are_one_family(tables: ModuleType) -> None:
     text = tables.whole("ball-table", made(("adahi", "random", 0.01), ("hybrid", "target", 0.02)))
     assert re.findall(r"\| (\w+) - .*?p = ([\d.]+) \| .*?p = ([\d.]+) \|", text) == [
