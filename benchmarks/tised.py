@@ -33,7 +33,8 @@ RECORDED = [
     "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
 ]
 METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
-# A draft at 50 times its time here, and a server whose target takes what a 12-layer, 768-wide transformer takes on two cores.
+# A draft at 50 times its time here, and a server whose target takes what a 12-layer, 768-wide transformer takes on two
+# cores.
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 

@@ -322,7 +322,7 @@ class Line:
         self._wake.set()
 
     def _suspects(self, channel: Channel) -> bool:
-        """Whether the server may be gone. It is not once something is received, until the next miss: one try, not three.
+        """Whether the server may be gone. Not after something was received, until the next miss: one try, not three.
 
         If all replies are late, each would otherwise allow more requests than it answers.
         """

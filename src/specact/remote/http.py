@@ -1,4 +1,4 @@
-"""JSON over HTTP, as in ADAHI's test bed: one request at a time; a late reply can be dropped only by closing the connection."""
+"""JSON over HTTP, as in ADAHI's test bed: one request at a time; to drop a late reply the connection is closed."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class TargetHead:
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
             raise BundleError(
-                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; train it again with: "
-                f"specact calibrate --bundle {path.parent} --gate learned --retrain"
+                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; train it again "
+                f"with: specact calibrate --bundle {path.parent} --gate learned --retrain"
             )
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:

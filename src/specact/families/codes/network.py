@@ -88,7 +88,8 @@ class OnnxPolicy:
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
             raise BundleError(
-                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; export the bundle again"
+                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; "
+                "export the bundle again"
             )
         outputs = self._session.get_outputs()
         if len(outputs) != 2 + spec.sequential:
