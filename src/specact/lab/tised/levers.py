@@ -175,7 +175,7 @@ LEVERS = {
         _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, "deviation", True), shares=True,
     ),
     "chance": Lever(
-        "transmission rate of a gate by chance", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+        "transmission rate of a random gate", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
         partial(_verified, "random", False), shares=True,
     ),
     "remote": Lever(
