@@ -156,7 +156,8 @@ def _room(row: LeverContrast, cells: Sequence[Cell]) -> str:
         return f"Observations are {1e3 * own.age_s:.3g} ms old here, and nothing was run with fresher ones."
     return (
         f"The baseline succeeds in {own.success.mean:.3f} with observations {1e3 * own.age_s:.3g} ms old and in "
-        f"{fastest.success.mean:.3f} with {1e3 * fastest.age_s:.3g} ms: fresher observations can gain no more than that."
+        f"{fastest.success.mean:.3f} with {1e3 * fastest.age_s:.3g} ms: "
+        "fresher observations can gain no more than that."
     )
 
 
