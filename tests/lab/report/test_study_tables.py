@@ -43,6 +43,20 @@ def test_every_table_can_be_made_of_what_is_kept(tables: ModuleType, study: dict
         assert tables.whole(name, summary).startswith(f"### {name}")
 
 
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("README.md", "overview"), ("README.md", "costs"), ("docs/gates.md", "rates"), ("docs/reproduce.md", "rows"),
+        ("docs/speed.md", "sockets"),
+    ],
+)  # fmt: skip
+def test_published_tables_are_those_of_the_stored_results(
+    tables: ModuleType, study: dict[str, Any], page: str, name: str
+) -> None:
+    text = (BENCHMARKS.parent / page).read_text()
+    assert f"<!-- {name} -->\n{getattr(tables, name)(study)}\n<!-- end of {name} -->" in text
+
+
 def test_p_is_holms_over_all_contrasts_of_a_table(tables: ModuleType) -> None:
     """Three pairs: the smallest p counts three times, the next twice, in whichever line they stand."""
     study = {
