@@ -47,8 +47,8 @@ def calibrate(
         gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
             own.
         rate: target share of inferences to transmit.
-        episodes: per round, and for the held-out check.
-        rounds: on states of the gated policy.
+        episodes: number of episodes per round, and for the held-out check.
+        rounds: number of rounds on states of the gated policy.
         seed: random seed.
         retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds.

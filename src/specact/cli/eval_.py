@@ -51,11 +51,11 @@ def eval_(
         episodes: number of episodes per method.
         seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
-            forced steps, random_learned and head_random at the learned gate's, plain_random by chance alone.
+            forced steps, random_learned and head_random at the learned gate's, plain_random without forced steps.
         link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
             specact proxy --help.
         offset: offset of verified steps: target, or the ablations draft and stale.
-        overlap: send a request before its draft is computed if the gate's forecast predicts it.
+        overlap: send a request before its draft is computed if the gate is predicted to transmit.
         draft_ms: accounted time of a draft inference; measured if not given.
         gate_ms: accounted time of a gate's decision; measured for each gate if not given.
         head_ms: accounted time of the learned gate's head where it is the draft; measured if not given.

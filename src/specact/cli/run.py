@@ -54,9 +54,10 @@ def run(
 ) -> None:
     """Run a real or simulated robot with a server in real time, at its control rate.
 
-    The robot is always stopped at the end: with its stop() method if it has one, otherwise with the stop action. The
-    exit status is 0 after the given time, 2 after an error (1 if the robot raised it), and 130, 143 or 129 after
-    Ctrl-C, SIGTERM or SIGHUP. The summary is printed in each case, if the robot has acted.
+    The robot is stopped at the end, with its stop() method if it has one, otherwise with the stop action. With neither,
+    the last action stays in force. The exit status is 0 after the given time, 2 after an error (1 if the robot raised
+    it), and 130, 143 or 129 after Ctrl-C, SIGTERM or SIGHUP. The summary is printed in each case, if the robot has
+    acted.
 
     Args:
         bundle: path or name of the bundle on this device; the server must serve the same one.
@@ -73,22 +74,22 @@ def run(
         link_share_kbit: hold this share of the link, in kbit/s of requests and replies, instead of a rate.
         audit_rate: share of the skipped steps that are verified anyway, to measure the cost of skipping; 0.02 is
             sufficient.
-        deadline_ms: how long a step waits for the target; one control period if not given, with --late all that a
-            chunk of actions takes.
+        deadline_ms: how long a step waits for the target; if not given, one control period, with --late the
+            duration of a chunk of actions.
         on_miss: what is executed if the target does not reply in time. Without a usable observation there is no draft,
             and execute_draft holds the last action.
         max_consecutive_misses: after more than this the robot stops; steps without a usable observation count.
         stop_action: action that makes this robot stand still; it is sent at the end, unless the robot has stop().
             Required if a miss can stop the robot.
         max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred again, as
-            after a stall. If not given: what a chunk of actions takes, and the longer of deadline and control period.
-        overlap: send a request before its draft is computed if the gate's forecast predicts it.
+            after a stall. If not given: the duration of a chunk plus the longer of deadline and control period.
+        overlap: send a request before its draft is computed if the gate is predicted to transmit.
         late: never wait for the server: execute the draft immediately; a verdict corrects the rest of the chunk of
             actions when it arrives.
-        sampling: on the device, or on the server as in the paper.
+        sampling: where codes are sampled: on the device, or on the server as in the paper.
         rate_hz: control rate; the bundle's own if not given.
         episodes: number of episodes of a simulated robot.
-        seconds: how long a real robot is driven.
+        seconds: how long a real robot runs [s].
         token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
         ca: PEM file of the authority that signed the server's certificate, for wss and https.
         jpeg_quality: send camera frames as JPEG of this quality, 1 to 95; raw if not given.

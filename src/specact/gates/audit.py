@@ -62,7 +62,7 @@ class RunningMean:
         self._count, self._sum, self._variance = 0, 0.0, 0.0
 
     def take(self, value: float) -> None:
-        """Takes in a value in [0, 1]."""
+        """Adds a value in [0, 1]."""
         guess = (self._sum + 0.5) / (self._count + 1)
         self._variance += (value - guess) ** 2
         self._count += 1
@@ -100,7 +100,7 @@ class Shadow:
         self._mean = RunningMean(error_rate)
 
     def take(self, record: StepRecord) -> bool:
-        """Takes in any inference; True if it raises the alarm."""
+        """Records any inference; True if it raises the alarm."""
         if record.decision.reason != "audit":
             return False
         if record.outcome is None:
