@@ -120,7 +120,8 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
                                 ("chunk", np.full((2, 3), np.inf, np.float32), "chunk"),
                                 ("chunk", np.zeros((3, 2), np.float32), "chunk"), ("chunk", MISSING, "chunk"))],
     *[("chunk", "chunk", value, "chunk")
-      for value in (np.full((2, 3), np.nan, np.float32), np.zeros((3, 2), np.float32), np.zeros((2, 3)), MISSING, None)],
+      for value in (np.full((2, 3), np.nan, np.float32), np.zeros((3, 2), np.float32), np.zeros((2, 3)), MISSING,
+                    None)],
     ("chunk", "times", MISSING, "times"),
     *[("error", name, value, "error")
       for name, value in (("code", "unheard_of"), ("code", MISSING), ("code", ["expired"]), ("message", 1))],
