@@ -8,7 +8,7 @@ import pytest
 
 from specact.errors import ObservationError
 from specact.families.codes.spec import PolicySpec
-from specact.observation import ObservationWindow
+from specact.observation import ObservationHistory
 
 PLAIN = PolicySpec(
     window=4,
@@ -36,27 +36,27 @@ def observation(i: int) -> dict[str, Any]:
 
 
 def test_repeats_the_first_observation_then_moves_on_oldest_first() -> None:
-    window = ObservationWindow(PLAIN)
+    window = ObservationHistory(PLAIN)
     seen = [window.push(np.array([i, 10 * i])).state[:, 0].tolist() for i in range(1, 7)]
     assert seen == [[1, 1, 1, 1], [1, 1, 1, 2], [1, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]]
 
 
 def test_window_of_one_is_the_newest_observation() -> None:
-    window = ObservationWindow(dataclasses.replace(PLAIN, window=1))
+    window = ObservationHistory(dataclasses.replace(PLAIN, window=1))
     assert [window.push(np.array([i, i])).state.tolist() for i in (1, 2)] == [[[1, 1]], [[2, 2]]]
 
 
 def test_fields_have_the_promised_shapes_and_types() -> None:
-    found = ObservationWindow(FULL).push(observation(1))
+    found = ObservationHistory(FULL).push(observation(1))
     assert found.state.shape == (3, 2) and found.state.dtype == np.float32
     assert found.goal is not None and found.goal.tolist() == [1.0, 0.5, 2.0] and found.goal.dtype == np.float32
     assert found.image is not None and found.image.shape == (3, 2, 5, 3) and found.image.dtype == np.uint8
-    plain = ObservationWindow(PLAIN).push(observation(1))  # goal and image are there, but not wanted
+    plain = ObservationHistory(PLAIN).push(observation(1))  # goal and image are there, but not wanted
     assert plain.goal is None and plain.image is None
 
 
 def test_images_move_with_the_states_and_only_the_newest_goal_counts() -> None:
-    window = ObservationWindow(FULL)
+    window = ObservationHistory(FULL)
     for i in range(1, 6):
         found = window.push(observation(i))
     assert found.image is not None and found.goal is not None
@@ -65,7 +65,7 @@ def test_images_move_with_the_states_and_only_the_newest_goal_counts() -> None:
 
 
 def test_reset_forgets() -> None:
-    window = ObservationWindow(FULL)
+    window = ObservationHistory(FULL)
     window.push(observation(1))
     window.reset()
     found = window.push(observation(7))
@@ -74,7 +74,7 @@ def test_reset_forgets() -> None:
 
 
 def test_earlier_windows_stay_as_they_were() -> None:
-    window = ObservationWindow(FULL)
+    window = ObservationHistory(FULL)
     first = window.push(observation(1))
     window.push(observation(2))
     assert first.image is not None
@@ -94,7 +94,7 @@ def test_earlier_windows_stay_as_they_were() -> None:
 def test_what_the_caller_does_with_its_arrays_later_changes_no_window(field: str) -> None:
     # Environments reuse their buffers.
     given = observation(1) | {"state": np.array([1, -1], np.float32)}
-    found = ObservationWindow(FULL).push(given)
+    found = ObservationHistory(FULL).push(given)
     before = getattr(found, field).copy()
     given[field][:] = 9
     np.testing.assert_array_equal(getattr(found, field), before)
@@ -120,7 +120,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 def refuses_and_stays(bad: Any, message: str) -> None:
     """The error is raised, and the window goes on as if the bad observation had never come."""
-    window, twin = ObservationWindow(FULL), ObservationWindow(FULL)
+    window, twin = ObservationHistory(FULL), ObservationHistory(FULL)
     for i in (1, 2):
         window.push(observation(i))
         twin.push(observation(i))
@@ -147,7 +147,7 @@ def test_a_bare_state_is_refused_where_more_is_needed() -> None:
 
 
 def test_a_refused_first_observation_leaves_the_window_empty() -> None:
-    window = ObservationWindow(PLAIN)
+    window = ObservationHistory(PLAIN)
     with pytest.raises(ObservationError, match="NaN"):
         window.push(np.array([np.nan, 0.0]))
     assert window.push(np.array([5.0, 6.0])).state[:, 0].tolist() == [5, 5, 5, 5]
