@@ -13,7 +13,7 @@ import tyro
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, load_gate
 
 if TYPE_CHECKING:
     from specact.families.codes.bundle import Bundle
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def calibrate(
     bundle: str,
+    env: str | None = None,
     gate: str = "deviation",
     rate: float = 0.6,
     episodes: int = 40,
@@ -40,7 +41,9 @@ def calibrate(
 
     Args:
         bundle: path or name of a bundle.
-        gate: deviation, uncertainty, learned, learned_action, oracle or oracle_action.
+        env: environment, a name or MODULE:TASK; the bundle's own if not given.
+        gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
+            own.
         rate: target share of inferences to transmit.
         episodes: per round, and for the held-out check.
         rounds: on states of the gated policy.
@@ -53,22 +56,24 @@ def calibrate(
     """
     from specact.families.codes.bundle import load_bundle
     from specact.families.codes.head import HEAD
+    from specact.lab.envs import env_of
     from specact.lab.evaluation.calibrate import TOLERANCE, CalibrationRun
     from specact.lab.evaluation.calibrate import calibrate as run
     from specact.lab.rollout.pool import Pool
 
-    if gate not in CALIBRATED:
-        raise unknown_name("gate that can be calibrated", gate, CALIBRATED)
+    if not load_gate(gate).calibrated:
+        raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
     loaded = load_bundle(bundle)
+    world = env or env_of(loaded, None)
     settings = CalibrationRun(rate, episodes, rounds, seed)
     total, folder = episodes * (rounds + 2), out or loaded.path / "calibration"
     check_folder(folder)
     with progress_bars() as update, Pool(workers) as pool:
         if gate.startswith("learned") and (retrain or not (loaded.path / HEAD).exists()):
-            _teach(loaded, lessons, seed, pool, update)
+            _teach(loaded, world, lessons, seed, pool, update)
         made = run(
             loaded,
-            loaded.env,
+            world,
             gates.settings(gate, loaded),
             settings,
             pool,
@@ -101,13 +106,15 @@ def calibrate(
     results.print(f"written: {path}", highlight=False)
 
 
-def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]) -> None:
+def _teach(
+    bundle: Bundle, env: str, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]
+) -> None:
     """Trains the bundle's target head in a folder of its own, which is removed when the head is there."""
     from specact.lab.rollout.distillation import collector
     from specact.lab.train.head import HeadRecipe, teach_head
 
     folder = bundle.path / "gate"
-    metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update), folder, update)
+    metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update, env), folder, update)
     shutil.rmtree(folder)
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"target head, held out: {numbers}", highlight=False)

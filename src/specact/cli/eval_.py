@@ -42,10 +42,10 @@ def eval_(
     Args:
         bundle: path or name of a bundle.
         out: run folder: manifest.json, summary.json, episodes/ and steps/ as Parquet.
-        env: environment; the bundle's own if not given.
+        env: environment, a name or MODULE:TASK; the bundle's own if not given.
         methods: comma-separated: draft, head_draft, target, target_on_device, hybrid, random, plain_random,
             random_learned, head_random, adahi, gated_target, uncertainty, learned, learned_action, oracle,
-            oracle_action.
+            oracle_action, or MODULE:GATE to verify where a gate of your own asks for it.
         episodes: number of episodes per method.
         seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's

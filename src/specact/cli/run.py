@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,6 +16,10 @@ from specact.errors import ConfigError, MissingExtraError, ObservationError
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
+from specact.plugins import make_object
+
+if TYPE_CHECKING:
+    from specact.runtime.manifest import BundleFolder
 
 # What is told of verdicts that nobody waited for.
 LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
@@ -28,7 +30,7 @@ def run(
     server: str = "ws://127.0.0.1:8600",
     robot: str | None = None,
     env: str | None = None,
-    gate: Literal["deviation", "uncertainty", "learned", "learned_action", "always", "never"] = "deviation",
+    gate: str = "deviation",
     rate: float = 0.6,
     hold: bool = False,
     latency_budget_ms: float | None = None,
@@ -63,8 +65,9 @@ def run(
         server: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port.
         robot: MODULE:CLASS with observe() and act(action), optionally stop(), created without arguments; a
             simulated robot if not given.
-        env: environment of the simulated robot; the bundle's own if not given.
-        gate: gate that selects the steps sent to the server.
+        env: environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given.
+        gate: selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always,
+            never, or MODULE:GATE for one of your own.
         rate: wanted share of inferences to transmit.
         hold: hold that rate online, also under drift; needs no calibration.
         latency_budget_ms: hold this mean time of an inference instead of a rate.
@@ -157,7 +160,7 @@ def run(
             seed=seed,
         )
         line.report = policy.counts
-        real = None if robot is None else _make(robot)
+        real = None if robot is None else make_object(robot, "robot", ("observe", "act"))
 
         def drive(driven: Robot, proceed: Callable[[], bool]) -> None:
             run_loop(driven, policy, period_s, RealClock(), lambda: proceed() and not policy.stopped, note)
@@ -167,7 +170,7 @@ def run(
                 until = time.monotonic() + seconds
                 drive(real, lambda: time.monotonic() < until)
             else:
-                simulated, start_of = _simulated(env or loaded.env)
+                simulated, start_of = _simulated(env, loaded)
                 with progress_bars() as update:
                     for episode in range(episodes):
                         update("episodes", episode, episodes)
@@ -248,34 +251,11 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def _make(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    # A robot's module usually lies where the command is given.
-    sys.path.insert(0, str(Path.cwd()))
-    # Anything can go wrong in somebody else's module.
+def _simulated(env: str | None, bundle: BundleFolder) -> tuple[Any, Any]:
     try:
-        kind = getattr(importlib.import_module(module), attribute or "")
-    except Exception as error:
-        raise ConfigError(
-            f"--robot {path!r} cannot be imported as MODULE:CLASS: {type(error).__name__}: {error}"
-        ) from error
-    try:
-        made = kind()
-    except Exception as error:
-        raise ConfigError(
-            f"--robot {path!r} cannot be created: {type(error).__name__}: {error}; {module}.{attribute}() must work "
-            "without arguments; check that the device is connected and not in use"
-        ) from error
-    if not callable(getattr(made, "observe", None)) or not callable(getattr(made, "act", None)):
-        raise ConfigError(f"--robot {path!r} must have the methods observe() and act(action)")
-    return made
-
-
-def _simulated(env: str) -> tuple[Any, Any]:
-    try:
-        from specact.lab.envs import load_task
+        from specact.lab.envs import env_of, load_task
         from specact.lab.envs.robot import SimulatedRobot
         from specact.lab.rollout.rollout import start_of
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
-    return SimulatedRobot(load_task(env)), start_of
+    return SimulatedRobot(load_task(env or env_of(bundle, None))), start_of

@@ -34,7 +34,7 @@ class Sweep:
     levers: tuple[str, ...]
     """NAME, or NAME=STRENGTH,...; specact tised levers lists them."""
     task: str | None = None
-    """Environment; the bundle's own if not given."""
+    """Environment, a name or MODULE:TASK; the bundle's own if not given."""
     paces: tuple[float, ...] = (0.0,)
     """How fast the environment changes by itself, in the task's unit."""
     hardware: tuple[str, ...] = ("this-machine",)
@@ -59,13 +59,14 @@ class Sweep:
     """Processes; one per core if not given."""
 
     def run(self) -> None:
+        from specact.lab.envs import env_of
         from specact.lab.tised.curves import ON_BOARD
         from specact.lab.tised.levers import settings_of
         from specact.lab.tised.records import read_manifest
         from specact.lab.tised.sweep import Sweep as Request
         from specact.lab.tised.sweep import run_sweep
 
-        subject = _subject(self.bundle, self.steps, self.execute, self.out)
+        subject = _subject(self.bundle, self.task, self.steps, self.execute, self.out)
         asked = [lever.partition("=") for lever in self.levers]
         what = Request(
             fingerprint=subject.bundle.fingerprint,
@@ -73,7 +74,7 @@ class Sweep:
                 setting for name, given, numbers in asked
                 for setting in settings_of(name, subject, _numbers(numbers) if given else None)
             ),
-            task=self.task or subject.bundle.env,
+            task=self.task or env_of(subject.bundle, None),
             paces=self.paces,
             hardware=self.hardware,
             links=self.links or (ON_BOARD,),
@@ -198,9 +199,10 @@ def tised(
     action.run()
 
 
-def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject:
+def _subject(bundle: str, task: str | None, steps: int, execute: int | None, out: Path) -> Subject:
     from specact.families.chunks.bundle import FlowBundle, load_flow
     from specact.families.codes.bundle import find_bundle, load_bundle
+    from specact.lab.envs import env_of
     from specact.lab.tised.drivers import driver_of
     from specact.lab.tised.settings import Subject
     from specact.lab.tised.windows import typical_windows
@@ -215,7 +217,7 @@ def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject
         raise ConfigError(f"--execute must be at least 1, got {execute}")
     played = execute
     driver = driver_of(loaded, steps)
-    variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, loaded.env, played))
+    variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, env_of(loaded, task), played))
     return Subject(loaded, played, variants, steps)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import Bundle
-from specact.files import write_json
+from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
 
@@ -75,7 +75,7 @@ class Calibration:
 
 def file_name(gate: str, rate: float) -> str:
     """Name of a calibration's file."""
-    return f"{gate}-{rate:.2f}.json"
+    return f"{file_stem(gate)}-{rate:.2f}.json"
 
 
 def read_calibration(path: Path, bundle: Bundle) -> Calibration:
@@ -90,6 +90,12 @@ def read_calibration(path: Path, bundle: Bundle) -> Calibration:
         calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate") from None
+    # Whoever asks for a gate by name gets that one: a bundle cannot name somebody else's code in its place.
+    if file_name(calibration.settings.name, calibration.rate) != path.name:
+        raise BundleError(
+            f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}, which "
+            "its name does not say; make it again with: specact calibrate"
+        )
     if calibration.fingerprint != bundle.fingerprint:
         raise BundleError(
             f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.path} has "
@@ -109,7 +115,7 @@ def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
 
     Args:
         bundle: the policies.
-        gate: one of :data:`~specact.gates.settings.CALIBRATED`.
+        gate: one of :data:`~specact.gates.settings.CALIBRATED`, or ``MODULE:GATE``.
         rate: wanted share of inferences to transmit, in (0, 1).
 
     Raises:

@@ -6,6 +6,7 @@ from typing import Any
 
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
+from specact.gates.gate import Gate
 from specact.gates.rejection import Lookahead
 from specact.types import Proposal
 
@@ -21,6 +22,11 @@ class Oracle(Lookahead):
     def __init__(self, threshold: float, *, target: CodePolicy, **settings: Any) -> None:
         super().__init__(threshold, **settings)
         self._target = target
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, *, target: CodePolicy | None = None, **settings: Any) -> Gate:
+        """With the pair's target, or the given one in its place."""
+        return super().for_pair(pair, threshold, target=pair.target if target is None else target, **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
         """What the target says."""

@@ -44,6 +44,11 @@ class Lookahead(Gate):
         self.on = on
         self._tokenizer = tokenizer
 
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        """With the pair's tokenizer."""
+        return cls(threshold, tokenizer=pair.tokenizer, **settings)
+
     @abstractmethod
     def target(self, proposal: Proposal) -> CodeDistribution:
         """The distribution that verification would compare the draft's with."""

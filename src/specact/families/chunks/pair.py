@@ -6,7 +6,10 @@ from the target's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -30,11 +33,14 @@ class ChunkPair:
         draft: the small policy.
         units: of the actions; distances between actions are measured in them.
         target_spec: of the target, wherever it runs.
-        local_target: the target in this process, or None where it is only on a server.
+        load_target: makes the target in this process, when it is first asked for; None where it is only on a server.
         execute: how many actions of a chunk are executed before the next inference.
         accept_within: the drafted actions are executed up to the first one that is further from the target's
             [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
         overlap: see :class:`~specact.pair.Pair`.
+        env: name of the task it was made for, or empty.
+        fingerprint: of both policies together: what a calibration has to have been made for.
+        path: its folder, where it has one.
 
     Raises:
         ConfigError: for policies that do not fit together, or a number out of range.
@@ -44,10 +50,13 @@ class ChunkPair:
     draft: ChunkPolicy
     units: ActionUnits
     target_spec: ChunkSpec
-    local_target: ChunkPolicy | None
+    load_target: Callable[[], ChunkPolicy] | None
     execute: int
     accept_within: float = 0.0
     overlap: Literal["drop", "average"] = "drop"
+    env: str = ""
+    fingerprint: str = ""
+    path: Path | None = None
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.target_spec
@@ -80,11 +89,20 @@ class ChunkPair:
     @property
     def target(self) -> ChunkAnswers:
         """See :class:`~specact.pair.Pair`."""
-        if self.local_target is None:
+        return ChunkAnswers(self.target_policy)
+
+    @cached_property
+    def target_policy(self) -> ChunkPolicy:
+        """The target as a chunk policy.
+
+        Raises:
+            BundleError: where it is only on a server.
+        """
+        if self.load_target is None:
             raise BundleError(
                 f"the target of {self.name} is only on its server; connect to it, as with specact run --server URL"
             )
-        return ChunkAnswers(self.local_target)
+        return self.load_target()
 
     def verifier(self, target: Target[Chunk]) -> ChunkVerifier:
         """See :class:`~specact.pair.Pair`."""

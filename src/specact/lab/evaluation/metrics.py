@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
-from specact.lab.rollout.methods import METHODS
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.steps import REASONS, STAGES
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
 
@@ -116,7 +116,7 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
         rate, random = metrics["transmission_rate"], _chance_for(name, methods)
         metrics["gate_efficiency"] = None
         if (
-            METHODS[name].proposes == "head"
+            load_method(name).proposes == "head"
             or random is None
             or oracle is None
             or not 0.0 < rate < 1.0
@@ -134,7 +134,7 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
 
 def _chance_for(name: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """Metrics of the random gate with this method's privileges, as far as one ran."""
-    gate = METHODS[name].gate
+    gate = load_method(name).gate
     if gate == "random":
         return methods[name]
     rivals = _CHANCE if gate == "deviation" else _FREE_CHANCE

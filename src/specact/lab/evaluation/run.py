@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from specact.families.codes.bundle import Bundle, load_bundle
-from specact.files import write_json, write_whole
+from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
-from specact.gates.settings import CALIBRATED, GateSettings
-from specact.lab.envs import load_task
+from specact.gates.settings import GateSettings, load_gate
+from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import asked_gate, at_rate
 from specact.lab.evaluation.cost import method_cost, read_timing
@@ -64,13 +64,14 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
 
 def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
     bundle = load_bundle(what.bundle)
-    env = what.env or bundle.env
+    env = what.env or env_of(bundle, None)
     task = load_task(env)
     asked = {name: asked_gate(name, what, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
     check_fit(bundle, task)
     if what.mse:
+        env_of(bundle, what.env)
         demonstration_files(bundle, None if what.data is None else Path(what.data))
     manifest = claim(out, what, bundle, env, command)
     started = time.perf_counter()
@@ -85,7 +86,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
         # Chance comes last: it runs at the rate that its rival achieved.
         for name in sorted(what.methods, key=lambda method: load_method(method).rate_of is not None):
             method, settings = load_method(name), asked[name]
-            if method.gate in CALIBRATED:
+            if load_gate(method.gate).calibrated:
                 if method.gate not in calibrations:
                     calibrations[method.gate] = _calibration(bundle, env, method.gate, what, out, pool, progress)
                 settings = calibrations[method.gate].settings
@@ -171,7 +172,7 @@ def _run_method(
     runner: Pool | RealTime,
     progress: Progress,
 ) -> tuple[Table, Table]:
-    folders = [out / kind / name for kind in ("episodes", "steps")]
+    folders = [out / kind / file_stem(name) for kind in ("episodes", "steps")]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     timing = read_timing(manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,8 @@ from specact.errors import unknown_name
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.spec import CodePolicy
+from specact.gates.settings import CALIBRATED, load_gate
+from specact.plugins import is_plugin
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,18 @@ METHODS = {
 
 
 def load_method(name: str) -> Method:
-    """The method of this name.
+    """The method of this name: one of :data:`METHODS`, or exact verification where a calibrated gate asks for it.
+
+    Args:
+        name: of a method, or of a gate, see :func:`~specact.gates.settings.load_gate`.
 
     Raises:
         ConfigError: if there is none.
     """
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    return METHODS[name]
+    if name in METHODS:
+        return METHODS[name]
+    if not is_plugin(name) and name not in CALIBRATED:
+        raise unknown_name("method", name, METHODS, plugins=True)
+    kind = load_gate(name)
+    about = (inspect.getdoc(kind) or kind.__name__).splitlines()[0]
+    return Method(name, "speculative", f"verified where a gate asks for it: {about}")

@@ -1,0 +1,41 @@
+"""Pairs by name, whatever family they are of: the one place that knows all families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specact.errors import BundleError
+from specact.families.chunks.folder import load_chunk_pair
+from specact.families.chunks.pair import ChunkPair
+from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
+from specact.runtime.manifest import kind_of
+
+
+def load_pair(
+    name_or_path: str | Path,
+    *,
+    draft: str | None = None,
+    target: str | None = None,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
+) -> Bundle | ChunkPair:
+    """Loads a pair of policies: of action codes, or of chunks.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``ball``.
+        draft, target: of a pair of chunk policies, instead of what its manifest names; see
+            :func:`~specact.families.chunks.sources.load_policy`.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if it cannot be used.
+        ConfigError: if there is none of that name, or no such execution provider.
+    """
+    path = find_bundle(name_or_path)
+    if kind_of(path) == "chunks":
+        return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
+    if draft is not None or target is not None:
+        raise BundleError(
+            f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target"
+        )
+    return load_bundle(path, provider=provider, threads=threads)
