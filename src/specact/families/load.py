@@ -7,8 +7,18 @@ from pathlib import Path
 from specact.errors import BundleError
 from specact.families.chunks.folder import load_chunk_pair
 from specact.families.chunks.pair import ChunkPair
+from specact.families.chunks.sources import load_policy, names_folder, try_out
+from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
 from specact.runtime.manifest import kind_of
+from specact.wire.request import Responder
+
+AnyPair = Bundle | ChunkPair
+
+
+def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
+    """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
+    return (None, None) if isinstance(pair, Bundle) else pair.named
 
 
 def load_pair(
@@ -18,7 +28,7 @@ def load_pair(
     target: str | None = None,
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
-) -> Bundle | ChunkPair:
+) -> AnyPair:
     """Loads a pair of policies: of action codes, or of chunks.
 
     Args:
@@ -39,3 +49,29 @@ def load_pair(
             f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target"
         )
     return load_bundle(path, provider=provider, threads=threads)
+
+
+def load_responder(
+    source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
+) -> Responder:
+    """What a server does with requests, for whatever can be a target.
+
+    Args:
+        source: a pair of either family, whose target is served, or a chunk policy, see
+            :func:`~specact.families.chunks.sources.load_policy`.
+        steps: Euler steps of a flow policy that is served by itself.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if it cannot be used.
+        ConfigError: if there is none of that name, or no such execution provider.
+    """
+    if names_folder(source) and (kind := kind_of(find_bundle(source))) != "flow":
+        if kind == "pair":
+            return load_bundle(source, provider=provider, threads=threads).responder
+        pair = load_pair(source, provider=provider, threads=threads)
+        assert isinstance(pair, ChunkPair), "the kind says so"
+        return ChunkResponder(pair.target_policy, pair.name, pair.fingerprint)
+    loaded = load_policy(source, steps=steps, provider=provider, threads=threads)
+    try_out(loaded)
+    return ChunkResponder(loaded.policy, loaded.name, loaded.fingerprint)

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 from specact.errors import ConfigError, SpecactError, unknown_name
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import head_fingerprint
-from specact.families.codes.spec import CodePolicy
+from specact.families.codes.spec import InfersCodes
+from specact.families.load import AnyPair
 from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.uncertainty import Kind
@@ -106,14 +107,19 @@ class GateChoices:
                 raise unknown_name("gate choice", name, names)
         return replace(GateChoices(**recommended), **{k: v for k, v in vars(self).items() if v is not None})
 
-    def settings(self, gate: str, bundle: Bundle) -> GateSettings:
+    def settings(self, gate: str, bundle: AnyPair) -> GateSettings:
         """Settings of a gate that still needs its threshold; what is not chosen is as the bundle recommends.
 
         Raises:
             ConfigError: for an unknown gate, or a learned one that the bundle does not have.
         """
         choices = self.over(bundle.recommended_gates)
-        load_gate(gate)
+        family = load_gate(gate).family
+        if family not in (None, bundle.codec.dialect.family):
+            raise ConfigError(
+                f"the gate {gate!r} reads what the family {family!r} knows of a draft, but {bundle.name} is of the "
+                f"family {bundle.codec.dialect.family!r}; choose a gate that looks at actions alone, such as deviation"
+            )
         options: dict[str, dict[str, Any]] = {
             "deviation": {
                 "reading": choices.reading or "euclidean",
@@ -126,7 +132,7 @@ class GateChoices:
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
         }
-        if gate.startswith("learned"):
+        if gate.startswith("learned") and isinstance(bundle, Bundle):
             options[gate]["weights"] = head_fingerprint(bundle)
         # What suits the deviation costs a gate that knows better when to ask, so each has a recommendation of its own.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
@@ -181,7 +187,7 @@ class GateSettings:
         """What was asked for, before calibration found the threshold."""
         return replace(self, threshold=0.0, tie_probability=0.0)
 
-    def build(self, bundle: Bundle, target: CodePolicy | None = None) -> Gate:
+    def build(self, bundle: AnyPair, target: InfersCodes | None = None) -> Gate:
         """A fresh gate for one robot.
 
         Args:

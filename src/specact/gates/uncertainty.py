@@ -37,6 +37,8 @@ class Uncertainty(Gate):
         ConfigError: for an unknown kind or a value outside its range.
     """
 
+    family = "codes"
+
     def __init__(
         self,
         threshold: float,

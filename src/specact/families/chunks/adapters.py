@@ -159,8 +159,8 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         first = {name for name, entry in entries.items() if entry.get("channels_first")}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{description} does not describe a policy ({type(error).__name__}: {error}); it needs onnx, chunk, actions, "
-            "rate_hz and, for each [observation.NAME], shape"
+            f"{description} does not describe a policy ({type(error).__name__}: {error}); it needs onnx, chunk, "
+            "actions, rate_hz and, for each [observation.NAME], shape"
         ) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3

@@ -17,11 +17,10 @@ import numpy as np
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkPolicy
-from specact.families.chunks.sources import LoadedPolicy, load_policy, try_out
+from specact.families.chunks.sources import LoadedPolicy, load_policy, names_folder, try_out
 from specact.families.chunks.wire import spec_of
 from specact.families.codes.bundle import find_bundle
 from specact.files import write_json
-from specact.plugins import is_plugin
 from specact.runtime.manifest import FORMAT, read_manifest
 from specact.units import ActionUnits
 
@@ -68,7 +67,7 @@ def make_pair(
     count = most if execute is None else execute
     ChunkPair(out.name, small.policy, units, large.policy.spec, None, count, accept_within, overlap)
     out.mkdir(parents=True)
-    if _is_folder(draft):
+    if names_folder(draft):
         shutil.copytree(find_bundle(draft), out / _DRAFT, ignore=shutil.ignore_patterns("calibration"))
     manifest = {
         "format": FORMAT,
@@ -140,7 +139,7 @@ def load_chunk_pair(
     both = hashlib.sha256("".join(str(fingerprints[part]) for part in ("draft", "target")).encode()).hexdigest()[:16]
     return ChunkPair(
         str(manifest["name"]), small.policy, units, spec, load_target, execute, within, overlap,
-        str(manifest["env"]), both, path,
+        str(manifest["env"]), both, path, (draft, target),
     )  # fmt: skip
 
 
@@ -148,8 +147,8 @@ def _loaded(source: str, steps: int, fingerprint: str, provider: str, threads: i
     found = load_policy(source, steps=steps, provider=provider, threads=threads)
     if found.fingerprint != fingerprint:
         raise BundleError(
-            f"{source} has fingerprint {found.fingerprint!r}, but the pair was made with {fingerprint!r}; make it again "
-            "with specact pair"
+            f"{source} has fingerprint {found.fingerprint!r}, but the pair was made with {fingerprint!r}; make it "
+            "again with specact pair"
         )
     return found
 
@@ -158,15 +157,11 @@ def _target(source: str, steps: int, fingerprint: str, provider: str, threads: i
     return _loaded(source, steps, fingerprint, provider, threads).policy
 
 
-def _is_folder(source: str) -> bool:
-    return not source.endswith(".toml") and "#" not in source and not (is_plugin(source) and not Path(source).exists())
-
-
 def _kept(source: str) -> Any:
     """What a manifest may say of a source: a file or bundle, and never code."""
     if source.endswith(".toml"):
         return str(Path(source).resolve())
-    if "#" in source or _is_folder(source):
+    if "#" in source or names_folder(source):
         name, hash_, part = source.partition("#")
         return f"{find_bundle(name).resolve()}{hash_}{part}"
     return None

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, InfersChunks
 from specact.families.chunks.wire import ChunkCodec
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepAddress, StepStreams
@@ -41,6 +41,7 @@ class ChunkPair:
         env: name of the task it was made for, or empty.
         fingerprint: of both policies together: what a calibration has to have been made for.
         path: its folder, where it has one.
+        named: draft and target as they were named when it was loaded, where that was not left to the manifest.
 
     Raises:
         ConfigError: for policies that do not fit together, or a number out of range.
@@ -57,6 +58,7 @@ class ChunkPair:
     env: str = ""
     fingerprint: str = ""
     path: Path | None = None
+    named: tuple[str | None, str | None] = (None, None)
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.target_spec
@@ -70,6 +72,11 @@ class ChunkPair:
             raise ConfigError(f"execute must lie between 1 and {most}, the shorter of both chunks; got {self.execute}")
         if not self.accept_within >= 0.0:
             raise ConfigError(f"accept_within must be at least 0, got {self.accept_within}")
+
+    @property
+    def recommended_gates(self) -> dict[str, Any]:
+        """None: nobody has chosen any for these two."""
+        return {}
 
     @property
     def observation(self) -> ObservationSpec:
@@ -122,7 +129,7 @@ class ChunkDrafter:
         units: of the proposed actions.
     """
 
-    def __init__(self, policy: ChunkPolicy, units: ActionUnits) -> None:
+    def __init__(self, policy: InfersChunks, units: ActionUnits) -> None:
         self._policy, self._units = policy, units
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
@@ -161,12 +168,22 @@ class ChunkVerifier(TargetVerifier[Chunk]):
     def judge(self, answer: Answer[Chunk], proposal: Proposal, address: StepAddress) -> Outcome:
         """See :class:`~specact.verification.TargetVerifier`; as many actions as both have."""
         wanted = self._units.from_environment(answer.value)
-        count = min(len(wanted), len(proposal.actions))
-        accepted = accepted_prefix(proposal.actions[:count], wanted[:count], self._within)
-        actions = np.concatenate([proposal.actions[:accepted], wanted[accepted:count]])
-        origins = np.full(count, Origin.REPLACED, np.uint8)
+        actions, accepted = replaced_after_prefix(proposal.actions, wanted, self._within)
+        origins = np.full(len(actions), Origin.REPLACED, np.uint8)
         origins[:accepted] = Origin.ACCEPTED
-        return Outcome(actions, origins, count, accepted, answer.times, evidence=wanted)
+        return Outcome(actions, origins, len(actions), accepted, answer.times, evidence=wanted)
+
+
+def replaced_after_prefix(drafted: Chunk, wanted: Chunk, within: float) -> tuple[Chunk, int]:
+    """The accepted prefix of the drafted actions and then the wanted ones, as many as both have, and its length.
+
+    Args:
+        drafted, wanted: ``[n, A]`` and ``[m, A]``, normalised.
+        within: see :func:`accepted_prefix`.
+    """
+    count = min(len(wanted), len(drafted))
+    accepted = accepted_prefix(drafted[:count], wanted[:count], within)
+    return np.concatenate([drafted[:accepted], wanted[accepted:count]]), accepted
 
 
 def accepted_prefix(drafted: Chunk, wanted: Chunk, within: float) -> int:

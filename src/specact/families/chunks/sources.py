@@ -38,6 +38,13 @@ class LoadedPolicy:
     fingerprint: str
 
 
+def names_folder(source: str) -> bool:
+    """Whether a name means a bundle's folder, and not a file, a part of a pair or a Python object."""
+    if source.endswith(".toml") or source.rpartition("#")[2] in _PARTS:
+        return False
+    return Path(source).exists() or not is_plugin(source)
+
+
 def load_policy(
     source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
 ) -> LoadedPolicy:
@@ -65,7 +72,7 @@ def load_policy(
         codes = CodeChunks(own, pair.tokenizer, pair.spec, own.observation)
         units = ActionUnits(pair.tokenizer.centre, pair.tokenizer.scale)
         return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest["fingerprints"][part])
-    if is_plugin(source) and not Path(source).exists():
+    if not names_folder(source):
         return _plugin(source)
     path = find_bundle(source)
     if kind_of(path) == "pair":

@@ -75,12 +75,16 @@ class PolicySpec:
         return {"draft": self.draft.describe(), "target": self.target.describe(), **own}
 
 
-class CodePolicy(Protocol):
-    """A policy that answers an observation window with a distribution over action codes; it never samples."""
+class InfersCodes(Protocol):
+    """Answers an observation window with a distribution over action codes; it never samples."""
 
     def infer(self, window: Window) -> CodeDistribution:
         """The distribution for one window."""
         ...
+
+
+class CodePolicy(InfersCodes, Protocol):
+    """A policy of action codes."""
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """The distributions for several windows, in one pass."""

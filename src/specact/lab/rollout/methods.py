@@ -44,6 +44,11 @@ class Method:
         return self.proposes == "head" or self.gate.startswith("learned")
 
     @property
+    def needs_codes(self) -> bool:
+        """Whether its gate reads the distributions over codes."""
+        return self.gate.startswith(("uncertainty", "oracle"))
+
+    @property
     def needs_head(self) -> bool:
         """Whether a bundle without a target head cannot run it: that of its own or of its rival."""
         return self.uses_head or (self.limits_of is not None and load_method(self.limits_of).uses_head)
