@@ -126,7 +126,7 @@ class ObservationSpec:
         return self.fields[name]
 
     def __hash__(self) -> int:
-        return hash((tuple(self.fields.items()), self.instruction))
+        return hash((frozenset(self.fields.items()), self.instruction))
 
     @property
     def shapes(self) -> dict[str, list[int]]:

@@ -26,8 +26,8 @@ from specact.lab.train import checkpoint, export, stages
 from specact.lab.train.export import PARITY, LastPosition, example_inputs
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.vqbet import VQBeT
+from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
-from specact.types import Window
 
 Damage = Callable[[Path], Any]
 MANIFEST = "manifest.json"
@@ -240,7 +240,7 @@ def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
 def some_windows(model: VQBeT, count: int) -> tuple[list[Window], torch.Tensor, torch.Tensor]:
     state, goal, _ = example_inputs(model, count)
     assert goal is not None
-    windows = [Window(s.numpy(), g.numpy()) for s, g in zip(state, goal, strict=True)]
+    windows = [Window({"state": s.numpy(), "goal": g.numpy()}) for s, g in zip(state, goal, strict=True)]
     return windows, state, goal
 
 

@@ -92,7 +92,7 @@ class ChunkPair:
     @property
     def drafter(self) -> ChunkDrafter:
         """See :class:`~specact.pair.Pair`."""
-        return ChunkDrafter(self.draft, self.units)
+        return ChunkDrafter(self.draft, self.draft.spec.observation, self.units)
 
     @property
     def target(self) -> ChunkAnswers:
@@ -127,15 +127,17 @@ class ChunkDrafter:
 
     Args:
         policy: the draft.
+        observation: what it needs to see, and all that it gets to see.
         units: of the proposed actions.
     """
 
-    def __init__(self, policy: InfersChunks, units: ActionUnits) -> None:
-        self._policy, self._units = policy, units
+    def __init__(self, policy: InfersChunks, observation: ObservationSpec, units: ActionUnits) -> None:
+        self._policy, self._observation, self._units = policy, observation, units
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafted chunk; there is no other evidence."""
-        return Proposal(window, self._units.from_environment(self._policy.infer(window, rng)))
+        chunk = self._policy.infer(self._observation.select(window), rng)
+        return Proposal(window, self._units.from_environment(chunk))
 
 
 class ChunkAnswers:
@@ -149,8 +151,9 @@ class ChunkAnswers:
         self._policy, self._streams = policy, StepStreams()
 
     def answer(self, window: Window, address: StepAddress) -> Chunk:
-        """The chunk, in the environment's units."""
-        return self._policy.infer(window, self._streams(Role.VERIFY, address))
+        """The chunk, in the environment's units; as on a server it sees no more than it needs, and may be NaN."""
+        seen = self._policy.spec.observation.select(window)
+        return self._policy.infer_batch([seen], [self._streams(Role.VERIFY, address)])[0]
 
 
 class ChunkVerifier(TargetVerifier[Chunk]):

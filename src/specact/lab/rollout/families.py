@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, replaced_after_prefix
+from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import InfersCodes
@@ -19,7 +20,7 @@ from specact.lab.rollout.steps import CodeAudit, common_columns
 from specact.lab.rollout.timed import Prepared
 from specact.observation import Window
 from specact.pair import Drafter
-from specact.rng import Role, StepAddress, StepStreams
+from specact.rng import Role, StepAddress, streams
 from specact.types import StepRecord
 from specact.verification import Target, Verifier
 
@@ -99,16 +100,25 @@ class _CodesRollout:
 
 class _ChunksRollout:
     def __init__(self, pair: ChunkPair, method: Method) -> None:
-        self._pair, self._streams = pair, StepStreams()
+        self._pair = pair
         self._within = pair.accept_within if method.verifier == "speculative" else 0.0
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        drafts = self._pair.draft.infer_batch(windows, [self._streams(Role.DRAFT, address) for address in addresses])
-        targets = [self._streams(Role.VERIFY, address) for address in addresses]
-        return drafts, self._pair.target_policy.infer_batch(windows, targets)
+        draft, target = self._pair.draft, self._pair.target_policy
+        return self._batch(draft, Role.DRAFT, windows, addresses), self._batch(target, Role.VERIFY, windows, addresses)
+
+    def _batch(
+        self, policy: ChunkPolicy, role: Role, windows: Sequence[Window], addresses: Sequence[StepAddress]
+    ) -> Sequence[Chunk]:
+        seen = [policy.spec.observation.select(window) for window in windows]
+        return policy.infer_batch(seen, streams(role, addresses))
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        return self._pair.drafter if prepared is None else ChunkDrafter(prepared, self._pair.units)
+        return (
+            self._pair.drafter
+            if prepared is None
+            else ChunkDrafter(prepared, self._pair.draft.spec.observation, self._pair.units)
+        )
 
     def verifier(self, target: Target[Any]) -> Verifier:
         return ChunkVerifier(target, self._pair.units, self._within)
