@@ -46,15 +46,19 @@ def _check_finite(episodes: Episodes, source: str) -> None:
         raise DataError(f"{source}: {found[0]}. Repair or remove these steps; specact data info lists what it finds")
 
 
-def _check_widths(task: Task, episodes: Episodes, source: str) -> None:
-    arrays = {"action": episodes.action, "goal": episodes.goal, "state": episodes.state}
-    found, wanted = {name: array.shape[1] for name, array in arrays.items() if array is not None}, task.widths()
+def _check_shapes(task: Task, episodes: Episodes, source: str) -> None:
+    found = {"action": episodes.action.shape[1:]}
+    found |= {name: array.shape[1:] for name, array in sorted(episodes.observation.items())}
+    wanted = task.shapes()
     if found != wanted:
         raise DataError(
-            f"{source} has {widths_in_words(found)}; the task {task.name!r} needs {widths_in_words(wanted)}"
+            f"{source} has {shapes_in_words(found)}; the task {task.name!r} needs {shapes_in_words(wanted)}"
         )
 
 
-def widths_in_words(widths: dict[str, int]) -> str:
-    """Widths, as :meth:`~specact.lab.envs.task.Task.widths` gives them, for a message."""
-    return ", ".join(f"{name} width {width}" for name, width in widths.items())
+def shapes_in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Shapes, as :meth:`~specact.lab.envs.task.Task.shapes` gives them, for a message."""
+    return ", ".join(
+        f"{name} width {shape[0]}" if len(shape) == 1 else f"{name} {' x '.join(map(str, shape))}"
+        for name, shape in shapes.items()
+    )
