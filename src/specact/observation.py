@@ -115,6 +115,17 @@ class ObservationSpec:
         return hash((tuple(self.fields.items()), self.instruction))
 
     @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Of the arrays that a policy sees, by name."""
+        return {name: list(field.window_shape) for name, field in self.fields.items()}
+
+    @property
+    def vectors(self) -> ObservationSpec | None:
+        """The part without camera frames, or None where there is nothing else."""
+        fields = {name: field for name, field in self.fields.items() if not field.is_image}
+        return ObservationSpec(fields) if fields else None
+
+    @property
     def images(self) -> tuple[str, ...]:
         """Names of the fields that hold camera frames."""
         return tuple(name for name, field in self.fields.items() if field.is_image)
@@ -237,8 +248,7 @@ class ObservationHistory:
         newest = {name: _read(given, name, field) for name, field in self._spec.fields.items()}
         instruction = _instruction(given) if self._spec.instruction else None
         self._kept = {
-            name: _shift(self._kept.get(name), value, self._spec.fields[name].history)
-            for name, value in newest.items()
+            name: _shift(self._kept.get(name), value, self._spec.fields[name].history) for name, value in newest.items()
         }
         return Window(self._kept, instruction)
 

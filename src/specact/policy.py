@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,10 @@ from specact.errors import ConfigError, ObservationError
 from specact.execution.player import ChunkPlayer
 from specact.execution.verdicts import WAIT, LateVerdicts, Verdicts
 from specact.fallback import EXECUTE_DRAFT, Fallback
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
-from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates.gate import Gate
 from specact.gates.prefetch import Forecast
-from specact.observation import Observation, ObservationWindow
+from specact.observation import Observation, ObservationHistory, Window
+from specact.pair import Drafter, Pair
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import (
     Chunk,
@@ -32,20 +31,11 @@ from specact.types import (
     Proposal,
     StageTimes,
     StepRecord,
-    Window,
 )
 from specact.verification import LocalTarget, Verifier, sound
 
 _NOTHING = OffloadTimes()
 _NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
-
-
-class Drafter(Protocol):
-    """Proposes a chunk of actions; the small policy on the device."""
-
-    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        """The drafted chunk for one window; ``rng`` is what it draws from."""
-        ...
 
 
 class SpeculativePolicy:
@@ -55,10 +45,10 @@ class SpeculativePolicy:
     a verified step executes is the verifier's affair.
 
     Args:
-        bundle: the policies and what they agree on.
+        pair: draft, target, and what they agree on: a bundle, or any other :class:`~specact.pair.Pair`.
         gate: decides which steps go to the target; it belongs to this robot alone.
-        drafter: instead of the bundle's draft.
-        verifier: instead of exact speculative sampling with the bundle's target in this process.
+        drafter: instead of the pair's draft.
+        verifier: instead of the pair's own verification with its target in this process.
         fallback: what is executed where the target cannot be had in time.
         forecast: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
         verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
@@ -77,13 +67,13 @@ class SpeculativePolicy:
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
-        ConfigError: for something else than a bundle and a gate, a negative seed or robot, a stop action of another
+        ConfigError: for something else than a pair and a gate, a negative seed or robot, a stop action of another
             size, late verdicts beside a forecast, or a max_chunk_age_s that is not positive.
     """
 
     def __init__(
         self,
-        bundle: Bundle,
+        pair: Pair[Any],
         gate: Gate,
         *,
         drafter: Drafter | None = None,
@@ -96,11 +86,13 @@ class SpeculativePolicy:
         robot: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        if not isinstance(bundle, Bundle):
-            raise ConfigError(f"bundle must be a Bundle, got {bundle!r}; load one: specact.load_bundle('ball')")
+        if isinstance(pair, str | Path) or not hasattr(pair, "drafter"):
+            raise ConfigError(
+                f"pair must be a bundle or another Pair, got {pair!r}; load one: specact.load_bundle('ball')"
+            )
         if not isinstance(gate, Gate):
             raise ConfigError(
-                f"gate must be a Gate, got {gate!r}; make one: specact.calibrated_gate(bundle, 'deviation', rate=0.6)"
+                f"gate must be a Gate, got {gate!r}; make one: specact.calibrated_gate(pair, 'deviation', rate=0.6)"
             )
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
@@ -113,16 +105,14 @@ class SpeculativePolicy:
         self.gate, self.clock = gate, RealClock() if clock is None else clock
         self.record: StepRecord | None = None
         self.counts: Counter[str] = Counter()
-        self._units = bundle.tokenizer
-        self._drafter = CodeDrafter(bundle.draft, bundle.tokenizer) if drafter is None else drafter
-        if verifier is None:
-            verifier = SpeculativeVerifier(LocalTarget(bundle.target, self.clock), bundle.tokenizer)
-        self._verifier = verifier
+        self._units = pair.units
+        self._drafter = pair.drafter if drafter is None else drafter
+        self._verifier = pair.verifier(LocalTarget(pair.target, self.clock)) if verifier is None else verifier
         self._fallback, self._forecast, self._verdicts = fallback, forecast, verdicts
         self._max_chunk_age_s, self._address = max_chunk_age_s, StepAddress(seed, robot, 0, 0)
         self._streams = StepStreams()
-        self._history = ObservationWindow(bundle.spec)
-        self._player = ChunkPlayer(bundle.spec.execute, bundle.spec.overlap)
+        self._history = ObservationHistory(pair.observation)
+        self._player = ChunkPlayer(pair.execute, pair.overlap)
         self._still = None if fallback.stop_action is None else self._units.normalise(fallback.stop_action)
         self.reset(episode=0)
 
@@ -161,7 +151,7 @@ class SpeculativePolicy:
         """One control step: the action ``[A]`` to execute now, in the environment's units.
 
         Args:
-            observation: ``state [O]``, or a mapping with ``state``, ``goal`` and ``image`` as the bundle's spec says.
+            observation: a mapping with every array of the pair's ``observation``, or one array, taken as ``state``.
 
         Raises:
             ObservationError: if the observation cannot be used, and nothing has changed then; or if the policies make

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.observation import Window
 from specact.rng import StepAddress
 
 Floats = NDArray[np.float64]
@@ -16,21 +17,6 @@ Codes = NDArray[np.int64]
 Chunk = NDArray[np.float32]
 
 Cause = Literal["deadline", "disconnected", "overloaded", "expired", "refused", "invalid"]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What a policy looks at: the last T observations, oldest first, the first one repeated at an episode's start.
-
-    Attributes:
-        state: float32 ``[T, O]``, in the environment's units.
-        goal: float32 ``[D]``, or None for policies without a goal.
-        image: uint8 ``[T, H, W, 3]``, or None for policies without a camera.
-    """
-
-    state: NDArray[np.float32]
-    goal: NDArray[np.float32] | None = None
-    image: NDArray[np.uint8] | None = None
 
 
 class Origin(IntEnum):

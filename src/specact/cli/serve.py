@@ -62,11 +62,11 @@ def serve(
         max_robots=max_robots, max_pending=max_pending, max_per_address=max_per_address,
         access_log=access_log, log_steps=log_steps,
     )  # fmt: skip
-    service = Service(load_bundle(bundle, provider=provider, threads=threads), settings)
+    service = Service(load_bundle(bundle, provider=provider, threads=threads).responder, settings)
 
     def announce(url: str) -> None:
         page = url.replace("ws", "http", 1)
-        remarks.print(f"serving {service.bundle.name} on {url}; status page {page}/", highlight=False, soft_wrap=True)
+        remarks.print(f"serving {service.name} on {url}; status page {page}/", highlight=False, soft_wrap=True)
 
     run(service, announce)
     remarks.print("stopped; everything under way was answered", highlight=False)

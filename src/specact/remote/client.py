@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ConfigError, RemoteError, WireError
-from specact.families.codes.bundle import Bundle
 from specact.remote.http import HttpChannel
 from specact.remote.transport import Channel, ChannelClosedError, Endpoint, Fields
 from specact.remote.websocket import WebSocketChannel
 from specact.types import Cause
 from specact.wire.checks import printable, request_id
-from specact.wire.handshake import Hello, Welcome, hello_fields, read_welcome, shared_spec
+from specact.wire.dialect import Dialect
+from specact.wire.handshake import Hello, Welcome, hello_fields, read_welcome
 from specact.wire.images import to_jpeg
-from specact.wire.protocol import max_message_bytes
+from specact.wire.sizes import max_message_bytes
 
 _SUSPECT_AFTER = 3
 _LOOK_EVERY_S, _PROBE_EVERY_S = 0.25, 0.05
@@ -74,12 +74,13 @@ class Line:
 
     Args:
         endpoint: the server.
-        bundle: what this device speaks.
+        dialect: what this device speaks.
         robot: its name on the server's status page.
         settings: how patient it is.
         jpeg_quality: 1 to 95 sends camera frames as JPEG, which needs Pillow and a WebSocket; None sends them raw.
 
     Attributes:
+        dialect, jpeg_quality: as given.
         welcome: the server's consent, or None before the first connection.
         problem: why there is no connection at the moment, or None.
         report: counters that travel with every request, for the server's status page; a policy's ``counts``.
@@ -90,7 +91,7 @@ class Line:
     def __init__(
         self,
         endpoint: Endpoint,
-        bundle: Bundle,
+        dialect: Dialect,
         robot: str = "robot",
         settings: LineSettings = DEFAULT_SETTINGS,
         jpeg_quality: int | None = None,
@@ -98,8 +99,9 @@ class Line:
         if jpeg_quality is not None:
             _check_jpeg(jpeg_quality, endpoint)
         self._endpoint, self._settings, self.jpeg_quality = endpoint, settings, jpeg_quality
-        self._hello = hello_fields(Hello(robot, bundle.tokenizer.fingerprint, shared_spec(bundle.spec)))
-        self._limit = max_message_bytes(bundle.spec)
+        self.dialect = dialect
+        self._hello = hello_fields(Hello(robot, dialect.family, dialect.agreed))
+        self._limit = max_message_bytes(dialect)
         self._lock = threading.Lock()
         self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
         self._channel: Channel | None = None

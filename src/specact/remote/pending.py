@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from specact.errors import WireError
-from specact.families.codes.spec import PolicySpec
 from specact.remote.client import Line
 from specact.types import Cause, Miss, OffloadTimes
+from specact.wire.dialect import Arrays
 from specact.wire.protocol import ErrorCode
-from specact.wire.reply import DistributionReply, ErrorReply, ServerTimes, VerdictReply, read_reply
+from specact.wire.reply import ErrorReply, ServerTimes, read_reply
 from specact.wire.request import Request, request_fields
 
 _CAUSES: dict[ErrorCode, Cause] = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
@@ -21,7 +21,7 @@ class Call:
 
     Args:
         line: to the server.
-        kind: the message's type, ``infer`` or ``verify``.
+        kind: the request's type.
         make: the request, given its id.
         deadline_s: from now; no reply is waited for any longer.
         patient: whether to wait, if need be, until the line is free.
@@ -30,11 +30,14 @@ class Call:
     def __init__(
         self, line: Line, kind: str, make: Callable[[int], Request], deadline_s: float, patient: bool = True
     ) -> None:
-        self._line = line
+        self._line, self._exchange = line, line.dialect.exchanges[kind]
         self._left = time.monotonic()
         self._until = self._left + deadline_s
         self._id = line.send(
-            kind, lambda identity: request_fields(make(identity), line.jpeg_quality), deadline_s, patient
+            kind,
+            lambda identity: request_fields(make(identity), line.dialect.observation, line.jpeg_quality),
+            deadline_s,
+            patient,
         )
         self._encode_s = time.monotonic() - self._left
 
@@ -48,11 +51,10 @@ class Call:
         """Whether :meth:`reply` would have to wait."""
         return self._id is not None and time.monotonic() < self._until and not self._line.answered(self._id)
 
-    def reply(self, spec: PolicySpec, asked: float) -> tuple[DistributionReply | VerdictReply, OffloadTimes] | Miss:
-        """Waits for the reply, until the deadline at most.
+    def reply(self, asked: float) -> tuple[Arrays, OffloadTimes] | Miss:
+        """Waits for the reply's arrays, until the deadline at most.
 
         Args:
-            spec: what a valid reply looks like; nothing else may move a robot.
             asked: when the reply was wanted, in seconds of the monotonic clock; what had passed before is not counted
                 as waiting.
         """
@@ -66,13 +68,13 @@ class Call:
         if isinstance(found, str):
             return Miss(found, OffloadTimes(network=arrived - asked), sent=self.left)
         try:
-            reply = read_reply(found, spec)
+            reply = read_reply(found, self._exchange)
         except WireError:
             return Miss("invalid", OffloadTimes(network=arrived - asked))
         finished = time.monotonic()
         if isinstance(reply, ErrorReply):
             return Miss(_CAUSES.get(reply.code, "refused"), OffloadTimes(network=finished - asked))
-        return reply, self._times(reply.times, arrived, finished, asked)
+        return reply.arrays, self._times(reply.times, arrived, finished, asked)
 
     def _times(self, server: ServerTimes, arrived: float, finished: float, asked: float) -> OffloadTimes:
         # Only durations cross the wire: what the server did not need, the network did. Nor can it have needed more than

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import RemoteError
-from specact.families.codes.bundle import Bundle
+from specact.observation import Window
 from specact.remote.client import Line
 from specact.remote.pending import Call
-from specact.types import Miss, Window
-from specact.wire.request import InferRequest
+from specact.rng import StepAddress
+from specact.types import Miss
+from specact.wire.request import Request
 
 _PATIENCE_S = 2.0
 
@@ -39,28 +41,23 @@ class Probe:
         return 1.2 * float(np.quantile(self.total_ms, 0.99))
 
 
-def probe(line: Line, bundle: Bundle, requests: int, pause_s: float) -> Probe:
+def probe(line: Line, requests: int, pause_s: float) -> Probe:
     """Asks the server ``requests`` times, with a pause in between, as a robot would.
 
     Args:
         line: connected.
-        bundle: on this device.
         requests: at least 1.
         pause_s: between two of them; the control period [s].
 
     Raises:
         RemoteError: if none of them was answered.
     """
-    spec = bundle.spec
-    window = Window(
-        np.zeros((spec.window, spec.state), np.float32),
-        np.zeros(spec.goal, np.float32) if spec.goal else None,
-        np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None,
-    )
+    window = line.dialect.observation.zeros()
     rows, causes = [], []
-    for _ in range(requests):
-        call = Call(line, "infer", lambda identity: InferRequest(identity, 1e3 * _PATIENCE_S, window), _PATIENCE_S)
-        found = call.reply(spec, time.monotonic())
+    for number in range(requests):
+        address = StepAddress(0, 0, 0, number)
+        call = Call(line, "infer", partial(_request, window, address), _PATIENCE_S)
+        found = call.reply(time.monotonic())
         if isinstance(found, Miss):
             causes.append(found.cause)
         else:
@@ -71,3 +68,7 @@ def probe(line: Line, bundle: Bundle, requests: int, pause_s: float) -> Probe:
         raise RemoteError(f"none of {requests} requests was answered: {', '.join(sorted(set(causes)))}")
     total, network, queue, target = 1e3 * np.array(rows).T
     return Probe(total, network, queue, target, len(causes))
+
+
+def _request(window: Window, address: StepAddress, identity: int) -> Request:
+    return Request("infer", identity, 1e3 * _PATIENCE_S, window, address)

@@ -1,163 +1,141 @@
-"""The target on a server: its distribution for a device that samples, or its verdict, as in the paper."""
+"""The target on a server: its answers for a device that verifies, or its verdicts, as in ADAHI's paper."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from specact.errors import ConfigError, unknown_name
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.spec import PolicySpec
-from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import SpeculativeVerifier, code_outcome
+from specact.observation import Window
+from specact.pair import Pair
 from specact.remote.client import Line
 from specact.remote.pending import Call
 from specact.rng import StepAddress
-from specact.types import Miss, Outcome, Proposal, Window
+from specact.types import Miss, OffloadTimes, Outcome, Proposal
 from specact.verification import Answer, Pending, Verifier, sound
-from specact.wire.reply import DistributionReply, VerdictReply
-from specact.wire.request import LONGEST_DEADLINE_MS, InferRequest, VerifyRequest
+from specact.wire.dialect import Arrays, Codec, VerifyingCodec
+from specact.wire.request import LONGEST_DEADLINE_MS, Request
+
+A = TypeVar("A")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class RemoteTarget:
+class RemoteTarget(Generic[A]):
     """A :class:`~specact.verification.Target` on a server; its requests can leave before the draft is computed.
 
     Args:
         line: to the server.
-        spec: of the bundle on both sides.
+        codec: of the pair on both sides.
         deadline_ms: how long a step's action may wait for the target, from the request's leaving [ms].
 
     Raises:
         ConfigError: if the deadline is not positive.
     """
 
-    def __init__(self, line: Line, spec: PolicySpec, deadline_ms: float) -> None:
-        self._line, self._spec = line, spec
+    def __init__(self, line: Line, codec: Codec[A], deadline_ms: float) -> None:
+        self._line, self._codec = line, codec
         self._deadline_ms = positive_deadline(deadline_ms)
         self._ahead: tuple[StepAddress, Call] | None = None
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """See :class:`~specact.verification.Target`; the reply to a request nobody asks for is dropped and counted."""
-        call = self._call(window, patient=False)
+        call = self._call(window, address, patient=False)
         self._ahead = (address, call) if call.left else None
         return call.left
 
-    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`; ``done`` is True at the deadline at the latest."""
         asked = time.monotonic()
         ahead, self._ahead = self._ahead, None
-        call = ahead[1] if ahead is not None and ahead[0] == address else self._call(window, patient=True)
-        return _Distribution(call, self._spec, asked)
+        call = ahead[1] if ahead is not None and ahead[0] == address else self._call(window, address, patient=True)
+        return _Expected(call, asked, lambda arrays, times: Answer(self._codec.read(arrays), times))
 
-    def _call(self, window: Window, patient: bool) -> Call:
-        deadline_ms = self._deadline_ms
-        return Call(
-            self._line,
-            "infer",
-            lambda identity: InferRequest(identity, deadline_ms, window, self._line.report),
-            deadline_ms / 1e3,
-            patient,
-        )
+    def _call(self, window: Window, address: StepAddress, patient: bool) -> Call:
+        line, deadline_ms = self._line, self._deadline_ms
 
+        def request(identity: int) -> Request:
+            return Request("infer", identity, deadline_ms, window, address, report=line.report)
 
-@dataclass(frozen=True, slots=True)
-class _Distribution:
-    """The target's distribution, on its way."""
-
-    call: Call
-    spec: PolicySpec
-    asked: float
-
-    def done(self) -> bool:
-        return not self.call.pending
-
-    def result(self) -> Answer[CodeDistribution] | Miss:
-        found = self.call.reply(self.spec, self.asked)
-        if isinstance(found, Miss):
-            return found
-        reply, times = found
-        return Answer(reply.target, times) if isinstance(reply, DistributionReply) else Miss("invalid", times)
+        return Call(line, "infer", request, deadline_ms / 1e3, patient)
 
 
 class RemoteVerifier:
-    """A :class:`~specact.verification.Verifier` that leaves the sampling to the server, as in the paper.
+    """A :class:`~specact.verification.Verifier` that leaves the verification to the server, as in ADAHI's paper.
 
-    The request carries the address of the step's random stream, so that the codes are those the device would have
+    The request carries the address of the step's random stream, so that the server draws what the device would have
     drawn itself, bit for bit.
 
     Args:
-        line, spec, deadline_ms: as for :class:`RemoteTarget`.
+        line, deadline_ms: as for :class:`RemoteTarget`.
+        codec: of the pair on both sides.
     """
 
-    def __init__(self, line: Line, spec: PolicySpec, deadline_ms: float) -> None:
-        self._line, self._spec = line, spec
+    def __init__(self, line: Line, codec: VerifyingCodec[object], deadline_ms: float) -> None:
+        self._line, self._codec = line, codec
         self._deadline_ms = positive_deadline(deadline_ms)
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Nothing can leave ahead: the request carries the draft's codes."""
+        """Nothing can leave ahead: the request carries the draft."""
         return False
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`~specact.verification.Verifier`."""
-        asked, line, drafted = time.monotonic(), self._line, proposal.evidence
+        asked, line, question = time.monotonic(), self._line, self._codec.question(proposal)
 
-        def request(identity: int) -> VerifyRequest:
-            return VerifyRequest(
-                identity,
-                self._deadline_ms,
-                proposal.window,
-                drafted.draft.probs,
-                drafted.draft.conditional,
-                drafted.codes,
-                address,
-                line.report,
-            )
+        def request(identity: int) -> Request:
+            return Request("verify", identity, self._deadline_ms, proposal.window, address, question, line.report)
 
-        return _Verdict(Call(line, "verify", request, self._deadline_ms / 1e3), self._spec, asked)
+        def outcome(arrays: Arrays, times: OffloadTimes) -> Outcome | Miss:
+            found = self._codec.outcome(arrays, times)
+            return found if sound(found.actions) else Miss("invalid", times)
+
+        return _Expected(Call(line, "verify", request, self._deadline_ms / 1e3), asked, outcome)
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
-    """The server's verdict, on its way."""
+class _Expected(Generic[T_co]):
+    """A reply on its way."""
 
     call: Call
-    spec: PolicySpec
     asked: float
+    read: Callable[[Arrays, OffloadTimes], T_co | Miss]
 
     def done(self) -> bool:
         return not self.call.pending
 
-    def result(self) -> Outcome | Miss:
-        found = self.call.reply(self.spec, self.asked)
-        if isinstance(found, Miss):
-            return found
-        reply, times = found
-        if not isinstance(reply, VerdictReply) or not sound(reply.chunk):
-            return Miss("invalid", times)
-        return code_outcome(reply.verdict, reply.chunk, times, None)
+    def result(self) -> T_co | Miss:
+        found = self.call.reply(self.asked)
+        return found if isinstance(found, Miss) else self.read(*found)
 
 
 def remote_verifier(
-    line: Line, bundle: Bundle, deadline_ms: float, sampling: Literal["device", "server"] = "device"
+    line: Line, pair: Pair[A], deadline_ms: float, sampling: Literal["device", "server"] = "device"
 ) -> Verifier:
-    """Exact speculative sampling with the target on a server.
+    """A pair's own verification, with the target on a server.
 
     Args:
         line: to the server.
-        bundle: on this device.
+        pair: on this device.
         deadline_ms: how long a step's action may wait for the target [ms].
-        sampling: where the final codes are drawn; both give the same ones. On the ``device`` requests can leave ahead
-            of the draft, on the ``server`` it is as in the paper.
+        sampling: where the outcome is drawn; both give the same one. On the ``device`` requests can leave ahead of the
+            draft, on the ``server`` it is as in ADAHI's paper, which only families with requests to ``verify`` can do.
 
     Raises:
-        ConfigError: for an unknown place or a deadline that is not positive.
+        ConfigError: for an unknown place, one that the family does not have, or a deadline that is not positive.
     """
     if sampling not in ("device", "server"):
         raise unknown_name("place of sampling", sampling, ("device", "server"))
-    if sampling == "server":
-        return RemoteVerifier(line, bundle.spec, deadline_ms)
-    return SpeculativeVerifier(RemoteTarget(line, bundle.spec, deadline_ms), bundle.tokenizer)
+    codec = pair.codec
+    if sampling == "device":
+        return pair.verifier(RemoteTarget(line, codec, deadline_ms))
+    if not isinstance(codec, VerifyingCodec):
+        raise ConfigError(
+            f"the server cannot verify for the family {codec.dialect.family!r}: its target only answers; choose "
+            "sampling on the device"
+        )
+    return RemoteVerifier(line, codec, deadline_ms)
 
 
 def positive_deadline(deadline_ms: float) -> float:

@@ -7,15 +7,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from specact.errors import BundleError
 from specact.files import is_name, write_json
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-FORMAT = 1
+FORMAT = 2
 Kind = Literal["pair", "flow"]
 _KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target, which load_bundle reads",
@@ -27,6 +24,14 @@ _ENTRIES: dict[type, tuple[str, ...]] = {
     dict: ("spec", "fingerprints", "gates", "recipe", "policies", "training", "parity", "parameters", "distilled"),
 }
 _CALLED: dict[type, str] = {str: "a text", dict: "an object"}
+
+
+class Described(Protocol):
+    """A spec."""
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +98,12 @@ def left_out(manifest: Mapping[str, Any]) -> Sequence[str]:
     return found
 
 
-def write_manifest(path: Path, manifest: dict[str, Any], spec: DataclassInstance, parts: Mapping[str, str]) -> None:
+def write_manifest(path: Path, manifest: dict[str, Any], spec: Described, parts: Mapping[str, str]) -> None:
     """Completes a manifest with format, spec and fingerprints of the parts in ``path`` and writes it."""
     complete = {
         "format": FORMAT,
         **manifest,
-        "spec": dataclasses.asdict(spec),
+        "spec": spec.describe(),
         "fingerprints": {part: fingerprint_of(path / file) for part, file in parts.items()},
     }
     write_json(path / "manifest.json", complete)

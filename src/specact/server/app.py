@@ -51,7 +51,7 @@ def create_app(service: Service) -> FastAPI:
     @app.get("/healthz", summary="Whether requests are answered now", responses={503: {"description": "not now"}})
     async def healthz() -> Response:
         ready = service.worker.ready and not service.draining
-        return JSONResponse({"ready": ready, "bundle": service.bundle.name}, 200 if ready else 503)
+        return JSONResponse({"ready": ready, "bundle": service.name}, 200 if ready else 503)
 
     @app.get(
         "/metrics",

@@ -9,23 +9,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from specact.errors import WireError
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.sampling import verify
-from specact.families.codes.spec import CodePolicy, PolicySpec
-from specact.families.codes.timing import measure_inference
-from specact.families.codes.tokenizer import ActionTokenizer
-from specact.families.codes.values import CodeDistribution, Verdict
-from specact.rng import Role, stream
+from specact.rng import StepAddress
 from specact.server.settings import ServerSettings
 from specact.server.turns import FairQueue, Lane, queue_full
-from specact.wire.checks import bad
+from specact.wire.dialect import Arrays
 from specact.wire.protocol import ErrorCode
-from specact.wire.request import InferRequest, Request, VerifyRequest
+from specact.wire.request import Request, Responder
 
 _log = logging.getLogger("specact.server")
+_WARM_UP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +26,12 @@ class Result:
     """What the target made of a request.
 
     Attributes:
-        target: its distribution; ``verdict`` and ``chunk`` where the server sampled.
+        arrays: of the reply.
         queued_s, target_s: how long the request waited, and the inference took.
         batch: requests in that inference.
     """
 
-    target: CodeDistribution
-    verdict: Verdict | None
-    chunk: np.ndarray | None
+    arrays: Arrays
     queued_s: float
     target_s: float
     batch: int
@@ -63,14 +54,12 @@ class TargetWorker:
     """Micro-batching without waiting: the batch is what came in while the last one was computed, robots in turn.
 
     Args:
-        bundle: whose target it owns.
+        responder: the target.
         settings: how many requests it takes on, and how large batches are.
     """
 
-    def __init__(self, bundle: Bundle, settings: ServerSettings) -> None:
-        self._policy: CodePolicy = bundle.target
-        self._spec: PolicySpec = bundle.spec
-        self._tokenizer: ActionTokenizer = bundle.tokenizer
+    def __init__(self, responder: Responder, settings: ServerSettings) -> None:
+        self._responder = responder
         self._max_batch, self._max_queue = settings.max_batch, settings.max_queue
         self._max_wait_s = settings.max_wait_ms / 1e3
         self._queue = FairQueue[Job](settings.max_queue, settings.max_under_way)
@@ -81,7 +70,9 @@ class TargetWorker:
 
     def start(self) -> None:
         """Warms the target up and starts taking requests."""
-        measure_inference(self._policy, self._spec, repeats=20)
+        idle = Request("infer", 0, 0.0, self._responder.dialect.observation.zeros(), StepAddress(0, 0, 0, 0))
+        for _ in range(_WARM_UP):
+            self._responder.respond([idle])
         self._thread.start()
         self.ready = True
 
@@ -153,39 +144,16 @@ class TargetWorker:
 
     def _answer(self, jobs: Sequence[Job], started: float) -> list[Result | WireError]:
         try:
-            targets = self._policy.infer_batch([job.request.window for job in jobs])
-            sampled = [self._sample(job.request, target) for job, target in zip(jobs, targets, strict=True)]
+            found = self._responder.respond([job.request for job in jobs])
         # The border of the process: whatever the runtime raises, the server lives on and says nothing of its inside.
         except Exception:  # noqa: BLE001
             _log.exception("the target failed")
             return [WireError(ErrorCode.INTERNAL, "the target failed; see the server's log") for _ in jobs]
         spent = time.monotonic() - started
         return [
-            found if isinstance(found, WireError) else Result(target, *found, started - job.arrived, spent, len(jobs))
-            for job, target, found in zip(jobs, targets, sampled, strict=True)
+            answer if isinstance(answer, WireError) else Result(answer, started - job.arrived, spent, len(jobs))
+            for job, answer in zip(jobs, found, strict=True)
         ]
-
-    def _sample(
-        self, request: Request, target: CodeDistribution
-    ) -> tuple[Verdict | None, np.ndarray | None] | WireError:
-        """Verdict and chunk, where the server samples; one request's fault is no other's in its batch."""
-        # An observation far beyond those of training overflows inside.
-        if not np.isfinite(target.probs).all() or not np.isfinite(target.offsets).all():
-            return bad("the target has no finite answer to this observation")
-        if isinstance(request, InferRequest):
-            return None, None
-        return verdict_of(request, target, self._tokenizer)
-
-
-def verdict_of(
-    request: VerifyRequest, target: CodeDistribution, tokenizer: ActionTokenizer
-) -> tuple[Verdict, np.ndarray]:
-    """What a device with this target would have drawn itself: the same code, with the same random stream."""
-    seed, robot, episode, step = request.address
-    draft = CodeDistribution(request.draft_probs, target.offsets, request.draft_conditional)
-    rng = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step)
-    verdict = verify(target, draft, request.codes, rng)
-    return verdict, tokenizer.decode(verdict.codes, target.offsets)
 
 
 def _resolve_on_their_loops(outcomes: Sequence[tuple[Job, Result | WireError]]) -> None:

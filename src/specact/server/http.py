@@ -35,7 +35,7 @@ STATUS = {
 
 
 def message_routes(service: Service) -> APIRouter:
-    """``POST /v1/hello``, ``/v1/infer`` and ``/v1/verify``."""
+    """``POST /v1/hello``, ``/v1/infer`` and, for families that verify at the server, ``/v1/verify``."""
     router = APIRouter(dependencies=service.access.described)
 
     def endpoint(kind: str) -> Callable[[Request], Awaitable[Response]]:
@@ -62,7 +62,7 @@ def message_routes(service: Service) -> APIRouter:
 
         return post
 
-    for kind in ("hello", "infer", "verify"):
+    for kind in ("hello", *service.dialect.exchanges):
         router.add_api_route(
             f"/v1/{kind}",
             endpoint(kind),
@@ -70,7 +70,7 @@ def message_routes(service: Service) -> APIRouter:
             name=kind,
             summary=f"A message of type {kind}, see docs/protocol.md",
             response_class=Response,
-            **described(kind, service.bundle.spec),
+            **described(kind, service.dialect),
         )
     return router
 

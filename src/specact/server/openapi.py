@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from specact.families.codes.spec import PolicySpec
+import numpy as np
+
 from specact.wire.checks import LARGEST_ID
+from specact.wire.dialect import ArraySpec, Dialect
 from specact.wire.protocol import PROTOCOL, ErrorCode
-from specact.wire.request import LONGEST_DEADLINE_MS, REPORTED
+from specact.wire.request import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED
 
 Schema = dict[str, Any]
 
 _NUMBER: Schema = {"type": "number"}
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}
-_SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+_PIXEL: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
+_TYPES: dict[type[np.generic], str] = {np.int64: "integer", np.uint8: "integer"}
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _FLOAT32: Schema = {"type": "number", "minimum": -_LARGEST_FLOAT32, "maximum": _LARGEST_FLOAT32}
 
 
-def described(kind: str, spec: PolicySpec) -> dict[str, Any]:
+def described(kind: str, dialect: Dialect) -> dict[str, Any]:
     """Arguments for a route: body and replies of one kind of message."""
-    bodies = {"hello": _hello, "infer": _infer, "verify": _verify}
-    replies = {"hello": _welcome, "infer": _distribution, "verify": _verdict}
+    body, reply = (_hello(), _welcome()) if kind == "hello" else (_request(kind, dialect), _reply(kind, dialect))
     errors = {400: "not a valid message", 401: "wrong token", 409: "device and server do not fit", 413: "too large",
               500: "the target failed", 503: "overloaded or shutting down", 504: "the deadline passed"}  # fmt: skip
     return {
-        "openapi_extra": {"requestBody": {"required": True, "content": _json(bodies[kind](spec))}},
-        "responses": {200: {"description": "the reply", "content": _json(replies[kind](spec))}} | refusals(errors),
+        "openapi_extra": {"requestBody": {"required": True, "content": _json(body)}},
+        "responses": {200: {"description": "the reply", "content": _json(reply)}} | refusals(errors),
     }
 
 
@@ -48,73 +51,53 @@ def _json(schema: Schema) -> Schema:
     return {"application/json": {"schema": schema}}
 
 
-def _hello(spec: PolicySpec) -> Schema:
-    return _message(
-        "hello", {"robot": {"type": "string", "maxLength": 64}, "tokenizer": _TEXT, "spec": {"type": "object"}}
-    )
+def _hello() -> Schema:
+    robot = {"type": "string", "maxLength": 64}
+    return _message("hello", {"robot": robot, "family": {"type": ["string", "null"]}, "spec": {"type": "object"}})
 
 
-def _welcome(spec: PolicySpec) -> Schema:
-    return _message("welcome", {"bundle": _TEXT, "target": _TEXT, "version": _TEXT, "max_message_bytes": _COUNT})
+def _welcome() -> Schema:
+    texts = dict.fromkeys(("bundle", "target", "version", "family"), _TEXT)
+    return _message("welcome", texts | {"max_message_bytes": _COUNT, "spec": {"type": "object"}})
 
 
-def _request(spec: PolicySpec) -> Schema:
+def _request(kind: str, dialect: Dialect) -> Schema:
+    word = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
+    seen = {
+        name: _array(field.window_shape, _PIXEL if field.is_image else _FLOAT32)
+        for name, field in dialect.observation.fields.items()
+    }
     fields: Schema = {
         "id": _COUNT,
         "deadline_ms": {"type": "number", "minimum": 0, "maximum": LONGEST_DEADLINE_MS},
-        "state": _array((spec.window, spec.state), _FLOAT32),
-    }
-    if spec.goal:
-        fields["goal"] = _array((spec.goal,), _FLOAT32)
-    if spec.image:
-        pixel = {"type": "integer", "minimum": 0, "maximum": 255}
-        fields["image"] = _array((spec.window, *spec.image, 3), pixel)
-    return fields
-
-
-def _report() -> Schema:
-    return {"report": {"type": "object", "properties": dict.fromkeys(REPORTED, _COUNT), "additionalProperties": False}}
-
-
-def _infer(spec: PolicySpec) -> Schema:
-    return _message("infer", _request(spec), _report())
-
-
-def _verify(spec: PolicySpec) -> Schema:
-    word = {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}
-    fields = _request(spec) | {
-        "draft_probs": _array((spec.codebooks, spec.codes), _SHARE),
-        "codes": _array((spec.codebooks,), {"type": "integer", "minimum": 0, "maximum": spec.codes - 1}),
+        "observation": _object(seen),
         "address": _array((4,), word),
+        **_arrays(dialect.exchanges[kind].request),
     }
-    return _message("verify", fields | _conditional("draft_conditional", spec), _report())
+    if dialect.observation.instruction:
+        fields["instruction"] = {"type": "string", "maxLength": MOST_INSTRUCTION}
+    report = {"type": "object", "properties": dict.fromkeys(REPORTED, _COUNT), "additionalProperties": False}
+    return _message(kind, fields, {"report": report})
 
 
-def _reply(kind: str, fields: Schema) -> Schema:
+def _reply(kind: str, dialect: Dialect) -> Schema:
     times = {"queue_ms": _NUMBER, "target_ms": _NUMBER, "total_ms": _NUMBER, "batch": {"type": "integer", "minimum": 1}}
-    return _message(kind, {"id": _COUNT, "times": _object(times)} | fields)
+    exchange = dialect.exchanges[kind]
+    return _message(exchange.answer, {"id": _COUNT, "times": _object(times)} | _arrays(exchange.reply))
 
 
-def _distribution(spec: PolicySpec) -> Schema:
-    shape = (spec.codebooks, spec.codes)
-    fields = {"probs": _array(shape, _SHARE), "offsets": _array((*shape, spec.chunk, spec.actions), _FLOAT32)}
-    return _reply("distribution", fields | _conditional("conditional", spec))
+def _arrays(specs: Mapping[str, ArraySpec]) -> Schema:
+    return {name: _array(spec.shape, _element(spec)) for name, spec in specs.items()}
 
 
-def _verdict(spec: PolicySpec) -> Schema:
-    return _reply(
-        "verdict",
-        {
-            "codes": _array((spec.codebooks,), {"type": "integer", "minimum": 0, "maximum": spec.codes - 1}),
-            "accepted": _array((spec.codebooks,), {"type": "boolean"}),
-            "rejection": _array((spec.codebooks,), _SHARE),
-            "chunk": _array((spec.chunk, spec.actions), _FLOAT32),
-        },
-    )
-
-
-def _conditional(name: str, spec: PolicySpec) -> Schema:
-    return {name: _array((spec.codes, spec.codes), _SHARE)} if spec.sequential else {}
+def _element(spec: ArraySpec) -> Schema:
+    if spec.distribution:
+        return {"type": "number", "minimum": 0, "maximum": 1}
+    if spec.dtype is np.bool_:
+        return {"type": "boolean"}
+    schema: Schema = dict(_FLOAT32) if spec.dtype is np.float32 else {"type": _TYPES.get(spec.dtype, "number")}
+    limits = {"minimum": spec.low, "maximum": spec.high}
+    return schema | {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def _message(kind: str, fields: Schema, optional: Schema | None = None) -> Schema:

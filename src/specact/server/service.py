@@ -12,7 +12,6 @@ from typing import Any
 
 from specact import __version__
 from specact.errors import ConfigError, WireError
-from specact.families.codes.bundle import Bundle
 from specact.server.access import Access, Caller
 from specact.server.access_log import AccessLog
 from specact.server.batcher import Job, Result, TargetWorker
@@ -21,10 +20,11 @@ from specact.server.settings import ServerSettings
 from specact.server.telemetry import Robot, Telemetry
 from specact.server.turns import Lane
 from specact.wire.checks import request_id
-from specact.wire.handshake import Welcome, check_hello, read_hello, shared_spec, welcome_fields
-from specact.wire.protocol import ErrorCode, max_message_bytes
-from specact.wire.reply import DistributionReply, ErrorReply, ServerTimes, VerdictReply, reply_fields
-from specact.wire.request import Request, read_request
+from specact.wire.handshake import Welcome, check_hello, read_hello, welcome_fields
+from specact.wire.protocol import ErrorCode
+from specact.wire.reply import ErrorReply, Reply, ServerTimes, reply_fields
+from specact.wire.request import Request, Responder, read_request
+from specact.wire.sizes import max_message_bytes
 
 Fields = dict[str, Any]
 _log = logging.getLogger("specact.server")
@@ -51,18 +51,23 @@ class Sender:
 
 
 class Service:
-    """A bundle's target, its worker, and the books on both.
+    """A target, its worker, and the books on both.
 
     Args:
-        bundle: what is served.
+        responder: the target that is served.
         settings: how much the server takes on.
     """
 
-    def __init__(self, bundle: Bundle, settings: ServerSettings) -> None:
-        self.bundle, self.settings = bundle, settings
-        self.limit = max_message_bytes(bundle.spec)
-        self.telemetry = Telemetry(bundle.name)
-        self.worker = TargetWorker(bundle, settings)
+    def __init__(self, responder: Responder, settings: ServerSettings) -> None:
+        self.name, self.dialect, self.settings = responder.name, responder.dialect, settings
+        self.limit = max_message_bytes(responder.dialect)
+        self.telemetry = Telemetry(responder.name)
+        self.worker = TargetWorker(responder, settings)
+        self._welcome = welcome_fields(
+            Welcome(
+                responder.name, responder.fingerprint, __version__, self.limit, self.dialect.family, self.dialect.agreed
+            )
+        )
         self.access = Access(settings.token, settings.tokens)
         self.log = AccessLog(settings.access_log, settings.log_steps)
         self.connections = Connections(
@@ -139,9 +144,8 @@ class Service:
             WireError: if device and server do not fit together.
         """
         hello = read_hello(fields)
-        check_hello(hello, shared_spec(self.bundle.spec), self.bundle.tokenizer.fingerprint)
-        target = self.bundle.manifest["fingerprints"]["target"]
-        return hello.robot, welcome_fields(Welcome(self.bundle.name, target, __version__, self.limit))
+        check_hello(hello, self.dialect)
+        return hello.robot, self._welcome
 
     async def answer(self, fields: Fields, arrived: float, sender: Sender) -> Fields:
         """The reply to a request; an error reply where there is no result, never an exception.
@@ -152,15 +156,16 @@ class Service:
             sender: whose request it is.
         """
         said = fields.get("type")
-        kind = said if isinstance(said, str) and said in ("infer", "verify") else "other"
+        kind = said if isinstance(said, str) and said in self.dialect.exchanges else "other"
         self._under_way += 1
         try:
-            request = read_request(fields, self.bundle.spec)
+            request = read_request(fields, self.dialect)
             if sender.robot is not None and request.report:
                 sender.robot.report = request.report
             if self.draining:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-            reply = _reply(request, await self.worker.submit(sender.lane, request, arrived), arrived)
+            result = await self.worker.submit(sender.lane, request, arrived)
+            reply = _reply(request, self.dialect.exchanges[kind].answer, result, arrived)
         except WireError as error:
             return self._refused(kind, error, fields, sender)
         # The border of the process: no message may cost its sender more than an error reply.
@@ -201,13 +206,11 @@ def refusal(error: WireError) -> Fields:
     return reply_fields(ErrorReply(None, ErrorCode(error.code), str(error)))
 
 
-def _reply(request: Request, result: Result, arrived: float) -> DistributionReply | VerdictReply:
+def _reply(request: Request, kind: str, result: Result, arrived: float) -> Reply:
     times = ServerTimes(
         queue_ms=max(0.0, 1e3 * result.queued_s),
         target_ms=1e3 * result.target_s,
         total_ms=1e3 * (time.monotonic() - arrived),
         batch=result.batch,
     )
-    if result.verdict is None or result.chunk is None:
-        return DistributionReply(request.id, result.target, times)
-    return VerdictReply(request.id, result.verdict, result.chunk, times)
+    return Reply(request.id, kind, result.arrays, times)

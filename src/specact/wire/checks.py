@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import WireError
-from specact.families.codes.spec import PolicySpec
 from specact.wire.protocol import PROTOCOL, ErrorCode
 
 LARGEST_ID = 2**63 - 1
+# Of an array: a history of camera frames has four.
+MOST_DIMENSIONS = 4
 
 
 def check_head(fields: dict[str, Any], *types: str) -> str:
@@ -34,33 +37,45 @@ def request_id(fields: dict[str, Any]) -> int | None:
     return value if is_integer(value, LARGEST_ID + 1) else None
 
 
-def law(fields: dict[str, Any], name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """An array of float64 whose last axis holds distributions."""
-    rows: NDArray[np.float64] = array(fields, name, shape, np.float64)
-    # In this order: the sum of huge numbers could overflow.
-    if (rows < 0.0).any() or (rows > 2.0).any() or (np.abs(rows.sum(axis=-1) - 1.0) > 1e-6).any():
-        raise bad(f"every row of {name} must be a distribution: no negative values, sum 1")
-    return rows
-
-
-def conditional_law(fields: dict[str, Any], name: str, spec: PolicySpec) -> NDArray[np.float64] | None:
-    """The secondary code's distribution given each primary one, ``[K, K]``; None where the policies give none."""
-    if spec.sequential:
-        return law(fields, name, (spec.codes, spec.codes))
-    if name in fields:
-        raise bad(f"{name} belongs to policies with a sequential secondary head, these have none: leave it out")
-    return None
-
-
-def array(fields: dict[str, Any], name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+def array(fields: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
     """An array of exactly this shape and dtype, with finite numbers."""
     value = fields.get(name)
+    if isinstance(value, NestedList):
+        value = value.array(name, dtype)
     if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
         found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
         raise bad(f"{name} must be an array of {np.dtype(dtype)} {shape}, got {found}")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise bad(f"{name} holds NaN or infinite numbers")
     return value
+
+
+class NestedList(list[Any]):
+    """A list out of a JSON message, which may stand for an array; JSON itself knows only numbers."""
+
+    def array(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        """The array it stands for.
+
+        Raises:
+            WireError: ``bad_message`` if it is none of this dtype.
+        """
+        kinds = {np.bool_: (bool,), np.int64: (int,), np.uint8: (int,)}.get(dtype, (int, float))
+        if not _holds(self, kinds, MOST_DIMENSIONS):
+            raise bad(f"{name} is a nested list of {np.dtype(dtype)}, at most {MOST_DIMENSIONS} deep")
+        try:
+            # Too large for float32 becomes infinite, which is refused where the field is read.
+            with np.errstate(over="ignore"):
+                return np.array(self, dtype=dtype)
+        except (ValueError, OverflowError) as error:
+            raise bad(f"{name} is not an array of {np.dtype(dtype)} ({error})"[:200]) from None
+
+
+def _holds(value: Any, kinds: tuple[type, ...], depth: int) -> bool:
+    if isinstance(value, list):
+        return depth > 0 and all(_holds(entry, kinds, depth - 1) for entry in value)
+    if isinstance(value, bool) and bool not in kinds:
+        return False
+    return isinstance(value, kinds) and (not isinstance(value, float) or math.isfinite(value))
 
 
 def number(fields: dict[str, Any], name: str, low: float, high: float) -> float:
@@ -76,11 +91,13 @@ def is_integer(value: Any, limit: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is a number, a boolean, nothing, or a list of numbers."""
+def is_plain(value: Any, depth: int = 6) -> bool:
+    """Whether it is a number, a text, a boolean, nothing, or a list or map of such, not too deep."""
     if isinstance(value, list):
-        return all(isinstance(entry, int | float) and not isinstance(entry, bool) for entry in value)
-    return value is None or isinstance(value, bool | int | float)
+        return depth > 0 and all(is_plain(entry, depth - 1) for entry in value)
+    if isinstance(value, dict):
+        return depth > 0 and all(isinstance(key, str) and is_plain(entry, depth - 1) for key, entry in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def said(value: Any) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specact.errors import WireError
-from specact.families.codes.spec import PolicySpec
 from specact.wire.checks import bad, check_head, is_integer, is_plain, said
+from specact.wire.dialect import Dialect
 from specact.wire.protocol import PROTOCOL, ErrorCode
 from specact.wire.reply import read_error
 
@@ -19,13 +19,13 @@ class Hello:
 
     Attributes:
         robot: a name for the status page, at most 64 characters.
-        tokenizer: fingerprint of the tokenizer both must share.
-        spec: shapes, temperature and all else of :func:`shared_spec`.
+        family: of its policies, or None to be told.
+        spec: what both must have in common, see :class:`~specact.wire.dialect.Dialect`; empty to be told.
     """
 
     robot: str
-    tokenizer: str
-    spec: dict[str, Any]
+    family: str | None
+    spec: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,41 +33,38 @@ class Welcome:
     """The server's consent.
 
     Attributes:
-        bundle, target: name of the bundle and fingerprint of its target.
+        bundle, target: name of what is served and fingerprint of its target.
         version: of the server's package.
         max_message_bytes: the largest message it reads.
+        family, spec: what it speaks.
     """
 
     bundle: str
     target: str
     version: str
     max_message_bytes: int
-
-
-def shared_spec(spec: PolicySpec) -> dict[str, Any]:
-    """What device and server must agree on, as plain values; how a chunk is executed is the device's own matter."""
-    return {
-        "window": spec.window,
-        "state": spec.state,
-        "goal": spec.goal,
-        "image": list(spec.image) if spec.image else None,
-        "codebooks": spec.codebooks,
-        "codes": spec.codes,
-        "chunk": spec.chunk,
-        "actions": spec.actions,
-        "temperature": spec.temperature,
-        "sequential": spec.sequential,
-    }
+    family: str
+    spec: Mapping[str, Any]
 
 
 def hello_fields(hello: Hello) -> dict[str, Any]:
     """As a map of plain values."""
-    return {"v": PROTOCOL, "type": "hello", **dataclasses.asdict(hello)}
+    said_of_it = {"robot": hello.robot, "family": hello.family, "spec": dict(hello.spec)}
+    return {"v": PROTOCOL, "type": "hello", **said_of_it}
 
 
 def welcome_fields(welcome: Welcome) -> dict[str, Any]:
     """As a map of plain values."""
-    return {"v": PROTOCOL, "type": "welcome", **dataclasses.asdict(welcome)}
+    return {
+        "v": PROTOCOL,
+        "type": "welcome",
+        "bundle": welcome.bundle,
+        "target": welcome.target,
+        "version": welcome.version,
+        "max_message_bytes": welcome.max_message_bytes,
+        "family": welcome.family,
+        "spec": dict(welcome.spec),
+    }
 
 
 def read_hello(fields: dict[str, Any]) -> Hello:
@@ -77,36 +74,48 @@ def read_hello(fields: dict[str, Any]) -> Hello:
         WireError: ``bad_message``, or ``unsupported_protocol``.
     """
     check_head(fields, "hello")
-    robot, tokenizer, spec = (fields.get(name) for name in ("robot", "tokenizer", "spec"))
-    if not isinstance(robot, str) or not isinstance(tokenizer, str) or not isinstance(spec, dict):
-        raise bad("hello needs robot (text), tokenizer (text) and spec (map)")
-    if len(robot) > 64 or not robot.isprintable() or not all(is_plain(value) for value in spec.values()):
+    robot, family, spec = (fields.get(name) for name in ("robot", "family", "spec"))
+    if not isinstance(robot, str) or not isinstance(family, str | None) or not isinstance(spec, dict):
+        raise bad("hello needs robot (text), family (text or null) and spec (map)")
+    if len(robot) > 64 or not robot.isprintable() or not is_plain(spec):
         raise bad(
-            "hello: robot is at most 64 printable characters; spec holds numbers, booleans, lists of numbers, or null"
+            "hello: robot is at most 64 printable characters; spec holds texts, numbers, booleans, null, and lists and "
+            "maps of these"
         )
-    return Hello(robot, tokenizer, spec)
+    return Hello(robot, family, spec)
 
 
-def check_hello(hello: Hello, spec: dict[str, Any], tokenizer: str) -> None:
-    """Compares what a device speaks with what the server speaks.
+def check_hello(hello: Hello, dialect: Dialect) -> None:
+    """Compares what a device speaks with what the server speaks; a device that says nothing is told.
 
     Raises:
         WireError: ``mismatch``, naming what differs.
     """
-    if hello.tokenizer != tokenizer:
+    if hello.family is None and not hello.spec:
+        return
+    if hello.family != dialect.family:
         raise WireError(
             ErrorCode.MISMATCH,
-            f"the device has tokenizer {said(hello.tokenizer)}, the server {tokenizer!r}: their codes mean different "
-            "actions; deploy the same bundle on both",
+            f"the device has policies of the family {said(hello.family)}, the server {dialect.family}; deploy the same "
+            "bundle on both",
         )
-    differs = [name for name in spec if name not in hello.spec or not _same(hello.spec[name], spec[name])]
+    ours = dialect.agreed
+    differs = [name for name in ours if name not in hello.spec or not _same(hello.spec[name], ours[name])]
     if differs:
-        both = ", ".join(f"{name} {str(hello.spec.get(name))[:32]} / {spec[name]}" for name in differs)
+        both = ", ".join(f"{name} {str(hello.spec.get(name))[:200]} / {str(ours[name])[:200]}" for name in differs)
         raise WireError(ErrorCode.MISMATCH, f"device and server differ in {both}; deploy the same bundle on both")
 
 
 def _same(theirs: Any, ours: Any) -> bool:
     """Whether two plain values are equal; 1 is 1.0, but not True, as it is in Python."""
+    if isinstance(ours, Mapping):
+        return (
+            isinstance(theirs, Mapping)
+            and theirs.keys() == ours.keys()
+            and all(_same(theirs[k], ours[k]) for k in ours)
+        )
+    if isinstance(ours, list):
+        return isinstance(theirs, list) and len(theirs) == len(ours) and all(map(_same, theirs, ours))
     return bool(theirs == ours) and isinstance(theirs, bool) == isinstance(ours, bool)
 
 
@@ -121,8 +130,9 @@ def read_welcome(fields: dict[str, Any]) -> Welcome:
         refusal = read_error(fields)
         raise WireError(refusal.code, refusal.message)
     check_head(fields, "welcome")
-    bundle, target, version = (fields.get(name) for name in ("bundle", "target", "version"))
-    size = fields.get("max_message_bytes")
-    if not all(isinstance(value, str) for value in (bundle, target, version)) or not is_integer(size, 2**31):
-        raise bad("welcome needs bundle, target and version (text) and max_message_bytes")
-    return Welcome(str(bundle), str(target), str(version), size)
+    texts = [fields.get(name) for name in ("bundle", "target", "version", "family")]
+    size, spec = fields.get("max_message_bytes"), fields.get("spec")
+    if not all(isinstance(value, str) for value in texts) or not is_integer(size, 2**31) or not isinstance(spec, dict):
+        raise bad("welcome needs bundle, target, version and family (text), max_message_bytes, and spec (map)")
+    bundle, target, version, family = (str(value) for value in texts)
+    return Welcome(bundle, target, version, size, family, spec)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import MissingExtraError, WireError
+from specact.errors import MissingExtraError
+from specact.wire.checks import NestedList, array, bad
 
 
 def to_jpeg(frames: NDArray[np.uint8], quality: int) -> list[bytes]:
@@ -26,23 +27,22 @@ def to_jpeg(frames: NDArray[np.uint8], quality: int) -> list[bytes]:
     return files
 
 
-def read_image(value: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Frames of exactly this shape ``(T, H, W, 3)``, from an array or from T JPEG files.
+def read_image(value: Any, name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Frames of exactly this shape, ``(T, H, W, 3)`` or ``(H, W, 3)``, from an array or from as many JPEG files.
 
     Raises:
         WireError: ``bad_message`` for anything else; a file's size is read from its header before it is unpacked.
         MissingExtraError: if there are JPEG files and no Pillow.
     """
-    if isinstance(value, np.ndarray):
-        if value.dtype != np.uint8 or value.shape != shape:
-            raise WireError("bad_message", f"image must be uint8 {shape}, got {value.dtype} {value.shape}")
-        return value
-    if not isinstance(value, list) or len(value) != shape[0] or not all(isinstance(file, bytes) for file in value):
-        raise WireError("bad_message", f"image must be an array of uint8 {shape} or a list of {shape[0]} JPEG files")
-    return np.stack([_read_jpeg(file, (shape[2], shape[1])) for file in value])
+    if isinstance(value, np.ndarray | NestedList):
+        return array({name: value}, name, shape, np.uint8)
+    files = shape[0] if len(shape) == 4 else 1
+    if not isinstance(value, list) or len(value) != files or not all(isinstance(file, bytes) for file in value):
+        raise bad(f"{name} must be an array of uint8 {shape} or a list of {files} JPEG files")
+    return np.stack([_read_jpeg(file, name, (shape[-2], shape[-3])) for file in value]).reshape(shape)
 
 
-def _read_jpeg(file: bytes, size: tuple[int, int]) -> NDArray[np.uint8]:
+def _read_jpeg(file: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
     _pillow()
     from PIL.JpegImagePlugin import JpegImageFile
 
@@ -50,11 +50,11 @@ def _read_jpeg(file: bytes, size: tuple[int, int]) -> NDArray[np.uint8]:
         # Not Image.open: for a huge size in the header that one raises an error of its own kind, or warns.
         with JpegImageFile(io.BytesIO(file)) as opened:
             if opened.size != size:
-                raise WireError("bad_message", f"image must be a JPEG of {size} pixels, got {opened.size}")
+                raise bad(f"{name} must be a JPEG of {size} pixels, got {opened.size}")
             return np.asarray(opened.convert("RGB"))
     # Pillow raises many kinds for damaged files, all of them among these.
     except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:
-        raise WireError("bad_message", f"image is not a readable JPEG ({type(error).__name__})") from None
+        raise bad(f"{name} is not a readable JPEG ({type(error).__name__})") from None
 
 
 def _pillow() -> Any:

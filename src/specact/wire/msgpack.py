@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import WireError
+from specact.wire.checks import MOST_DIMENSIONS
 
 # Dtypes that may travel, by their code on the wire; little-endian. Never objects, never pickles.
 _DTYPES: dict[int, np.dtype[Any]] = {
@@ -21,7 +22,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     4: np.dtype("?"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_NDARRAY, _MOST_DIMENSIONS, _MOST_ENTRIES = 1, 4, 64
+_NDARRAY, _MOST_ENTRIES = 1, 64
 
 
 def encode(fields: dict[str, Any]) -> bytes:
@@ -53,7 +54,7 @@ def decode(payload: bytes) -> dict[str, Any]:
 def _pack_array(value: Any) -> msgpack.ExtType:
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    if not isinstance(value, np.ndarray) or value.dtype not in _CODES or value.ndim > _MOST_DIMENSIONS:
+    if not isinstance(value, np.ndarray) or value.dtype not in _CODES or value.ndim > MOST_DIMENSIONS:
         raise TypeError(f"cannot send {type(value).__name__} {getattr(value, 'dtype', '')}; see specact.wire.msgpack")
     header = struct.pack(f"<BB{value.ndim}I", _CODES[value.dtype], value.ndim, *value.shape)
     return msgpack.ExtType(_NDARRAY, header + value.tobytes())
@@ -62,10 +63,10 @@ def _pack_array(value: Any) -> msgpack.ExtType:
 def _unpack_array(kind: int, body: bytes) -> NDArray[Any]:
     if kind != _NDARRAY:
         raise WireError("bad_message", f"unknown extension type {kind}; arrays have type {_NDARRAY}")
-    if len(body) < 2 or body[0] not in _DTYPES or body[1] > _MOST_DIMENSIONS or len(body) < 2 + 4 * body[1]:
+    if len(body) < 2 or body[0] not in _DTYPES or body[1] > MOST_DIMENSIONS or len(body) < 2 + 4 * body[1]:
         raise WireError(
             "bad_message",
-            f"an array must start with its dtype (0 to 4), dimensions (0 to {_MOST_DIMENSIONS}) and shape",
+            f"an array must start with its dtype (0 to 4), dimensions (0 to {MOST_DIMENSIONS}) and shape",
         )
     dtype, shape = _DTYPES[body[0]], struct.unpack_from(f"<{body[1]}I", body, 2)
     start = 2 + 4 * body[1]

@@ -1,17 +1,12 @@
-"""Replies: the target's distribution, a verdict with its action, or an error that says why there is neither."""
+"""Replies: the family's arrays, or an error that says why there are none."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specact.families.codes.spec import PolicySpec
-from specact.families.codes.values import CodeDistribution, Verdict
-from specact.wire.checks import array, bad, check_head, conditional_law, is_integer, law, number, request_id
+from specact.wire.checks import bad, check_head, is_integer, number, request_id
+from specact.wire.dialect import Arrays, Exchange, read_arrays
 from specact.wire.protocol import PROTOCOL, ErrorCode
 
 
@@ -33,21 +28,12 @@ class ServerTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class DistributionReply:
-    """Answer to :class:`InferRequest`."""
+class Reply:
+    """Answers a request: ``arrays`` as its family's :class:`~specact.wire.dialect.Exchange` says."""
 
     id: int
-    target: CodeDistribution
-    times: ServerTimes
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictReply:
-    """Answer to :class:`VerifyRequest`; ``chunk`` float32 ``[n, A]``, normalised, decoded with the target's offsets."""
-
-    id: int
-    verdict: Verdict
-    chunk: NDArray[np.float32]
+    kind: str
+    arrays: Arrays
     times: ServerTimes
 
 
@@ -60,54 +46,30 @@ class ErrorReply:
     message: str
 
 
-Reply = DistributionReply | VerdictReply | ErrorReply
-
-
-def reply_fields(reply: Reply) -> dict[str, Any]:
+def reply_fields(reply: Reply | ErrorReply) -> dict[str, Any]:
     """As a map; arrays stay arrays."""
     if isinstance(reply, ErrorReply):
         return {"v": PROTOCOL, "type": "error", "id": reply.id, "code": str(reply.code), "message": reply.message}
-    if isinstance(reply, DistributionReply):
-        fields: dict[str, Any] = {"type": "distribution", "probs": reply.target.probs, "offsets": reply.target.offsets}
-        if reply.target.conditional is not None:
-            fields["conditional"] = reply.target.conditional
-    else:
-        verdict = reply.verdict
-        fields = {
-            "type": "verdict",
-            "codes": verdict.codes,
-            "accepted": verdict.accepted,
-            "rejection": verdict.rejection,
-            "chunk": reply.chunk,
-        }
-    return {"v": PROTOCOL, "id": reply.id, "times": dataclasses.asdict(reply.times), **fields}
+    times = reply.times
+    spent = {
+        "queue_ms": times.queue_ms, "target_ms": times.target_ms, "total_ms": times.total_ms, "batch": times.batch,
+    }  # fmt: skip
+    return {"v": PROTOCOL, "type": reply.kind, "id": reply.id, "times": spent, **reply.arrays}
 
 
-def read_reply(fields: dict[str, Any], spec: PolicySpec) -> Reply:
-    """A reply, with shapes as the spec says and every number finite: nothing else may move a robot.
+def read_reply(fields: dict[str, Any], exchange: Exchange) -> Reply | ErrorReply:
+    """A reply, with shapes as the exchange says and every number finite: nothing else may move a robot.
 
     Raises:
         WireError: ``bad_message``.
     """
-    kind = check_head(fields, "distribution", "verdict", "error")
+    kind = check_head(fields, exchange.answer, "error")
     if kind == "error":
         return read_error(fields)
     identity = request_id(fields)
     if identity is None:
         raise bad("a reply must contain the id of its request")
-    times, chunk_shape = _read_times(fields), (spec.chunk, spec.actions)
-    if kind == "distribution":
-        probs = law(fields, "probs", (spec.codebooks, spec.codes))
-        offsets = array(fields, "offsets", (spec.codebooks, spec.codes, *chunk_shape), np.float32)
-        conditional = conditional_law(fields, "conditional", spec)
-        return DistributionReply(identity, CodeDistribution(probs, offsets, conditional), times)
-    codes = array(fields, "codes", (spec.codebooks,), np.int64)
-    accepted = array(fields, "accepted", (spec.codebooks,), np.bool_)
-    rejection = array(fields, "rejection", (spec.codebooks,), np.float64)
-    chunk = array(fields, "chunk", chunk_shape, np.float32)
-    if not ((codes >= 0) & (codes < spec.codes)).all() or not ((rejection >= 0.0) & (rejection <= 1.0)).all():
-        raise bad(f"codes must lie in [0, {spec.codes}) and rejection in [0, 1]")
-    return VerdictReply(identity, Verdict(codes, accepted, rejection), chunk, times)
+    return Reply(identity, kind, read_arrays(fields, exchange.reply), _read_times(fields))
 
 
 def _read_times(fields: dict[str, Any]) -> ServerTimes:

@@ -1,116 +1,119 @@
-"""Requests: ask the target for its distribution, or, as in the paper, for final codes and the action."""
+"""Requests: an observation, and what a family's request says besides."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specact.families.codes.spec import PolicySpec
-from specact.types import Codes, Window
-from specact.wire.checks import LARGEST_ID, array, bad, check_head, conditional_law, is_integer, law, number, request_id
+from specact.errors import WireError
+from specact.observation import ObservationSpec, Window
+from specact.rng import StepAddress
+from specact.wire.checks import LARGEST_ID, array, bad, check_head, is_integer, number, request_id
+from specact.wire.dialect import Arrays, Dialect, read_address, read_arrays
 from specact.wire.images import read_image, to_jpeg
 from specact.wire.protocol import PROTOCOL
 
 LONGEST_DEADLINE_MS = 60_000.0
-# What a device may say of itself: inferences, those transmitted, those missed; codes verified, those accepted.
+MOST_INSTRUCTION = 1000
+# What a device may say of itself: inferences, those transmitted, those missed; units verified, those accepted.
 REPORTED = ("steps", "transmitted", "missed", "verified", "accepted")
 
 
 @dataclass(frozen=True, slots=True)
-class InferRequest:
-    """Asks for the target's distribution; the device samples.
+class Request:
+    """Asks the target about one window.
 
     Attributes:
+        kind: ``infer`` for the target's answer, ``verify`` for a verdict that the server draws, as in ADAHI's paper.
         id: chosen by the device, never used twice; the reply carries it.
         deadline_ms: how long after its arrival an answer is still of use [ms].
-        window: the observations.
+        window: what the target needs to see.
+        address: seed, robot, episode and step of the random stream, so that the server draws what the device would.
+        arrays: what the family says besides.
         report: the device's counters so far, for the server's status page; of these :data:`REPORTED` cross.
     """
 
+    kind: str
     id: int
     deadline_ms: float
     window: Window
+    address: StepAddress
+    arrays: Arrays = field(default_factory=dict)
     report: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyRequest:
-    """Asks for final codes and action; the server samples, as in the paper.
+class Responder(Protocol):
+    """The pure function at the target: requests in, answers out; no robot's state is kept."""
 
-    Attributes:
-        id, deadline_ms, window, report: as for :class:`InferRequest`.
-        draft_probs, draft_conditional: q, ``[G, K]`` and, with a sequential secondary head, ``[K, K]``.
-        codes: the drafted ones, ``[G]``.
-        address: seed, robot, episode and step of the random stream, so that the server draws what the device would.
+    @property
+    def name(self) -> str:
+        """Of what is served."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the target."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """What is said."""
+        ...
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
+        """The arrays of each reply, in one batch; an error where one request cannot be answered."""
+        ...
+
+
+def request_fields(request: Request, spec: ObservationSpec, jpeg_quality: int | None = None) -> dict[str, Any]:
+    """As a map; arrays stay arrays.
+
+    Args:
+        request: the request.
+        spec: what of its window crosses.
+        jpeg_quality: camera frames become JPEG files of this quality; None keeps them as they are.
+
+    Raises:
+        MissingExtraError: if a quality is given and Pillow is not installed.
     """
-
-    id: int
-    deadline_ms: float
-    window: Window
-    draft_probs: NDArray[np.float64]
-    draft_conditional: NDArray[np.float64] | None
-    codes: Codes
-    address: tuple[int, int, int, int]
-    report: Mapping[str, int] = field(default_factory=dict)
-
-
-Request = InferRequest | VerifyRequest
-
-
-def request_fields(request: Request, jpeg_quality: int | None = None) -> dict[str, Any]:
-    """As a map; arrays stay arrays, but for camera frames where a JPEG quality (1 to 95) is given."""
+    window = spec.select(request.window)
+    observation: dict[str, Any] = dict(window.arrays)
+    if jpeg_quality is not None:
+        for name in spec.images:
+            observation[name] = to_jpeg(observation[name].reshape(-1, *spec[name].shape), jpeg_quality)
     fields: dict[str, Any] = {
         "v": PROTOCOL,
-        "type": "infer" if isinstance(request, InferRequest) else "verify",
+        "type": request.kind,
         "id": request.id,
         "deadline_ms": request.deadline_ms,
-        "state": request.window.state,
+        "observation": observation,
+        "address": list(request.address),
+        **request.arrays,
     }
+    if window.instruction is not None:
+        fields["instruction"] = window.instruction
     if request.report:
         fields["report"] = {name: request.report[name] for name in REPORTED if name in request.report}
-    if request.window.goal is not None:
-        fields["goal"] = request.window.goal
-    if request.window.image is not None:
-        image = request.window.image
-        fields["image"] = image if jpeg_quality is None else to_jpeg(image, jpeg_quality)
-    if isinstance(request, VerifyRequest):
-        fields |= {"draft_probs": request.draft_probs, "codes": request.codes, "address": list(request.address)}
-        if request.draft_conditional is not None:
-            fields["draft_conditional"] = request.draft_conditional
     return fields
 
 
-def read_request(fields: dict[str, Any], spec: PolicySpec) -> Request:
-    """A request, with shapes as the spec says and every number finite.
+def read_request(fields: dict[str, Any], dialect: Dialect) -> Request:
+    """A request, with shapes as the dialect says and every number finite.
 
     Raises:
         WireError: ``bad_message``, or ``unsupported_protocol``.
     """
-    kind = check_head(fields, "infer", "verify")
+    kind = check_head(fields, *dialect.exchanges)
     deadline_ms = number(fields, "deadline_ms", 0.0, LONGEST_DEADLINE_MS)
-    window = _read_window(fields, spec)
+    window = _read_window(fields, dialect.observation)
     identity = request_id(fields)
     if identity is None:
         raise bad(f"id must be an integer from 0 to {LARGEST_ID}")
-    report = _read_report(fields)
-    if kind == "infer":
-        return InferRequest(identity, deadline_ms, window, report)
-    draft_probs = law(fields, "draft_probs", (spec.codebooks, spec.codes))
-    conditional = conditional_law(fields, "draft_conditional", spec)
-    codes = array(fields, "codes", (spec.codebooks,), np.int64)
-    if not ((codes >= 0) & (codes < spec.codes)).all():
-        raise bad(f"codes must lie in [0, {spec.codes})")
-    address = fields.get("address")
-    if not isinstance(address, list) or len(address) != 4 or not all(is_integer(value, 2**64) for value in address):
-        raise bad("address must be [seed, robot, episode, step], integers from 0 to 2^64 - 1")
-    seed, robot, episode, step = address
-    return VerifyRequest(
-        identity, deadline_ms, window, draft_probs, conditional, codes, (seed, robot, episode, step), report
-    )
+    arrays = read_arrays(fields, dialect.exchanges[kind].request)
+    return Request(kind, identity, deadline_ms, window, read_address(fields), arrays, _read_report(fields))
 
 
 def _read_report(fields: dict[str, Any]) -> Mapping[str, int]:
@@ -122,8 +125,19 @@ def _read_report(fields: dict[str, Any]) -> Mapping[str, int]:
     return report
 
 
-def _read_window(fields: dict[str, Any], spec: PolicySpec) -> Window:
-    state = array(fields, "state", (spec.window, spec.state), np.float32)
-    goal = array(fields, "goal", (spec.goal,), np.float32) if spec.goal else None
-    image = read_image(fields.get("image"), (spec.window, *spec.image, 3)) if spec.image else None
-    return Window(state, goal, image)
+def _read_window(fields: dict[str, Any], spec: ObservationSpec) -> Window:
+    given = fields.get("observation")
+    if not isinstance(given, dict):
+        raise bad(f"observation must be a map with {', '.join(spec.fields)}")
+    arrays = {
+        name: read_image(given.get(name), name, wanted.window_shape)
+        if wanted.is_image
+        else array(given, name, wanted.window_shape, np.float32)
+        for name, wanted in spec.fields.items()
+    }
+    if not spec.instruction:
+        return Window(arrays)
+    instruction = fields.get("instruction")
+    if not isinstance(instruction, str) or len(instruction) > MOST_INSTRUCTION:
+        raise bad(f"instruction must be text of at most {MOST_INSTRUCTION} characters")
+    return Window(arrays, instruction)

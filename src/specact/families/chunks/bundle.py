@@ -16,6 +16,7 @@ from specact.families.chunks.flow_networks import FlowNetworks
 from specact.families.chunks.flow_units import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.bundle import check_units, find_bundle
+from specact.observation import read_spec
 from specact.runtime.manifest import BundleFolder, read_manifest
 
 NETWORKS = {"encoder": "encoder.onnx", "prefix": "prefix.onnx", "expert": "expert.onnx", "guide": "guide.onnx"}
@@ -66,8 +67,9 @@ def load_flow(
         if part not in files:
             raise unknown_name("network of a flow policy", part, files)
     try:
-        spec = ChunkSpec(**manifest["spec"])
-    except TypeError as error:
+        raw = dict(manifest["spec"])
+        spec = ChunkSpec(read_spec(raw.pop("observation")), **raw)
+    except (TypeError, KeyError) as error:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
     units = _read_units(path / FLOW_PARTS["normalisation"], spec)
     networks = FlowNetworks(files | dict(variants or {}), spec, provider=provider, threads=threads)

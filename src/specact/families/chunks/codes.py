@@ -10,7 +10,7 @@ from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.families.codes.sampling import sample_codes
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
-from specact.types import Window
+from specact.observation import ObservationSpec, Window
 
 
 class CodeChunks:
@@ -21,16 +21,17 @@ class CodeChunks:
     Args:
         policy: draft or target of a bundle.
         tokenizer: of the same bundle.
-        spec: of the same bundle, or for a policy that sees less (a shorter window) what that policy sees.
+        spec: of the same bundle.
+        observation: what this policy needs to see.
     """
 
     inpaints = False
 
-    def __init__(self, policy: CodePolicy, tokenizer: ActionTokenizer, spec: PolicySpec) -> None:
+    def __init__(
+        self, policy: CodePolicy, tokenizer: ActionTokenizer, spec: PolicySpec, observation: ObservationSpec
+    ) -> None:
         self._policy, self._tokenizer = policy, tokenizer
-        self.spec = ChunkSpec(
-            spec.window, spec.state, spec.goal, spec.chunk, spec.actions, spec.rate_hz, image=spec.image
-        )
+        self.spec = ChunkSpec(observation, spec.chunk, spec.actions, spec.rate_hz)
 
     def infer(
         self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None

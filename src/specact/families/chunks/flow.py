@@ -10,7 +10,7 @@ from specact.families.chunks.flow_euler import integrate, integrate_guided
 from specact.families.chunks.flow_networks import FlowNetworks
 from specact.families.chunks.flow_units import FlowUnits
 from specact.families.chunks.policy import ChunkSpec, Inpainting
-from specact.types import Window
+from specact.observation import Window
 
 
 class FlowPolicy:

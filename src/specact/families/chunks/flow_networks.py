@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specact.errors import BundleError
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.network import open_session
-from specact.types import Window
+from specact.observation import Window
 
 Array = NDArray[np.float32]
 
@@ -39,7 +39,7 @@ class FlowNetworks:
         provider: str = "CPUExecutionProvider",
         threads: int = 1,
     ) -> None:
-        self._goal = spec.goal > 0
+        self._observation = spec.observation
         self._encoder, self._prefix, self._expert, self._guide = (
             open_session(files[part], provider, threads) for part in ("encoder", "prefix", "expert", "guide")
         )
@@ -47,10 +47,7 @@ class FlowNetworks:
 
     def tokens(self, window: Window) -> Array:
         """What the encoder makes of a window, ``[1, N, W]``: a token per observation, and one for the goal."""
-        seen = {"state": window.state[None]}
-        if self._goal and window.goal is not None:
-            seen["goal"] = window.goal[None]
-        tokens: Array = self._encoder.run(None, seen)[0]
+        tokens: Array = self._encoder.run(None, self._observation.stack([window]))[0]
         return tokens
 
     def cache(self, window: Window) -> Array:
@@ -82,14 +79,12 @@ class FlowNetworks:
         return velocity, pull
 
     def _check(self, files: Mapping[str, Path], spec: ChunkSpec) -> None:
-        chunk, seen = [spec.chunk, spec.actions], {"state": [spec.window, spec.state]}
-        if spec.goal:
-            seen["goal"] = [spec.goal]
+        chunk = [spec.chunk, spec.actions]
         # What the prefix takes and gives is between the parts; the spec does not know it.
         tokens, cache = (found.shape[1:] for found in (self._encoder.get_outputs()[0], self._prefix.get_outputs()[0]))
         noisy = {"chunk": chunk, "time": [], "cache": cache}
         wanted = {
-            "encoder": seen,
+            "encoder": spec.observation.shapes,
             "prefix": {"tokens": tokens},
             "expert": noisy,
             "guide": {**noisy, "wanted": chunk, "weights": [spec.chunk]},

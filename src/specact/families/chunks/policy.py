@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
+from specact.observation import ObservationSpec, Window
 from specact.runtime.limits import check_positive, check_whole
-from specact.types import Window
 
 
 @dataclass(frozen=True)
@@ -18,30 +18,28 @@ class ChunkSpec:
     """What a chunk policy needs to see, and what it gives.
 
     Attributes:
-        window: T, observations it looks at.
-        state, goal: O and D; D is 0 where there is no goal.
+        observation: what it needs to see.
         chunk: H, actions it predicts at once.
         actions: A.
         rate_hz: control rate of the demonstrations [Hz].
-        image: (H, W) of the camera frames, or None.
 
     Raises:
         BundleError: for values that no policy can have.
     """
 
-    window: int
-    state: int
-    goal: int
+    observation: ObservationSpec
     chunk: int
     actions: int
     rate_hz: float
-    image: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("window", "state", "chunk", "actions"):
+        for name in ("chunk", "actions"):
             check_whole(name, getattr(self, name), least=1)
-        check_whole("goal", self.goal, least=0)
         check_positive("rate_hz", self.rate_hz)
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values, for a manifest."""
+        return vars(self) | {"observation": self.observation.describe()}
 
 
 @dataclass(frozen=True)

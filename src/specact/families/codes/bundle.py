@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, ConfigError, unknown_name
+from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.head import check_head
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
+from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import SpeculativeVerifier
+from specact.families.codes.wire import CodeCodec, CodeResponder
+from specact.observation import ObservationSpec, read_spec
 from specact.runtime.manifest import BundleFolder, left_out, read_manifest
+from specact.units import ActionUnits
+from specact.verification import Target
 
 PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": "target.onnx"}
 
@@ -55,6 +62,51 @@ class Bundle(BundleFolder):
         return self.local_target
 
     @property
+    def observation(self) -> ObservationSpec:
+        """See :class:`~specact.pair.Pair`."""
+        return self.spec.observation
+
+    @property
+    def units(self) -> ActionUnits:
+        """See :class:`~specact.pair.Pair`."""
+        return self.tokenizer
+
+    @property
+    def execute(self) -> int:
+        """See :class:`~specact.pair.Pair`."""
+        return self.spec.execute
+
+    @property
+    def overlap(self) -> Literal["drop", "average"]:
+        """See :class:`~specact.pair.Pair`."""
+        return self.spec.overlap
+
+    @property
+    def rate_hz(self) -> float:
+        """See :class:`~specact.pair.Pair`."""
+        return self.spec.rate_hz
+
+    @property
+    def drafter(self) -> CodeDrafter:
+        """See :class:`~specact.pair.Pair`."""
+        return CodeDrafter(self.draft, self.tokenizer)
+
+    def verifier(self, target: Target[CodeDistribution]) -> SpeculativeVerifier:
+        """See :class:`~specact.pair.Pair`; exact speculative sampling."""
+        return SpeculativeVerifier(target, self.tokenizer)
+
+    @property
+    def codec(self) -> CodeCodec:
+        """See :class:`~specact.pair.Pair`."""
+        return CodeCodec(self.spec, self.tokenizer)
+
+    @property
+    def responder(self) -> CodeResponder:
+        """What a server does with requests."""
+        fingerprint = self.manifest["fingerprints"]["target"]
+        return CodeResponder(self.target, self.tokenizer, self.codec.dialect, self.name, fingerprint)
+
+    @property
     def recommended_gates(self) -> dict[str, Any]:
         """Choices for the gates that serve this pair well, see :class:`~specact.gates.settings.GateChoices`."""
         return dict(self.manifest.get("gates", {}))
@@ -81,11 +133,11 @@ def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
         manifest=manifest,
         spec=spec,
         tokenizer=_read_tokenizer(path, manifest, spec),
-        draft=OnnxPolicy(path / PARTS["draft"], spec, provider=provider, threads=threads),
+        draft=OnnxPolicy(path / PARTS["draft"], spec, spec.draft, provider=provider, threads=threads),
         local_target=(
             None
             if "target" in left_out(manifest)
-            else OnnxPolicy(path / PARTS["target"], spec, provider=provider, threads=threads)
+            else OnnxPolicy(path / PARTS["target"], spec, spec.target, provider=provider, threads=threads)
         ),
     )
 
@@ -136,7 +188,8 @@ def check_units(file: Path, tensors: dict[str, NDArray[Any]], actions: int) -> N
 
 def _read_spec(path: Path, manifest: dict[str, Any]) -> PolicySpec:
     try:
-        return PolicySpec(**manifest["spec"] | {"image": tuple(manifest["spec"]["image"] or ()) or None})
+        raw = dict(manifest["spec"])
+        return PolicySpec(draft=read_spec(raw.pop("draft")), target=read_spec(raw.pop("target")), **raw)
     except (TypeError, KeyError) as error:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
 
@@ -158,9 +211,9 @@ def _read_tokenizer(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> A
     if not np.isfinite(tensors["table"]).all():
         raise BundleError(f"{file} holds a table with NaN or infinite numbers; export the bundle again")
     return ActionTokenizer(
-        tensors["table"].astype(np.float32),
         tensors["centre"],
         tensors["scale"],
+        tensors["table"].astype(np.float32),
         manifest["fingerprints"]["tokenizer"],
         spec.codes,
     )

@@ -8,7 +8,8 @@ from specact.families.codes.sampling import sample_codes
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import Drafted
-from specact.types import Proposal, Window
+from specact.observation import Window
+from specact.types import Proposal
 
 
 class CodeDrafter:

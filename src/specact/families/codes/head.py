@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.network import open_session
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.values import CodeDistribution
 from specact.files import write_json, write_whole
+from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
-from specact.types import Floats, Window
+from specact.types import Floats
 
 if TYPE_CHECKING:
     from specact.families.codes.bundle import Bundle
@@ -73,16 +73,15 @@ class TargetHead:
     def __init__(self, path: Path, spec: PolicySpec, pair: str) -> None:
         self._session = open_session(path, "CPUExecutionProvider", threads=1)
         self.fingerprint = fingerprint_of(path)
-        self._goal = spec.goal > 0
+        self._observation = spec.draft.vectors
         made_for = self._session.get_modelmeta().custom_metadata_map.get("pair")
         if made_for != pair:
             raise BundleError(
                 f"{path} was trained for the pair {made_for}, but the bundle beside it is {pair}; "
                 f"train it again with: specact calibrate --bundle {path.parent} --gate learned --retrain"
             )
-        wanted = {"state": [spec.window, spec.state], "draft_probs": [spec.codebooks, spec.codes]}
-        if self._goal:
-            wanted["goal"] = [spec.goal]
+        seen = {} if self._observation is None else self._observation.shapes
+        wanted = seen | {"draft_probs": [spec.codebooks, spec.codes]}
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
             raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match")
@@ -94,12 +93,8 @@ class TargetHead:
 
     def estimate_batch(self, windows: Sequence[Window], drafts: Sequence[CodeDistribution]) -> Floats:
         """``p^`` of several windows in one pass, ``[B, G, K]``."""
-        inputs: dict[str, NDArray[np.float32]] = {
-            "state": np.stack([window.state for window in windows]),
-            "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
-        }
-        if self._goal:
-            inputs["goal"] = np.stack([window.goal for window in windows if window.goal is not None])
+        inputs = {} if self._observation is None else self._observation.stack(windows)
+        inputs["draft_probs"] = np.stack([draft.probs for draft in drafts]).astype(np.float32)
         return np.asarray(self._session.run(None, inputs)[0], dtype=np.float64)
 
 

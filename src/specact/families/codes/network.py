@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.sampling import softmax
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.values import CodeDistribution
+from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.runtime.graph import ROWS, check_sizes, outline_of
-from specact.types import Window
 
 # What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
 _UNREADABLE = (
@@ -37,9 +36,13 @@ class OnnxPolicy:
 
     Args:
         path: the ``.onnx`` file.
-        spec: of the bundle it belongs to; the file's inputs and outputs are checked against it.
+        spec: of the bundle it belongs to; the file's outputs are checked against it.
+        observation: what it sees; the file's inputs are checked against it.
         provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
         threads: threads of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
+
+    Attributes:
+        observation: as given.
 
     Raises:
         BundleError: if the file is no ONNX model or does not fit the spec.
@@ -47,10 +50,16 @@ class OnnxPolicy:
     """
 
     def __init__(
-        self, path: Path, spec: PolicySpec, *, provider: str = "CPUExecutionProvider", threads: int = 1
+        self,
+        path: Path,
+        spec: PolicySpec,
+        observation: ObservationSpec,
+        *,
+        provider: str = "CPUExecutionProvider",
+        threads: int = 1,
     ) -> None:
         self._session = open_session(path, provider, threads)
-        self._spec = spec
+        self._spec, self.observation = spec, observation
         self._check(path)
 
     def infer(self, window: Window) -> CodeDistribution:
@@ -63,12 +72,7 @@ class OnnxPolicy:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
-        inputs: dict[str, NDArray[np.generic]] = {"state": np.stack([window.state for window in windows])}
-        if self._spec.goal:
-            inputs["goal"] = np.stack([window.goal for window in windows if window.goal is not None])
-        if self._spec.image:
-            inputs["image"] = np.stack([window.image for window in windows if window.image is not None])
-        logits, offsets, *conditional = self._session.run(None, inputs)
+        logits, offsets, *conditional = self._session.run(None, self.observation.stack(windows))
         probs = softmax(logits, self._spec.temperature)
         if not conditional:
             return [CodeDistribution(p, o) for p, o in zip(probs, offsets, strict=True)]
@@ -80,11 +84,7 @@ class OnnxPolicy:
 
     def _check(self, path: Path) -> None:
         spec = self._spec
-        wanted = {"state": [spec.window, spec.state]}
-        if spec.goal:
-            wanted["goal"] = [spec.goal]
-        if spec.image:
-            wanted["image"] = [spec.window, *spec.image, 3]
+        wanted = self.observation.shapes
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
             raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from specact.errors import BundleError
 from specact.families.codes.values import CodeDistribution
+from specact.observation import ObservationSpec, Window
 from specact.runtime.limits import check_positive, check_whole
-from specact.types import Window
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,7 @@ class PolicySpec:
     """What draft, target and tokenizer of one bundle agree on.
 
     Attributes:
-        window: T, observations a policy looks at.
-        state, goal: O and D; D is 0 where there is no goal.
-        image: (H, W) of the camera frames, or None.
+        draft, target: what each policy needs to see.
         codebooks, codes: G and K.
         chunk, actions: n and A.
         execute: how many actions of a chunk are executed before the next inference.
@@ -33,10 +31,8 @@ class PolicySpec:
         BundleError: for values that no bundle can have.
     """
 
-    window: int
-    state: int
-    goal: int
-    image: tuple[int, int] | None
+    draft: ObservationSpec
+    target: ObservationSpec
     codebooks: int
     codes: int
     chunk: int
@@ -48,17 +44,10 @@ class PolicySpec:
     sequential: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("window", "state", "codes", "chunk", "actions", "execute"):
+        for name in ("codes", "chunk", "actions", "execute"):
             check_whole(name, getattr(self, name), least=1)
-        check_whole("goal", self.goal, least=0)
         check_whole("codebooks", self.codebooks, least=1, most=1 << 13)
-        if self.image is not None:
-            if len(self.image) != 2:
-                raise BundleError(
-                    f"a bundle's image must be height and width, but its manifest says {self.image!r:.60}"
-                )
-            for size in self.image:
-                check_whole("image size", size, least=1)
+        _ = self.observation
         check_positive("temperature", self.temperature)
         check_positive("rate_hz", self.rate_hz)
         if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):
@@ -74,6 +63,16 @@ class PolicySpec:
             raise BundleError(
                 f"a sequential secondary head needs 2 codebooks, the bundle's manifest says {self.codebooks}"
             )
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """What the device keeps: all that either policy needs."""
+        return self.draft.union(self.target)
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values, for a manifest."""
+        own = {name: value for name, value in vars(self).items() if name not in ("draft", "target")}
+        return {"draft": self.draft.describe(), "target": self.target.describe(), **own}
 
 
 class CodePolicy(Protocol):

@@ -7,24 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError
 from specact.types import Codes
+from specact.units import ActionUnits
 
 
 @dataclass(frozen=True)
-class ActionTokenizer:
+class ActionTokenizer(ActionUnits):
     """Decodes codes into action chunks; shared by draft and target, which is what makes their codes comparable.
 
     Attributes:
+        centre, scale: see :class:`~specact.units.ActionUnits`.
         table: the residual VQ's decoder over all code tuples, float32 ``[K ** G, n, A]``, normalised units.
-        centre, scale: float32 ``[A]``; ``action = centre + scale * normalised``, demonstrations lie in [-1, 1].
         fingerprint: of the file it came from.
         codes: K.
     """
 
     table: NDArray[np.float32]
-    centre: NDArray[np.float32]
-    scale: NDArray[np.float32]
     fingerprint: str
     codes: int
 
@@ -50,22 +48,3 @@ class ActionTokenizer:
             index = index * self.codes + int(code)
         chunk: NDArray[np.float32] = self.table[index].copy()
         return chunk
-
-    def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
-        return np.minimum(np.maximum(normalised, -1.0), 1.0) * self.scale + self.centre
-
-    def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The inverse of :meth:`to_environment` for one action ``[A]``.
-
-        Raises:
-            ConfigError: if it has another size, is not finite, or lies beyond the range that was demonstrated.
-        """
-        low, high = self.centre - self.scale, self.centre + self.scale
-        slack = 1e-5 * self.scale
-        if np.shape(action) != low.shape or not ((action >= low - slack) & (action <= high + slack)).all():
-            raise ConfigError(
-                f"an action of this robot must have shape [{len(low)}] and lie between {low.tolist()} and "
-                f"{high.tolist()}, got {action}"
-            )
-        return np.asarray((action - self.centre) / self.scale, dtype=np.float32)

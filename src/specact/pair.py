@@ -1,0 +1,80 @@
+"""What a policy on a robot is made of: a draft, a target, and what the two agree on."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
+
+from specact.observation import ObservationSpec, Window
+from specact.types import Proposal
+from specact.units import ActionUnits
+from specact.verification import Target, TargetPolicy, Verifier
+from specact.wire.dialect import Codec
+
+A = TypeVar("A")
+
+
+class Drafter(Protocol):
+    """Proposes a chunk of actions; the small policy on the device."""
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        """The drafted chunk for one window; ``rng`` is what it draws from."""
+        ...
+
+
+class Pair(Protocol[A]):
+    """Draft and target of one robot; A is what the target answers with."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """What the device keeps: all that draft or target need to see."""
+        ...
+
+    @property
+    def units(self) -> ActionUnits:
+        """Of the actions between drafter, gate and verifier."""
+        ...
+
+    @property
+    def execute(self) -> int:
+        """How many actions of a chunk are executed before the next inference."""
+        ...
+
+    @property
+    def overlap(self) -> Literal["drop", "average"]:
+        """What becomes of actions that several chunks predict for the same control step."""
+        ...
+
+    @property
+    def rate_hz(self) -> float:
+        """Control rate [Hz]."""
+        ...
+
+    @property
+    def drafter(self) -> Drafter:
+        """Of the draft."""
+        ...
+
+    @property
+    def target(self) -> TargetPolicy[A]:
+        """The target in this process.
+
+        Raises:
+            BundleError: where it is only on a server.
+        """
+        ...
+
+    def verifier(self, target: Target[A]) -> Verifier:
+        """Judges proposals by the answers of a target, wherever that runs."""
+        ...
+
+    @property
+    def codec(self) -> Codec[A]:
+        """The target's answers on the wire."""
+        ...

@@ -1,0 +1,64 @@
+"""How large messages are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from specact.rng import StepAddress
+from specact.wire import msgpack
+from specact.wire.dialect import ArraySpec, Dialect
+from specact.wire.reply import Reply, ServerTimes, reply_fields
+from specact.wire.request import MOST_INSTRUCTION, Request, request_fields
+
+# Of a hello and a welcome, whatever they say.
+HANDSHAKE_BYTES = 65536
+
+
+def max_message_bytes(dialect: Dialect) -> int:
+    """What the largest valid message needs as JSON, rounded up, and 8 kB for all that is not an array.
+
+    A number takes up to 23 characters, a comma, and brackets where an axis has length 1. A pixel takes up to 18
+    characters, and a JPEG, which need not be smaller than its pixels, has a head. A character of an instruction takes
+    up to 12.
+    """
+    seen = sum(
+        _frames(field.window_shape) * 1024 + 18 * math.prod(field.window_shape)
+        if field.is_image
+        else 30 * math.prod(field.window_shape)
+        for field in dialect.observation.fields.values()
+    ) + (12 * MOST_INSTRUCTION if dialect.observation.instruction else 0)
+    requests = max(seen + 30 * _numbers(exchange.request) for exchange in dialect.exchanges.values())
+    replies = max(30 * _numbers(exchange.reply) for exchange in dialect.exchanges.values())
+    return max(HANDSHAKE_BYTES, 8192 + max(requests, replies))
+
+
+def exchange_bytes(dialect: Dialect) -> int:
+    """Bytes of a request to infer and of its reply over the stream; frames count as they are, uncompressed."""
+    exchange = dialect.exchanges["infer"]
+    request = Request(
+        "infer", 2**32, 1.0, dialect.observation.zeros(), StepAddress(0, 0, 0, 0), _zeros(exchange.request)
+    )
+    reply = Reply(2**32, exchange.answer, _zeros(exchange.reply), ServerTimes(1.0, 1.0, 1.0, 1))
+    sizes = (request_fields(request, dialect.observation), reply_fields(reply))
+    return sum(len(msgpack.encode(fields)) for fields in sizes)
+
+
+def array_bytes(dialect: Dialect) -> tuple[int, int]:
+    """Bytes of the arrays of a request to infer and of its reply, as float32 and without any message around them."""
+    exchange = dialect.exchanges["infer"]
+    return dialect.observation.nbytes + 4 * _numbers(exchange.request), 4 * _numbers(exchange.reply)
+
+
+def _frames(window_shape: tuple[int, ...]) -> int:
+    return window_shape[0] if len(window_shape) == 4 else 1
+
+
+def _numbers(specs: Mapping[str, ArraySpec]) -> int:
+    return sum(math.prod(spec.shape) for spec in specs.values())
+
+
+def _zeros(specs: Mapping[str, ArraySpec]) -> dict[str, np.ndarray]:
+    return {name: np.zeros(spec.shape, spec.dtype) for name, spec in specs.items()}
