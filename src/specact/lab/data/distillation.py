@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,25 +16,23 @@ class Lessons:
 
     Attributes:
         episode: number of the episode, ``[N]``.
-        state, goal: the window's, ``[N, T, O]`` and ``[N, D]`` or None.
+        observation: what the policies saw, by name, each with a leading ``[N]``.
         draft_probs, target_probs: q and p, ``[N, G, K]``.
         target_offsets: float16 ``[N, G, K, n, A]``, normalised.
     """
 
     episode: NDArray[np.int64]
-    state: NDArray[np.float32]
-    goal: NDArray[np.float32] | None
+    observation: Mapping[str, NDArray[Any]]
     draft_probs: NDArray[np.float32]
     target_probs: NDArray[np.float32]
     target_offsets: NDArray[np.float16]
 
     def __len__(self) -> int:
-        return len(self.state)
+        return len(self.episode)
 
     def select(self, rows: NDArray[Any]) -> Lessons:
         """Some of the rows, given by number or as a mask ``[N]``."""
-        kept: dict[str, Any] = {name: column if column is None else column[rows] for name, column in vars(self).items()}
-        return Lessons(**kept)
+        return _each([self], lambda columns: columns[0][rows])
 
     def split(self, every: int = 20) -> tuple[Lessons, Lessons]:
         """Without and with the episodes whose number ``every`` divides: for training, and held out."""
@@ -44,8 +42,15 @@ class Lessons:
 
 def join(parts: Sequence[Lessons]) -> Lessons:
     """Several as one."""
-    joined: dict[str, Any] = {
-        name: first if first is None else np.concatenate([vars(part)[name] for part in parts])
-        for name, first in vars(parts[0]).items()
+    return _each(parts, np.concatenate)
+
+
+def _each(parts: Sequence[Lessons], change: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Lessons:
+    """What becomes of every column, given that of all parts."""
+    columns: dict[str, Any] = {
+        field.name: change([getattr(part, field.name) for part in parts])
+        for field in fields(Lessons)
+        if field.name != "observation"
     }
-    return Lessons(**joined)
+    seen = {name: change([part.observation[name] for part in parts]) for name in parts[0].observation}
+    return Lessons(observation=seen, **columns)

@@ -37,7 +37,9 @@ class Episodes:
     rate_hz: float | None = None
 
     def __post_init__(self) -> None:
-        seen = {name: as_frames(array) if array.dtype == np.uint8 else array for name, array in self.observation.items()}
+        seen = {
+            name: as_frames(array) if array.dtype == np.uint8 else array for name, array in self.observation.items()
+        }
         object.__setattr__(self, "observation", seen)
         steps = len(self.action)
         if self.action.ndim != 2:
@@ -101,6 +103,12 @@ class Episodes:
         if not isinstance(found, Frames):
             raise DataError(f"there are no camera frames {name!r} among the observations {', '.join(self.observation)}")
         return found
+
+    def with_numbers(self, action: NDArray[np.float32], **numbers: NDArray[np.float32]) -> Episodes:
+        """With this action and these numbers in the place of all others; cameras stay as they are."""
+        return replace(
+            self, action=action, observation={**numbers, **{name: self.observation[name] for name in self.cameras}}
+        )
 
     def only(self, *names: str) -> Episodes:
         """With these observations alone."""

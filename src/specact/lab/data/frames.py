@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
@@ -131,9 +132,9 @@ def _copy(frames: Frames, file: Path, advance: Callable[[int], None]) -> None:
         free = shutil.disk_usage(file.parent).free
         if free < needed + _LEFT_FREE:
             raise ConfigError(
-                f"{len(frames)} camera frames of {frames.shape[1]} x {frames.shape[2]} need {needed / 1e9:.1f} GB beside "
-                f"{file}, where {free / 1e9:.1f} GB are free; give them a smaller size in [observations], or choose "
-                "another --out"
+                f"{len(frames)} camera frames of {frames.shape[1]} x {frames.shape[2]} need {needed / 1e9:.1f} GB in "
+                f"{file.parent}, where {free / 1e9:.1f} GB are free; give them a smaller size in [observations], or "
+                "choose another --out"
             )
         with temporary.open("wb") as out:
             np.lib.format.write_array_header_1_0(out, header)
@@ -175,7 +176,7 @@ class _Joined:
 
     def __call__(self, rows: NDArray[np.int64]) -> Images:
         starts = np.cumsum([0, *(len(part) for part in self.parts)])
-        within = [rows[(rows >= low) & (rows < high)] - low for low, high in zip(starts, starts[1:], strict=False)]
+        within = [rows[(rows >= low) & (rows < high)] - low for low, high in itertools.pairwise(starts)]
         return np.concatenate([part[own] for part, own in zip(self.parts, within, strict=True) if own.size])
 
 

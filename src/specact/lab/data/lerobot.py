@@ -27,8 +27,8 @@ Kind = Literal["numbers", "image", "other"]
 def read_lerobot(path: Path) -> Recording:
     """Read ``observation.*`` and ``action``, ordered by episode and frame; the rate is the dataset's ``fps``.
 
-    ``observation.X`` is known as ``X``, a camera ``observation.images.front`` as ``image.front``. Camera frames, whether
-    they are images in the parquet files or videos, stay on disk.
+    ``observation.X`` is known as ``X``, a camera ``observation.images.front`` as ``image.front``. Camera frames stay on
+    disk, whether they are images in the parquet files or videos.
 
     Raises:
         DataError: for other versions, damaged or missing files, and counts that contradict the metadata.

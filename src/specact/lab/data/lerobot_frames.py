@@ -220,7 +220,8 @@ class _Video:
         with self._told():
             now = math.nan if self._last is None else _time(self._last)
             if not now - allowed <= time <= now + _SEEK_S:
-                self._container.seek(max(0, int((time - allowed) / self._stream.time_base)), stream=self._stream)
+                before = max(0, int((time - allowed) / (self._stream.time_base or 1)))
+                self._container.seek(before, stream=self._stream)
                 self._coming, self._last = self._container.decode(self._stream), None
             while self._last is None or _time(self._last) < time - allowed:
                 self._last = next(self._coming, None)
@@ -231,7 +232,8 @@ class _Video:
                     f"{self._file} has no frame at {time:.3f} s, the next one is at {_time(self._last):.3f} s; the "
                     "timestamps are not those of this video"
                 )
-            return self._last.to_ndarray(format="rgb24")
+            return np.asarray(self._last.to_ndarray(format="rgb24"), dtype=np.uint8)
+
     @contextmanager
     def _told(self) -> Iterator[None]:
         try:

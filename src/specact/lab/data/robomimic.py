@@ -179,7 +179,8 @@ def _check_widths(what: str, names: list[str], rows: list[NDArray[np.float32]]) 
     odd = next((i for i, part in enumerate(rows) if part.shape[1:] != rows[0].shape[1:]), None)
     if odd is not None:
         raise DataError(
-            f"{what} of {names[odd]} are {_wide(rows[odd])} wide, those of {names[0]} {_wide(rows[0])}; all must be equal"
+            f"{what} of {names[odd]} are {_wide(rows[odd])} wide, those of {names[0]} {_wide(rows[0])}; all must be "
+            "equal"
         )
 
 

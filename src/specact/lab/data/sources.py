@@ -77,9 +77,8 @@ class Recording:
     def _observation(self, name: str, source: Source) -> Observed:
         key = source.key if source.key in self.keys else self.names.get(source.key)
         if key is None:
-            raise DataError(
-                f"the observation {name!r}: {unknown_name('key of this dataset', source.key, {*self.keys, *self.names})}"
-            )
+            unknown = unknown_name("key of this dataset", source.key, {*self.keys, *self.names})
+            raise DataError(f"the observation {name!r}: {unknown}")
         array = self.load(key)
         if source.crop is None and source.size is None:
             return array
