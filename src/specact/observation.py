@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -37,7 +37,8 @@ class Field:
     history: int = 1
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(size, int) and not isinstance(size, bool) for size in (*self.shape, self.history))
+        sizes: tuple[object, ...] = (*self.shape, self.history)
+        whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
         if not whole or not self.shape or min(self.shape) < 1 or self.history < 0 or max(self.shape) > 1 << 20:
             raise BundleError(
                 f"an observation's shape must be positive integers and its history an integer of at least 0, got "
@@ -100,7 +101,8 @@ class ObservationSpec:
         object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
         if not self.fields:
             raise BundleError("a policy needs at least one observation")
-        for name in self.fields:
+        names: tuple[object, ...] = tuple(self.fields)
+        for name in names:
             if not isinstance(name, str) or len(name) > 64 or not all(p.isidentifier() for p in name.split(".")):
                 raise BundleError(
                     f"an observation's name must be an identifier, with dots in between where it has several parts, "
@@ -118,6 +120,11 @@ class ObservationSpec:
     def shapes(self) -> dict[str, list[int]]:
         """Of the arrays that a policy sees, by name."""
         return {name: list(field.window_shape) for name, field in self.fields.items()}
+
+    @property
+    def history(self) -> int:
+        """The longest of the fields, at least 1."""
+        return max(1, *(field.history for field in self.fields.values()))
 
     @property
     def vectors(self) -> ObservationSpec | None:
@@ -157,6 +164,11 @@ class ObservationSpec:
             for name, field in self.fields.items()
         }
         return Window(arrays, window.instruction if self.instruction else None)
+
+    def shortened(self, history: int) -> ObservationSpec:
+        """The same with histories of at most so many observations."""
+        fields = {name: replace(field, history=min(field.history, history)) for name, field in self.fields.items()}
+        return ObservationSpec(fields, self.instruction)
 
     def zeros(self) -> Window:
         """A window of this shape with nothing but zeros."""

@@ -24,7 +24,7 @@ class ActionUnits:
     @classmethod
     def of_range(cls, low: NDArray[np.float32], high: NDArray[np.float32]) -> ActionUnits:
         """Units in which actions between ``low`` and ``high`` ``[A]`` lie in [-1, 1]."""
-        return cls((low + high) / 2, np.maximum((high - low) / 2, np.float32(1e-6)))
+        return cls((low + high) / np.float32(2), np.maximum((high - low) / np.float32(2), np.float32(1e-6)))
 
     def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""

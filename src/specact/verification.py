@@ -9,8 +9,9 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from specact.clock import Clock, RealClock
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal, Window
+from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal
 
 # Of a normalised action; demonstrated ones lie near [-1, 1]. Means, differences and squares of numbers up to this are
 # finite in float32, so that nothing after decoding can overflow.

@@ -56,11 +56,11 @@ def doctor(
         "missing": missing,
         "bundle": str(loaded.path),
         "fingerprint": loaded.fingerprint,
-        "draft_ms": 1e3 * measure_inference(loaded.draft, loaded.spec),
+        "draft_ms": 1e3 * measure_inference(loaded.draft, loaded.spec.draft),
         "period_ms": 1e3 / loaded.spec.rate_hz,
     }
     if loaded.local_target is not None:
-        findings["target_ms"] = 1e3 * measure_inference(loaded.target, loaded.spec)
+        findings["target_ms"] = 1e3 * measure_inference(loaded.target, loaded.spec.target)
     if server is not None:
         findings["server"] = _measure(loaded, server, requests, read_token(token_file), ca)
     if json:
@@ -82,9 +82,9 @@ def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: 
     from specact.remote.probe import probe
     from specact.remote.transport import Endpoint, trusting
 
-    with Line(Endpoint.parse(server, token, trusting(ca)), bundle, "doctor") as line:
+    with Line(Endpoint.parse(server, token, trusting(ca)), bundle.codec.dialect, "doctor") as line:
         welcome = line.connect(10.0)
-        found = probe(line, bundle, requests, bundle.spec.execute / bundle.spec.rate_hz)
+        found = probe(line, requests, bundle.execute / bundle.rate_hz)
     stages = {"total": found.total_ms, "network": found.network_ms, "queue": found.queue_ms, "target": found.target_ms}
     return {
         "url": server,

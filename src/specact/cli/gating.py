@@ -14,7 +14,7 @@ from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudg
 from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLES_OWN
 from specact.types import StepRecord
-from specact.wire.exchange import exchange_bytes
+from specact.wire.sizes import exchange_bytes
 
 
 def wanted_budget(
@@ -32,7 +32,7 @@ def wanted_budget(
     if latency_ms is not None:
         return LatencyBudget(latency_ms / 1e3)
     if link_kbit is not None:
-        return LinkBudget(link_kbit * 1e3 / 8.0, exchange_bytes(bundle.spec), inferences_hz)
+        return LinkBudget(link_kbit * 1e3 / 8.0, exchange_bytes(bundle.codec.dialect), inferences_hz)
     return RateBudget(rate) if hold else None
 
 

@@ -144,7 +144,7 @@ def run(
         if shadow is not None and tick.record is not None:
             watch(shadow, tick.record)
 
-    with Interrupts() as interrupts, Line(endpoint, loaded, name, jpeg_quality=jpeg_quality) as line:
+    with Interrupts() as interrupts, Line(endpoint, loaded.codec.dialect, name, jpeg_quality=jpeg_quality) as line:
         line.connect(10.0)
         policy = SpeculativePolicy(
             loaded,

@@ -7,8 +7,6 @@ import time
 import numpy as np
 
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
-from specact.families.codes.timing import empty_window
 from specact.gates.gate import Gate
 from specact.rng import Role, stream
 
@@ -21,8 +19,8 @@ def measure_decision(gate: Gate, bundle: Bundle, repeats: int = 200) -> float:
         bundle: whose draft makes the proposals.
         repeats: how many decisions the median is of.
     """
-    rng, window = stream(0, Role.GATE), empty_window(bundle.spec)
-    drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
+    rng, window = stream(0, Role.GATE), bundle.observation.zeros()
+    drafter = bundle.drafter
     gate.reset()
     times = []
     for _ in range(repeats + 10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,7 +98,7 @@ def _element(spec: ArraySpec) -> Schema:
         return {"type": "boolean"}
     schema: Schema = dict(_FLOAT32) if spec.dtype is np.float32 else {"type": _TYPES.get(spec.dtype, "number")}
     limits = {"minimum": spec.low, "maximum": spec.high}
-    return schema | {name: limit for name, limit in limits.items() if limit is not None}
+    return schema | {name: limit for name, limit in limits.items() if math.isfinite(limit)}
 
 
 def _message(kind: str, fields: Schema, optional: Schema | None = None) -> Schema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -31,8 +32,8 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: type[np.generic]
-    low: float | None = None
-    high: float | None = None
+    low: float = -math.inf
+    high: float = math.inf
     distribution: bool = False
 
     def read(self, fields: Mapping[str, Any], name: str) -> NDArray[Any]:
@@ -47,9 +48,7 @@ class ArraySpec:
             sums_to_one = not (found > 2.0).any() and (np.abs(found.sum(axis=-1) - 1.0) <= 1e-6).all()
             if (found < 0.0).any() or not sums_to_one:
                 raise bad(f"every row of {name} must be a distribution: no negative values, sum 1")
-        elif (self.low is not None and (found < self.low).any()) or (
-            self.high is not None and (found > self.high).any()
-        ):
+        elif (found < self.low).any() or (found > self.high).any():
             raise bad(f"{name} must lie in [{self.low:g}, {self.high:g}]")
         return found
 

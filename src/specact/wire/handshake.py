@@ -109,11 +109,8 @@ def check_hello(hello: Hello, dialect: Dialect) -> None:
 def _same(theirs: Any, ours: Any) -> bool:
     """Whether two plain values are equal; 1 is 1.0, but not True, as it is in Python."""
     if isinstance(ours, Mapping):
-        return (
-            isinstance(theirs, Mapping)
-            and theirs.keys() == ours.keys()
-            and all(_same(theirs[k], ours[k]) for k in ours)
-        )
+        alike = isinstance(theirs, Mapping) and theirs.keys() == ours.keys()
+        return alike and all(_same(theirs[key], ours[key]) for key in ours)
     if isinstance(ours, list):
         return isinstance(theirs, list) and len(theirs) == len(ours) and all(map(_same, theirs, ours))
     return bool(theirs == ours) and isinstance(theirs, bool) == isinstance(ours, bool)

@@ -38,9 +38,8 @@ def max_message_bytes(dialect: Dialect) -> int:
 def exchange_bytes(dialect: Dialect) -> int:
     """Bytes of a request to infer and of its reply over the stream; frames count as they are, uncompressed."""
     exchange = dialect.exchanges["infer"]
-    request = Request(
-        "infer", 2**32, 1.0, dialect.observation.zeros(), StepAddress(0, 0, 0, 0), _zeros(exchange.request)
-    )
+    window, arrays = dialect.observation.zeros(), _zeros(exchange.request)
+    request = Request("infer", 2**32, 1.0, window, StepAddress(0, 0, 0, 0), arrays)
     reply = Reply(2**32, exchange.answer, _zeros(exchange.reply), ServerTimes(1.0, 1.0, 1.0, 1))
     sizes = (request_fields(request, dialect.observation), reply_fields(reply))
     return sum(len(msgpack.encode(fields)) for fields in sizes)

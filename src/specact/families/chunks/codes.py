@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,6 +43,12 @@ class CodeChunks:
             raise ConfigError(
                 "a policy of action codes cannot inpaint; choose another execution for it, or a flow policy"
             )
-        distribution = self._policy.infer(window)
-        codes = sample_codes(distribution, rng)
-        return self._tokenizer.to_environment(self._tokenizer.decode(codes, distribution.offsets))
+        return self.infer_batch([window], [rng])[0]
+
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`."""
+        chunks = []
+        for distribution, rng in zip(self._policy.infer_batch(windows), rngs, strict=True):
+            codes = sample_codes(distribution, rng)
+            chunks.append(self._tokenizer.to_environment(self._tokenizer.decode(codes, distribution.offsets)))
+        return chunks

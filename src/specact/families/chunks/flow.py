@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,19 +52,34 @@ class FlowPolicy:
             ConfigError: if ``inpainting`` is for chunks of another shape.
             ObservationError: if the chunk is not finite.
         """
-        noise = rng.standard_normal((self.spec.chunk, self.spec.actions), dtype=np.float32)
-        cache = self.networks.cache(window)
         if inpainting is None:
-            x = integrate(lambda x, time: self._velocity(x, time, cache), noise, self.steps)
+            chunk = self.infer_batch([window], [rng])[0]
         else:
-            x = self._inpainted(noise, cache, inpainting)
-        if not np.isfinite(x).all():
+            x = self._inpainted(self._noise(rng), self.networks.cache([window]), inpainting)
+            chunk = self._chunk(x)
+        if not np.isfinite(chunk).all():
             raise ObservationError("the policy's action is not finite for this observation; check its units and range")
-        return self.units.to_environment(x)
+        return chunk
 
-    def _velocity(self, x: NDArray[np.float32], time: float, cache: NDArray[np.float32]) -> NDArray[np.float32]:
-        velocity: NDArray[np.float32] = self.networks.velocity(x[None], np.array([time], np.float32), cache)[0]
-        return velocity
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`; not finite where an observation is beyond range."""
+        cache, noise = self.networks.cache(windows), np.stack([self._noise(rng) for rng in rngs])
+        times = np.empty(len(noise), np.float32)
+
+        def velocity(x: NDArray[np.float32], time: float) -> NDArray[np.float32]:
+            times.fill(time)
+            found: NDArray[np.float32] = self.networks.velocity(x, times, cache)
+            return found
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            return list(self._chunk(integrate(velocity, noise, self.steps)))
+
+    def _chunk(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Actions in the environment's units; NaN where ``x`` is not finite, which limiting the range would hide."""
+        return np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
+
+    def _noise(self, rng: np.random.Generator) -> NDArray[np.float32]:
+        return rng.standard_normal((self.spec.chunk, self.spec.actions), dtype=np.float32)
 
     def _inpainted(
         self, noise: NDArray[np.float32], cache: NDArray[np.float32], inpainting: Inpainting

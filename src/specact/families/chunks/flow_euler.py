@@ -19,8 +19,8 @@ def integrate(velocity: Velocity, noise: Chunk, steps: int) -> Chunk:
     """``x <- x + v(x, t) / n`` at ``t = 0, 1 / n, ..., (n - 1) / n``.
 
     Args:
-        velocity: from a chunk ``[H, A]`` and t to the velocity there, ``[H, A]``.
-        noise: standard normal, ``[H, A]``.
+        velocity: from chunks ``[..., H, A]`` and t to the velocity there, of the same shape.
+        noise: standard normal, ``[..., H, A]``.
         steps: n, at least 1.
     """
     x = noise

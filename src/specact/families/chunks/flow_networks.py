@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,14 +45,14 @@ class FlowNetworks:
         )
         self._check(files, spec)
 
-    def tokens(self, window: Window) -> Array:
-        """What the encoder makes of a window, ``[1, N, W]``: a token per observation, and one for the goal."""
-        tokens: Array = self._encoder.run(None, self._observation.stack([window]))[0]
+    def tokens(self, windows: Sequence[Window]) -> Array:
+        """What the encoder makes of B windows, ``[B, N, W]``: a token per observation, and one for the goal."""
+        tokens: Array = self._encoder.run(None, self._observation.stack(windows))[0]
         return tokens
 
-    def cache(self, window: Window) -> Array:
-        """The prefix cache of a window: keys and values of every layer, ``[1, L, 2, heads, N, W / heads]``."""
-        cache: Array = self._prefix.run(None, {"tokens": self.tokens(window)})[0]
+    def cache(self, windows: Sequence[Window]) -> Array:
+        """The prefix cache of B windows: keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``."""
+        cache: Array = self._prefix.run(None, {"tokens": self.tokens(windows)})[0]
         return cache
 
     def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from specact.errors import ConfigError
 from specact.observation import ObservationSpec, Window
 from specact.runtime.limits import check_positive, check_whole
+
+Chunk = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ class ChunkPolicy(Protocol):
     @property
     def inpaints(self) -> bool:
         """Whether :meth:`infer` understands inpainting."""
+        ...
+
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Sequence[Chunk]:
+        """The chunks of several windows in one pass, each drawn from its own generator."""
         ...
 
     def infer(

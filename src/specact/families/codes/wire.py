@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.errors import WireError
 from specact.families.codes.sampling import verify
@@ -91,8 +93,10 @@ class CodeResponder:
 
 def distribution_arrays(distribution: CodeDistribution) -> Arrays:
     """A distribution as the arrays of a reply."""
-    arrays = {"probs": distribution.probs, "offsets": distribution.offsets}
-    return arrays if distribution.conditional is None else arrays | {"conditional": distribution.conditional}
+    arrays: dict[str, NDArray[Any]] = {"probs": distribution.probs, "offsets": distribution.offsets}
+    if distribution.conditional is not None:
+        arrays["conditional"] = distribution.conditional
+    return arrays
 
 
 def _dialect(spec: PolicySpec, tokenizer: ActionTokenizer) -> Dialect:

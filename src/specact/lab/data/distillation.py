@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ class Lessons:
 
     Attributes:
         episode: number of the episode, ``[N]``.
-        observation: what the policies saw, by name, each with a leading ``[N]``.
+        observation: what the draft saw but camera frames, by name, each ``[N, *window_shape]``.
         draft_probs, target_probs: q and p, ``[N, G, K]``.
         target_offsets: float16 ``[N, G, K, n, A]``, normalised.
     """
 
     episode: NDArray[np.int64]
-    observation: Mapping[str, NDArray[Any]]
+    observation: Mapping[str, NDArray[np.float32]]
     draft_probs: NDArray[np.float32]
     target_probs: NDArray[np.float32]
     target_offsets: NDArray[np.float16]
@@ -32,7 +32,9 @@ class Lessons:
 
     def select(self, rows: NDArray[Any]) -> Lessons:
         """Some of the rows, given by number or as a mask ``[N]``."""
-        return _each([self], lambda columns: columns[0][rows])
+        seen = {name: column[rows] for name, column in self.observation.items()}
+        kept: dict[str, Any] = {name: column[rows] for name, column in vars(self).items() if name != "observation"}
+        return Lessons(observation=seen, **kept)
 
     def split(self, every: int = 20) -> tuple[Lessons, Lessons]:
         """Without and with the episodes whose number ``every`` divides: for training, and held out."""
@@ -42,15 +44,9 @@ class Lessons:
 
 def join(parts: Sequence[Lessons]) -> Lessons:
     """Several as one."""
-    return _each(parts, np.concatenate)
-
-
-def _each(parts: Sequence[Lessons], change: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Lessons:
-    """What becomes of every column, given that of all parts."""
-    columns: dict[str, Any] = {
-        field.name: change([getattr(part, field.name) for part in parts])
-        for field in fields(Lessons)
-        if field.name != "observation"
+    first = parts[0]
+    seen = {name: np.concatenate([part.observation[name] for part in parts]) for name in first.observation}
+    joined: dict[str, Any] = {
+        name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(first) if name != "observation"
     }
-    seen = {name: change([part.observation[name] for part in parts]) for name in parts[0].observation}
-    return Lessons(observation=seen, **columns)
+    return Lessons(observation=seen, **joined)

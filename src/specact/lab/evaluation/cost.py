@@ -55,14 +55,14 @@ def measure(what: Evaluation, bundle: Bundle) -> Timing:
     methods = [load_method(name) for name in what.methods]
     draft_ms, head_ms, target_ms = what.draft_ms, what.head_ms, what.target_ms
     if draft_ms is None:
-        draft_ms = 1e3 * measure_inference(bundle.draft, bundle.spec)
+        draft_ms = 1e3 * measure_inference(bundle.draft, bundle.spec.draft)
     if target_ms is None:
-        target_ms = 1e3 * measure_inference(bundle.target, bundle.spec)
+        target_ms = 1e3 * measure_inference(bundle.target, bundle.spec.target)
     if not any(method.uses_head for method in methods):
         head_ms = 0.0
     elif head_ms is None:
-        both = 1e3 * measure_inference(HeadDraft(bundle.draft, load_head(bundle)), bundle.spec)
-        head_ms = max(0.0, both - 1e3 * measure_inference(bundle.draft, bundle.spec))
+        both = 1e3 * measure_inference(HeadDraft(bundle.draft, load_head(bundle)), bundle.spec.draft)
+        head_ms = max(0.0, both - 1e3 * measure_inference(bundle.draft, bundle.spec.draft))
     gate_ms = {}
     for gate in sorted({method.gate for method in methods}):
         if gate in _WITHOUT_TIME:

@@ -102,10 +102,9 @@ def imitation_error(what: Imitation) -> dict[str, float]:
     normalised, raw = [], []
     for number, span in enumerate(episodes.slices()):
         policy.reset(number)
-        goals = episodes.goal
         acted = np.stack(
             [
-                policy.act({"state": episodes.state[t], **({} if goals is None else {"goal": goals[t]})})
+                policy.act({name: values[t] for name, values in episodes.observation.items()})
                 for t in range(span.start, span.stop)
             ]
         )

@@ -27,13 +27,15 @@ from specact.lab.rollout.rollout import start_of
 from specact.lab.rollout.steps import STAGES
 from specact.lab.statistics import mean_interval
 from specact.links.link import load_link, round_trip
+from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Line
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
-from specact.types import StepRecord, Window
+from specact.types import StepRecord
 from specact.verification import Verifier
+from specact.wire.sizes import array_bytes
 
 METHODS = ("target", "hybrid", "adahi")
 CODECS = ("json", "stream")
@@ -156,10 +158,10 @@ def _policy(
     verifier: Verifier | None = None
     if way.codec is not None:
         endpoint = Endpoint("http" if way.codec == "json" else "ws", "127.0.0.1", port)
-        line = stack.enter_context(Line(endpoint, pair, way.name))
+        line = stack.enter_context(Line(endpoint, pair.codec.dialect, way.name))
         line.connect(30.0)
         if way.method == "target":
-            verifier = TargetSampler(RemoteTarget(line, pair.spec, _DEADLINE_MS), pair.tokenizer)
+            verifier = TargetSampler(RemoteTarget(line, pair.codec, _DEADLINE_MS), pair.tokenizer)
         else:
             at_server = way.codec == "json" and not way.overlap
             verifier = remote_verifier(line, pair, _DEADLINE_MS, "server" if at_server else "device")
@@ -204,10 +206,8 @@ def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: 
         r.times.offload.target for way, rs in records.items() if not way.overlap for r in rs if r.decision.transmit
     ]
     drafts = [record.times.draft for record in records[WAYS[0]]]
-    spec, model, rng = pair.spec, load_link(link), stream(seed, Role.LINK, robot=1)
-    up = 4 * (spec.window * spec.state + spec.goal)
-    down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
-    trips = [round_trip(model, up, down, float(at), rng) for at in range(1000)]
+    model, rng = load_link(link), stream(seed, Role.LINK, robot=1)
+    trips = [round_trip(model, *array_bytes(pair.codec.dialect), float(at), rng) for at in range(1000)]
     return {
         "draft_ms": 1e3 * float(np.mean(drafts)),
         "target_ms": 1e3 * float(np.mean(alone)),

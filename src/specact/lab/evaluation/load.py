@@ -16,12 +16,12 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from specact.errors import RemoteError
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.spec import PolicySpec
 from specact.lab.processes import Child
-from specact.types import Window
+from specact.observation import ObservationSpec, Window
+from specact.rng import StepAddress
 from specact.wire import msgpack
-from specact.wire.handshake import Hello, hello_fields, read_welcome, shared_spec
-from specact.wire.request import InferRequest, request_fields
+from specact.wire.handshake import Hello, hello_fields, read_welcome
+from specact.wire.request import Request, request_fields
 
 _DEADLINE_MS = 10_000.0
 # Robots of a soak, their requests per second together, and seconds between two looks at the server's memory.
@@ -142,18 +142,23 @@ async def join(port: int, bundle: Bundle, robot: str) -> ClientConnection:
         RemoteError: if the server refuses it.
     """
     socket = await connect(f"ws://127.0.0.1:{port}/v1/stream", compression=None, ping_interval=None)
-    hello = Hello(robot, bundle.tokenizer.fingerprint, shared_spec(bundle.spec))
+    dialect = bundle.codec.dialect
+    hello = Hello(robot, dialect.family, dialect.agreed)
     await socket.send(msgpack.encode(hello_fields(hello)))
     read_welcome(msgpack.decode(_bytes(await socket.recv())))
     return socket
 
 
-def encoded_request(spec: PolicySpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
+def encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
     """A request about a random observation, as the bytes of its frame."""
-    state = rng.uniform(-1, 1, (spec.window, spec.state)).astype(np.float32)
-    goal = rng.uniform(-1, 1, spec.goal).astype(np.float32) if spec.goal else None
-    image = np.zeros((spec.window, *spec.image, 3), np.uint8) if spec.image else None
-    return msgpack.encode(request_fields(InferRequest(identity, deadline_ms, Window(state, goal, image))))
+    arrays = {
+        name: np.zeros(field.window_shape, np.uint8)
+        if field.is_image
+        else rng.uniform(-1, 1, field.window_shape).astype(np.float32)
+        for name, field in spec.fields.items()
+    }
+    request = Request("infer", identity, deadline_ms, Window(arrays), StepAddress(0, 0, 0, identity))
+    return msgpack.encode(request_fields(request, spec))
 
 
 async def _ask(
@@ -174,7 +179,7 @@ async def _ask(
             await asyncio.sleep(due - now)
         if due >= until:
             return
-        await socket.send(encoded_request(bundle.spec, rng, identity, _DEADLINE_MS))
+        await socket.send(encoded_request(bundle.spec.target, rng, identity, _DEADLINE_MS))
         fields = msgpack.decode(_bytes(await socket.recv()))
         if fields["type"] == "error":
             next(errors)

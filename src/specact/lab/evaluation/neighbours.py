@@ -108,7 +108,7 @@ async def _drive(port: int, bundle: Bundle, steps: int) -> list[float | None]:
     start = time.monotonic()
     for step in range(steps):
         await asyncio.sleep(max(0.0, start + step / RATE_HZ - time.monotonic()))
-        payload = encoded_request(bundle.spec, rng, step, DEADLINE_MS)
+        payload = encoded_request(bundle.spec.target, rng, step, DEADLINE_MS)
         sent[step] = time.monotonic()
         await socket.send(payload)
     # What is not there after as long again is missed anyway.
@@ -142,7 +142,7 @@ async def _flood_all(port: int, bundle: Bundle, robots: int, seconds: float, rea
 async def _ask_on(socket: ClientConnection, bundle: Bundle) -> None:
     """Keeps so many requests under way, and asks again for whatever is answered, also with an error."""
     rng = np.random.default_rng(0)
-    payloads = [encoded_request(bundle.spec, rng, number, 10_000.0) for number in range(1024)]
+    payloads = [encoded_request(bundle.spec.target, rng, number, 10_000.0) for number in range(1024)]
     turn = itertools.cycle(payloads)
     for _ in range(UNDER_WAY):
         await socket.send(next(turn))

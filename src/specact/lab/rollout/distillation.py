@@ -13,6 +13,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Lessons, join
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
+from specact.lab.rollout.steps import SEEN
 
 # Episode numbers nobody evaluates, calibrates or checks on; every round of lessons has a million of its own.
 _FIRST_EPISODE, _ROUND = 10_000_000, 1_000_000
@@ -42,7 +43,7 @@ def collect(
     Raises:
         ConfigError: for a pair that cannot be learned from.
     """
-    if bundle.spec.image or bundle.spec.sequential:
+    if bundle.observation.images or bundle.spec.sequential:
         raise ConfigError(
             f"the bundle {bundle.name!r} has a camera or a sequential secondary head; gates and drafts can be trained "
             "only for state observations and independent codebooks"
@@ -102,5 +103,6 @@ def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int) -> Shard:
 
 
 def _lessons(table: dict[str, NDArray[Any]]) -> Lessons:
-    columns = ("episode", "state", "draft_probs", "target_probs", "target_offsets")
-    return Lessons(**{name: table[name] for name in columns}, goal=table.get("goal"))
+    columns = ("episode", "draft_probs", "target_probs", "target_offsets")
+    seen = {name.removeprefix(SEEN): column for name, column in table.items() if name.startswith(SEEN)}
+    return Lessons(observation=seen, **{name: table[name] for name in columns})

@@ -79,7 +79,7 @@ class _Driver:
     ) -> None:
         self._world, self._policy, self._execution = world, policy, execution
         self._latency, self._streams, self._address = latency, StepStreams(), first
-        self.senses, self.tally = Senses(world, policy.spec), Tally()
+        self.senses, self.tally = Senses(world, policy.spec.observation), Tally()
         self._latencies: deque[float] = deque(maxlen=_REMEMBERED)
         # The chunk in play, the next of its actions and the end of those to play; nothing at first.
         self._chunk: Chunk = np.zeros((0, policy.spec.actions), np.float32)

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.chunks.policy import ChunkSpec
-from specact.families.codes.spec import PolicySpec
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.ticking import Seen
-from specact.observation import ObservationWindow
-from specact.types import Window
+from specact.observation import ObservationHistory, ObservationSpec, Window
 
 NOW_S = 1e-9  # moments closer than this are one: sums of control periods are off by less
 
@@ -34,15 +31,15 @@ class Senses:
 
     Args:
         world: where it is; at the start of an episode.
-        spec: of the policy that looks.
+        spec: what is looked at.
 
     Attributes:
         world: as given.
         waited_s: how long the robot has been without an action [s].
     """
 
-    def __init__(self, world: MovingWorld, spec: PolicySpec | ChunkSpec) -> None:
-        self.world, self._length, self._window = world, spec.window, ObservationWindow(spec)
+    def __init__(self, world: MovingWorld, spec: ObservationSpec) -> None:
+        self.world, self._length, self._history = world, spec.history, ObservationHistory(spec)
         self._samples: deque[_Sample] = deque()
         self._actions: list[NDArray[np.float32]] = []
         self.waited_s = 0.0
@@ -59,11 +56,11 @@ class Senses:
             ObservationError: if the policy cannot use what the world shows.
         """
         self._sample()
-        self._window.reset()
+        self._history.reset()
         for back in reversed(range(self._length)):
             at = self.world.now - back * self.world.period_s
             sample = min(reversed(self._samples), key=lambda sample: abs(sample.at - at))
-            window = self._window.push(sample.seen if ahead is None else self._rolled(sample, ahead))
+            window = self._history.push(sample.seen if ahead is None else self._rolled(sample, ahead))
         return window
 
     def play(self, action: NDArray[np.float32]) -> None:

@@ -77,9 +77,9 @@ def run_pair(
         How it went, and the policy's ``counts``.
     """
     world.reset(start)
-    senses, tally = Senses(world, bundle.spec), Tally()
+    senses, tally = Senses(world, bundle.observation), Tally()
     clock = WorldClock(senses)
-    route = Route.of_codes(pairing.link, bundle.spec, stream(seed, Role.LINK, episode=episode))
+    route = Route.of(pairing.link, bundle.codec.dialect, stream(seed, Role.LINK, episode=episode))
     far = FarTarget(bundle.target, route, clock, pairing.target_s)
     gate = pairing.gate.build(bundle)
     policy = SpeculativePolicy(

@@ -53,7 +53,7 @@ class RealTime:
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
             scheme = "ws" if self._wire == "stream" else "http"
             endpoint = Endpoint(scheme, "127.0.0.1", relay.port)
-            self._line = self._open.enter_context(Line(endpoint, load_bundle(self._bundle), "evaluation"))
+            self._line = self._open.enter_context(Line(endpoint, load_bundle(self._bundle).codec.dialect, "evaluation"))
             self._line.connect(30.0)
             self._open = self._open.pop_all()
         return self
@@ -108,6 +108,6 @@ class RealTime:
             return judge(LocalTarget(bundle.target), bundle.tokenizer, offset=offset)
         # The server that draws the codes knows the bundle's draft, and no head.
         if method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json":
-            return RemoteVerifier(self._line, bundle.spec, self._deadline_ms)
-        target = RemoteTarget(self._line, bundle.spec, self._deadline_ms)
+            return RemoteVerifier(self._line, bundle.codec, self._deadline_ms)
+        target = RemoteTarget(self._line, bundle.codec, self._deadline_ms)
         return judge(target, bundle.tokenizer, offset=offset)

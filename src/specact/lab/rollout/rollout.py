@@ -22,9 +22,9 @@ from specact.lab.rollout.simulated_target import FarTarget, Route
 from specact.lab.rollout.steps import Audit
 from specact.lab.rollout.timed import Prepared, Timed, TimedGate
 from specact.links.link import load_link
+from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
-from specact.types import Window
 from specact.verification import LocalTarget, Target
 
 VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
@@ -108,7 +108,7 @@ class Robot:
             target = LocalTarget(Timed(self.target, self.clock, shard.target_s), self.clock)
         else:
             link = stream(shard.seed, Role.LINK, episode=episode)
-            route = Route.of_codes(load_link(shard.link), bundle.spec, link)
+            route = Route.of(load_link(shard.link), bundle.codec.dialect, link)
             target = FarTarget(self.target, route, self.clock, shard.target_s)
         gate = TimedGate(shard.gate.build(bundle, self.target), self.clock, shard.gate_s)
         draft_s = shard.draft_s if method.waits_for_draft else 0.0
@@ -159,7 +159,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
     while len(envs) < len(shard.episodes):
         envs.append(task.make())
     robots = [Robot(shard, bundle, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
-    audit = Audit(bundle.tokenizer, shard.seed, learning=shard.learning)
+    audit = Audit(bundle.tokenizer, shard.seed, bundle.spec.draft if shard.learning else None)
     active = robots
     while active:
         windows = [robot.policy.observe(robot.observation) for robot in active]

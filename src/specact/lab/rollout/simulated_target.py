@@ -8,14 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from specact.clock import Clock
-from specact.families.chunks.policy import ChunkSpec
-from specact.families.codes.spec import CodePolicy, PolicySpec
+from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
 from specact.lab.rollout.history import NOW_S
 from specact.links.model import Link, round_trip
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import OffloadTimes, Window
+from specact.types import OffloadTimes
 from specact.verification import Answer, Pending
+from specact.wire.dialect import Dialect
+from specact.wire.sizes import array_bytes
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,9 @@ class Route:
     rng: np.random.Generator
 
     @classmethod
-    def of_codes(cls, link: Link, spec: PolicySpec, rng: np.random.Generator) -> Route:
-        """The observation window up; distribution and offsets down."""
-        down = spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
-        return cls(link, _window_bytes(spec), 4 * down, rng)
-
-    @classmethod
-    def of_chunks(cls, link: Link, spec: ChunkSpec, rng: np.random.Generator) -> Route:
-        """The observation window up; a chunk of actions down."""
-        return cls(link, _window_bytes(spec), 4 * spec.chunk * spec.actions, rng)
+    def of(cls, link: Link, dialect: Dialect, rng: np.random.Generator) -> Route:
+        """What the family's requests and replies hold crosses the link, without any message around it."""
+        return cls(link, *array_bytes(dialect), rng)
 
     def round_trip_s(self, at: float) -> float:
         """Seconds on the link for a request that leaves at ``at`` [s] and its reply."""
@@ -121,7 +117,3 @@ class _Travelling:
 
     def result(self) -> Answer[CodeDistribution]:
         return self.target.arrive(self.window, self.ahead)
-
-
-def _window_bytes(spec: PolicySpec | ChunkSpec) -> int:
-    return 4 * (spec.window * spec.state + spec.goal)

@@ -10,11 +10,16 @@ from numpy.typing import NDArray
 from specact.families.codes.sampling import rejection_probability, total_variation, verify
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, executed_codes
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.types import StepRecord
 
 STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 REASONS = ("score", "tie", "first", "max_skips", "audit")
+
+
+# What a learner saw is in columns of these names.
+SEEN = "observation."
 
 
 class Audit:
@@ -30,17 +35,17 @@ class Audit:
     before the draft was computed; ``STAGE_s`` for each of :data:`STAGES`, its
     time, accounted or measured [s].
 
-    For learning also ``state`` ``[T, O]`` and, where there is one, ``goal`` ``[D]`` of the window, ``draft_probs`` and
+    For learning also what the policies saw but camera frames, under :data:`SEEN` and its name, ``draft_probs`` and
     ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
 
     Args:
         tokenizer: turns codes into actions.
         seed: of the evaluation.
-        learning: whether to keep what a learner needs.
+        learner: for learning, what the learner needs to see; None for no learning.
     """
 
-    def __init__(self, tokenizer: ActionTokenizer, seed: int, *, learning: bool = False) -> None:
-        self._tokenizer, self._seed, self._learning = tokenizer, seed, learning
+    def __init__(self, tokenizer: ActionTokenizer, seed: int, learner: ObservationSpec | None = None) -> None:
+        self._tokenizer, self._seed, self._learner = tokenizer, seed, learner
         self._columns: dict[str, list[NDArray[np.generic]]] = {}
 
     def add(
@@ -87,8 +92,8 @@ class Audit:
                 f"accepted_{k}": accepted[:, k],
                 f"tv_{k}": variation[:, k],
             }
-        if self._learning:
-            columns |= _lesson(records, drafts, targets)
+        if self._learner is not None:
+            columns |= _lesson(self._learner, records, drafts, targets)
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
 
@@ -111,13 +116,15 @@ def _stages(records: Sequence[StepRecord]) -> dict[str, list[float]]:
 
 
 def _lesson(
-    records: Sequence[StepRecord], drafts: Sequence[CodeDistribution], targets: Sequence[CodeDistribution]
+    learner: ObservationSpec,
+    records: Sequence[StepRecord],
+    drafts: Sequence[CodeDistribution],
+    targets: Sequence[CodeDistribution],
 ) -> dict[str, NDArray[np.generic]]:
-    windows = [record.proposal.window for record in records]
-    goals = [window.goal for window in windows if window.goal is not None]
+    windows, vectors = [record.proposal.window for record in records], learner.vectors
+    seen = {} if vectors is None else vectors.stack(windows)
     return {
-        "state": np.stack([window.state for window in windows]),
-        **({"goal": np.stack(goals)} if goals else {}),
+        **{SEEN + name: values for name, values in seen.items()},
         "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
         "target_probs": np.stack([target.probs for target in targets]).astype(np.float32),
         "target_offsets": np.stack([target.offsets for target in targets]).astype(np.float16),

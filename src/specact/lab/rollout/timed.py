@@ -11,8 +11,9 @@ from specact.clock import Clock
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
 from specact.gates.gate import Gate
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import Proposal, StepRecord, Window
+from specact.types import Proposal, StepRecord
 
 
 class Timed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,6 @@ from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.codes.network import OnnxPolicy
 from specact.gates.settings import GateSettings
-from specact.types import Window
 
 
 @dataclass(frozen=True)
@@ -99,9 +98,7 @@ def inference(driver: FlowDriver | CodesDriver, *, inpainting: bool = False) -> 
     """
     policy = driver.build()
     spec, rng = policy.spec, np.random.default_rng(0)
-    window = Window(
-        np.zeros((spec.window, spec.state), np.float32), np.zeros(spec.goal, np.float32) if spec.goal else None
-    )
+    window = spec.observation.zeros()
     given = None
     if inpainting:
         given = Inpainting(np.zeros((spec.chunk, spec.actions), np.float32), np.ones(spec.chunk, np.float32))
@@ -121,7 +118,7 @@ def _pair(bundle: str) -> Bundle:
 @cache
 def _codes(driver: CodesDriver) -> CodeChunks:
     pair = _pair(driver.bundle)
-    spec = pair.spec if driver.window is None else replace(pair.spec, window=driver.window)
     own = pair.target if driver.role == "target" else pair.draft
-    policy = own if driver.file is None else OnnxPolicy(Path(driver.file), spec)
-    return CodeChunks(policy, pair.tokenizer, spec)
+    seen = own.observation if driver.window is None else own.observation.shortened(driver.window)
+    policy = own if driver.file is None else OnnxPolicy(Path(driver.file), pair.spec, seen)
+    return CodeChunks(policy, pair.tokenizer, pair.spec, seen)

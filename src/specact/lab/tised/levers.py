@@ -104,9 +104,10 @@ def _tiers(static: bool, subject: Subject) -> tuple[float, ...]:
 def _windowed(subject: Subject, strength: float) -> tuple[Driver, Execution]:
     bundle, driver = subject.bundle, subject.driver
     assert isinstance(bundle, Bundle), "Lever.check has seen to it"
-    if not 1 <= strength <= bundle.spec.window:
-        raise ConfigError(f"{bundle.name!r} supports 1 to {bundle.spec.window} observations, got {strength:g}")
-    if strength < bundle.spec.window:
+    longest = bundle.spec.target.history
+    if not 1 <= strength <= longest:
+        raise ConfigError(f"{bundle.name!r} supports 1 to {longest} observations, got {strength:g}")
+    if strength < longest:
         file = subject.variants.windowed(int(strength))
         driver = CodesDriver(str(bundle.path), file=str(file), window=int(strength))
     return driver, _synchronous(subject)
@@ -148,7 +149,7 @@ def _overlaps(subject: Subject) -> tuple[float, ...]:
 
 def _windows(subject: Subject) -> tuple[float, ...]:
     assert isinstance(subject.bundle, Bundle), "Lever.check has seen to it"
-    return tuple(float(k) for k in range(subject.bundle.spec.window, 0, -1))
+    return tuple(float(k) for k in range(subject.bundle.spec.target.history, 0, -1))
 
 
 LEVERS = {

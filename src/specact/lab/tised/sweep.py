@@ -16,8 +16,6 @@ import onnxruntime
 
 from specact import __version__
 from specact.errors import ConfigError, ObservationError
-from specact.families.chunks.policy import ChunkSpec
-from specact.families.codes.spec import PolicySpec
 from specact.files import write_json
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -202,14 +200,14 @@ def _check(what: Sweep) -> None:
     world.reset(0)
     for setting in what.settings:
         if isinstance(setting.driver, PairDriver):
-            spec: PolicySpec | ChunkSpec = setting.driver.load().spec
+            observation = setting.driver.load().observation
         else:
             policy = setting.driver.build()
-            spec = policy.spec
+            observation = policy.spec.observation
             if setting.execution is not None:
                 setting.execution.check(policy, rolls_forward=task.roll_forward is not None)
         try:
-            Senses(world, spec).window()
+            Senses(world, observation).window()
         except ObservationError as error:
             name = Path(setting.driver.bundle).name
             raise ConfigError(f"{name!r} cannot act in task {what.task!r}: {error}; leave out --task") from None

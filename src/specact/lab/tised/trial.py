@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from specact.execution.strategy import Execution
+from specact.families.chunks.wire import ChunkCodec
 from specact.families.codes.verify import SpeculativeVerifier
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
@@ -97,7 +98,7 @@ def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
         took: Latency | float = trial.latencies_s[0]
         if trial.link != ON_BOARD:
             rng = stream(trial.seed, Role.LINK, episode=trial.episode)
-            route = Route.of_chunks(load_link(trial.link), policy.spec, rng)
+            route = Route.of(load_link(trial.link), ChunkCodec(policy.spec).dialect, rng)
             took = route.latency(trial.latencies_s[0])
         ran = run_episode(world, policy, trial.execution, took, **address)
     return trial.row | {"static": world.static} | asdict(ran)

@@ -7,8 +7,8 @@ from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.history import Senses
 from specact.lab.rollout.rollout import start_of
 from specact.lab.tised.drivers import CodesDriver, FlowDriver
+from specact.observation import Window
 from specact.rng import Role, stream
-from specact.types import Window
 
 # Episode numbers that no sweep runs.
 _FIRST_EPISODE = 3_000_000
@@ -28,7 +28,7 @@ def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, c
     episode = _FIRST_EPISODE
     while len(windows) < count:
         world.reset(start_of(0, episode))
-        senses = Senses(world, policy.spec)
+        senses = Senses(world, policy.spec.observation)
         while not world.done and len(windows) < count:
             windows.append(senses.window())
             for action in policy.infer(windows[-1], rng)[:execute]:

@@ -1,0 +1,165 @@
+"""Two chunk policies as a pair: executed is the draft's chunk, or the target's, or a prefix of the one, then the other.
+
+Neither way follows the target's distribution exactly: with a prefix the executed actions are up to the threshold away
+from the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
+from specact.families.chunks.wire import ChunkCodec
+from specact.observation import ObservationSpec, Window
+from specact.rng import Role, StepAddress, StepStreams
+from specact.types import Origin, Outcome, Proposal
+from specact.units import ActionUnits
+from specact.verification import Answer, Target, TargetVerifier
+
+
+@dataclass(frozen=True)
+class ChunkPair:
+    """A chunk policy as the draft, and any other as the target; see :class:`~specact.pair.Pair`.
+
+    Attributes:
+        name: what it is called.
+        draft: the small policy.
+        units: of the actions; distances between actions are measured in them.
+        target_spec: of the target, wherever it runs.
+        local_target: the target in this process, or None where it is only on a server.
+        execute: how many actions of a chunk are executed before the next inference.
+        accept_within: the drafted actions are executed up to the first one that is further from the target's
+            [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
+        overlap: see :class:`~specact.pair.Pair`.
+
+    Raises:
+        ConfigError: for policies that do not fit together, or a number out of range.
+    """
+
+    name: str
+    draft: ChunkPolicy
+    units: ActionUnits
+    target_spec: ChunkSpec
+    local_target: ChunkPolicy | None
+    execute: int
+    accept_within: float = 0.0
+    overlap: Literal["drop", "average"] = "drop"
+
+    def __post_init__(self) -> None:
+        draft, target = self.draft.spec, self.target_spec
+        if draft.actions != target.actions or draft.rate_hz != target.rate_hz:
+            raise ConfigError(
+                f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
+                f"{target.rate_hz:g} Hz; they must be those of one robot"
+            )
+        most = min(draft.chunk, target.chunk)
+        if not 1 <= self.execute <= most:
+            raise ConfigError(f"execute must lie between 1 and {most}, the shorter of both chunks; got {self.execute}")
+        if not self.accept_within >= 0.0:
+            raise ConfigError(f"accept_within must be at least 0, got {self.accept_within}")
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """See :class:`~specact.pair.Pair`."""
+        return self.draft.spec.observation.union(self.target_spec.observation)
+
+    @property
+    def rate_hz(self) -> float:
+        """See :class:`~specact.pair.Pair`."""
+        return self.draft.spec.rate_hz
+
+    @property
+    def drafter(self) -> ChunkDrafter:
+        """See :class:`~specact.pair.Pair`."""
+        return ChunkDrafter(self.draft, self.units)
+
+    @property
+    def target(self) -> ChunkAnswers:
+        """See :class:`~specact.pair.Pair`."""
+        if self.local_target is None:
+            raise BundleError(
+                f"the target of {self.name} is only on its server; connect to it, as with specact run --server URL"
+            )
+        return ChunkAnswers(self.local_target)
+
+    def verifier(self, target: Target[Chunk]) -> ChunkVerifier:
+        """See :class:`~specact.pair.Pair`."""
+        return ChunkVerifier(target, self.units, self.accept_within)
+
+    @property
+    def codec(self) -> ChunkCodec:
+        """See :class:`~specact.pair.Pair`."""
+        return ChunkCodec(self.target_spec)
+
+
+class ChunkDrafter:
+    """Proposes a chunk policy's chunk, see :class:`~specact.pair.Drafter`.
+
+    Args:
+        policy: the draft.
+        units: of the proposed actions.
+    """
+
+    def __init__(self, policy: ChunkPolicy, units: ActionUnits) -> None:
+        self._policy, self._units = policy, units
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        """The drafted chunk; there is no other evidence."""
+        return Proposal(window, self._units.from_environment(self._policy.infer(window, rng)))
+
+
+class ChunkAnswers:
+    """A chunk policy as a :class:`~specact.verification.TargetPolicy`, which draws from the step's own stream.
+
+    Args:
+        policy: the target.
+    """
+
+    def __init__(self, policy: ChunkPolicy) -> None:
+        self._policy, self._streams = policy, StepStreams()
+
+    def answer(self, window: Window, address: StepAddress) -> Chunk:
+        """The chunk, in the environment's units."""
+        return self._policy.infer(window, self._streams(Role.VERIFY, address))
+
+
+class ChunkVerifier(TargetVerifier[Chunk]):
+    """Accepts drafted actions up to the first that is too far from the target's; from there on the target's are taken.
+
+    Args:
+        target: where the target's chunks come from.
+        units: of the proposed actions.
+        accept_within: see :class:`ChunkPair`.
+    """
+
+    def __init__(self, target: Target[Chunk], units: ActionUnits, accept_within: float = 0.0) -> None:
+        super().__init__(target)
+        self._units, self._within = units, accept_within
+
+    def judge(self, answer: Answer[Chunk], proposal: Proposal, address: StepAddress) -> Outcome:
+        """See :class:`~specact.verification.TargetVerifier`; as many actions as both have."""
+        wanted = self._units.from_environment(answer.value)
+        count = min(len(wanted), len(proposal.actions))
+        accepted = accepted_prefix(proposal.actions[:count], wanted[:count], self._within)
+        actions = np.concatenate([proposal.actions[:accepted], wanted[accepted:count]])
+        origins = np.full(count, Origin.REPLACED, np.uint8)
+        origins[:accepted] = Origin.ACCEPTED
+        return Outcome(actions, origins, count, accepted, answer.times, evidence=wanted)
+
+
+def accepted_prefix(drafted: Chunk, wanted: Chunk, within: float) -> int:
+    """How many drafted actions come before the first that is further than ``within`` from the wanted one.
+
+    Args:
+        drafted, wanted: ``[n, A]``, normalised.
+        within: root mean square over the action's dimensions; 0 accepts none, equal actions included.
+    """
+    if within <= 0.0:
+        return 0
+    distance = np.sqrt(np.square(drafted - wanted).mean(axis=-1))
+    beyond = np.flatnonzero(~(distance <= within))
+    return int(beyond[0]) if beyond.size else len(drafted)

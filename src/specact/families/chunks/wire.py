@@ -1,0 +1,71 @@
+"""Chunks of actions on the wire: a chunk as one array, and what the server does with requests for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specact.errors import BundleError, WireError
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
+from specact.observation import read_spec
+from specact.rng import Role, StepStreams
+from specact.wire.checks import bad
+from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
+from specact.wire.request import Request
+
+FAMILY = "chunks"
+
+
+class ChunkCodec:
+    """See :class:`~specact.wire.dialect.Codec`.
+
+    Args:
+        spec: of the target.
+    """
+
+    def __init__(self, spec: ChunkSpec) -> None:
+        chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
+        exchange = Exchange({}, "chunk", {"chunk": chunk})
+        self.dialect = Dialect(FAMILY, spec.describe(), spec.observation, {"infer": exchange})
+
+    def read(self, arrays: Arrays) -> Chunk:
+        """See :class:`~specact.wire.dialect.Codec`; in the environment's units."""
+        return arrays["chunk"]
+
+
+class ChunkResponder:
+    """See :class:`~specact.wire.request.Responder`.
+
+    Args:
+        policy: the target.
+        name, fingerprint: what it is called, and what tells its weights from others.
+    """
+
+    def __init__(self, policy: ChunkPolicy, name: str, fingerprint: str) -> None:
+        self._policy, self.name, self.fingerprint = policy, name, fingerprint
+        self.dialect = ChunkCodec(policy.spec).dialect
+        self._streams = StepStreams()
+
+    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """See :class:`~specact.wire.request.Responder`; what is random is drawn from each request's own stream."""
+        rngs = [self._streams(Role.VERIFY, request.address) for request in requests]
+        chunks = self._policy.infer_batch([request.window for request in requests], rngs)
+        return [
+            {"chunk": chunk} if np.isfinite(chunk).all() else bad("the target has no finite answer to this observation")
+            for chunk in chunks
+        ]
+
+
+def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:
+    """The target's spec, as a server's welcome tells it.
+
+    Raises:
+        BundleError: if it is none.
+    """
+    try:
+        raw = dict(agreed)
+        return ChunkSpec(read_spec(raw.pop("observation")), **raw)
+    except (TypeError, KeyError) as error:
+        raise BundleError(f"the server's spec is not one of a chunk policy ({error})") from None
