@@ -41,8 +41,8 @@ class Field:
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = (*self.shape, self.history)
         whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-        shaped = whole and 1 <= len(self.shape) <= _MOST_DIMENSIONS and 1 <= min(self.shape) <= max(self.shape) <= 1 << 20
-        if not shaped or self.history < 0:
+        shaped = whole and 1 <= len(self.shape) <= _MOST_DIMENSIONS
+        if not shaped or not 1 <= min(self.shape) <= max(self.shape) <= 1 << 20 or self.history < 0:
             raise BundleError(
                 f"an observation's shape must be 1 to {_MOST_DIMENSIONS} positive integers and its history an integer "
                 f"of at least 0, got {self.shape!r:.60} and {self.history!r:.60}"
