@@ -26,7 +26,7 @@ from specact.wire.handshake import Hello, read_hello, shared_spec
 from specact.wire.protocol import PROTOCOL, ErrorCode, max_message_bytes
 from specact.wire.request import LONGEST_DEADLINE_MS, REPORTED, InferRequest, request_fields
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = ("hello", "welcome", "infer", "verify", "distribution", "verdict", "error")
 
 Row = list[str]
