@@ -144,7 +144,7 @@ def test_a_guided_chunk_goes_on_from_the_last_one() -> None:
     with them, a free one does not, and what follows is as smooth at the seam as anywhere: pasted over it is not.
 
     In each of six episodes guided chunks missed .18 to .28 of what free ones missed (bound .4), their seams were .85 to
-    1.13 times as large as usual steps (bound 1.5), and pasted seams 1.6 to 2.4 times as large as guided ones (bound 1.2).
+    1.13 times as large as usual steps (bound 1.5), and pasted seams 1.6 to 2.4 times as large as theirs (bound 1.2).
     """
     bundle = load_flow(PUSHT)
     policy, known = bundle.policy(steps=10), 4

@@ -56,9 +56,9 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
 
 
 def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:
-    """The shipped ball pair. Over five sets of 20 episodes the draft's error was larger by .087 to .144 (deviation .025).
+    """The shipped ball pair. Over five sets of 20 episodes the draft's error was larger by .087 to .144.
 
-    A difference of .02 is four standard deviations away, and these episodes are fixed.
+    Their standard deviation is .025, so .02 is four away, and these episodes are fixed.
     """
     shown = generate(load_task("ball"), 20, seed=77, noise=0.5).episodes
     draft, target, hybrid = (
