@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -97,7 +98,7 @@ def test_a_folder_in_use_says_who_uses_it(tmp_path: Path, environment: dict[str,
     holder = started(HOLD, environment, folder, "some words")
     sentence = (
         rf"{re.escape(str(folder))} is in use by process {holder.pid} on {re.escape(socket.gethostname())} "
-        rf"\(-c {re.escape(str(folder))} 'some words'\) since \d{{4}}-\d\d-\d\dT[\d:+-]+; "
+        rf"\(-c {re.escape(shlex.quote(str(folder)))} 'some words'\) since \d{{4}}-\d\d-\d\dT[\d:+-]+; "
         "wait until it ends, or choose another --out"
     )
     with pytest.raises(ConfigError, match=sentence), locked(folder):

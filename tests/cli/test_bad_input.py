@@ -68,9 +68,8 @@ def test_a_wrong_argument_is_one_sentence(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
-    for name in ("OUT", "FILE", "FOLDER"):
-        command = command.replace(name, str(tmp_path / name.lower()))
-    monkeypatch.setattr(sys, "argv", ["specact", *command.split()])
+    places = {name: str(tmp_path / name.lower()) for name in ("OUT", "FILE", "FOLDER")}
+    monkeypatch.setattr(sys, "argv", ["specact", *(places.get(word, word) for word in command.split())])
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as ended:
         cli.main()
