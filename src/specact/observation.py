@@ -64,9 +64,14 @@ class ObservationWindow:
         if name not in fields:
             raise ObservationError(f"the observation has no {name!r}; this policy needs {name} [{width}]", "missing")
         try:
+            given = np.asarray(fields[name])
+            # NumPy would read text as numbers, and count days.
+            text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
+            if text or given.dtype.kind not in "fiubO":
+                raise TypeError(f"it holds {'text' if text else given.dtype}")
             # A copy: environments may reuse their buffers.
-            value = np.array(fields[name], dtype=np.float32)
-        except (TypeError, ValueError) as error:
+            value = np.array(given, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
             raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
         if value.shape != (width,):
             raise ObservationError(

@@ -58,7 +58,7 @@ def calibrate(
     from specact.lab.rollout.pool import Pool
 
     if gate not in CALIBRATED:
-        raise unknown_name("gate that can be calibrated", gate, CALIBRATED)
+        raise unknown_name("gate", gate, CALIBRATED)
     loaded = load_bundle(bundle)
     settings = CalibrationRun(rate, episodes, rounds, seed)
     total, folder = episodes * (rounds + 2), out or loaded.path / "calibration"

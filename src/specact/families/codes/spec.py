@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from specact.errors import BundleError
 from specact.families.codes.values import CodeDistribution
-from specact.runtime.limits import check_positive, check_whole
+from specact.runtime.limits import RATES_HZ, check_positive, check_whole
 from specact.types import Window
 
 
@@ -61,6 +61,8 @@ class PolicySpec:
                 check_whole("image size", size, least=1)
         check_positive("temperature", self.temperature)
         check_positive("rate_hz", self.rate_hz)
+        if self.rate_hz not in RATES_HZ:
+            raise BundleError(f"a bundle's rate_hz must be {RATES_HZ}, but its manifest says {self.rate_hz}")
         if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):
             raise BundleError(
                 "a bundle's overlap is drop or average and its sequential true or false, its manifest says "
