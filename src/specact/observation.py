@@ -292,8 +292,13 @@ def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
     try:
         # A copy: environments may reuse their buffers. What is too large for float32 becomes infinite and is refused.
         with np.errstate(over="ignore"):
-            array = np.array(value, dtype=np.float32)
-    except (TypeError, ValueError) as error:
+            given = np.asarray(value)
+            # NumPy would read text as numbers, and count days.
+            text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
+            if text or given.dtype.kind not in "fiubO":
+                raise TypeError(f"it holds {'text' if text else given.dtype}")
+            array = np.array(given, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
     if array.shape != field.shape:
         raise ObservationError(
