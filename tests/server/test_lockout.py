@@ -59,10 +59,6 @@ def ask(server: Server, sent: bytes) -> bytes:
         return reply(connection)
 
 
-def question(window: Window) -> Fields:
-    return infer(window)
-
-
 @pytest.fixture(scope="module")
 def small(launch: Start) -> Server:
     """One that may open 128 files."""
@@ -79,12 +75,12 @@ def test_connections_that_prove_nothing_lock_nobody_out(
 ) -> None:
     with small.stream(hello) as robot, held(small, 300, sent):
         # Who was there stays, and others come in.
-        assert robot.ask(question(windows[0]))["type"] == "distribution"
+        assert robot.ask(infer(windows[0]))["type"] == "distribution"
         for _ in range(3):
             assert small.http("GET", "/healthz").status == 200
             with small.stream(hello) as another:
-                assert another.ask(question(windows[1]))["type"] == "distribution"
-        assert robot.ask(question(windows[0]))["type"] == "distribution"
+                assert another.ask(infer(windows[1]))["type"] == "distribution"
+        assert robot.ask(infer(windows[0]))["type"] == "distribution"
     assert "Traceback" not in small.log
     assert small.log.startswith("this process may open too few files for 1024 robots: it takes 48; ")
 
@@ -153,7 +149,7 @@ def test_a_stream_is_not_taken_for_a_request_that_takes_long(
         # Longer than a request may take: another one was given up in between.
         assert ask(quick, HALF) == b""
         assert ask(quick, HALF) == b""
-        assert robot.ask(question(windows[0]))["type"] == "distribution"
+        assert robot.ask(infer(windows[0]))["type"] == "distribution"
 
 
 @pytest.mark.parametrize(

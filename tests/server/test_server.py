@@ -70,7 +70,13 @@ def test_a_device_with_the_same_bundle_is_welcome(server: Server, hello: Fields,
 
 
 MISFITS: list[tuple[str, Callable[[Fields], Any], str, int, str]] = [
-    ("tokenizer", lambda hello: hello["spec"].update(tokenizer="0" * 16), "mismatch", 409, "tokenizer '0000000000000000'"),
+    (
+        "tokenizer",
+        lambda hello: hello["spec"].update(tokenizer="0" * 16),
+        "mismatch",
+        409,
+        "tokenizer '0000000000000000' / '",
+    ),
     ("temperature", lambda hello: hello["spec"].update(temperature=0.5), "mismatch", 409, "temperature 0.5 / 1.0"),
     ("sequential", lambda hello: hello["spec"].update(sequential=True), "mismatch", 409, "sequential True / False"),
     *[
@@ -80,10 +86,16 @@ MISFITS: list[tuple[str, Callable[[Fields], Any], str, int, str]] = [
     (
         "a longer history",
         lambda hello: hello["spec"]["observation"]["fields"]["state"].update(history=2),
-        "mismatch", 409, "observation {'fields': {'state': {'shape': [8], 'dtype': 'float32', 'history': 2}",
+        "mismatch",
+        409,
+        "observation {'fields': {'state': {'shape': [8], 'dtype': 'float32', 'history': 2}",
     ),
     (
-        "no goal", lambda hello: hello["spec"]["observation"]["fields"].pop("goal"), "mismatch", 409, "observation {",
+        "no goal",
+        lambda hello: hello["spec"]["observation"]["fields"].pop("goal"),
+        "mismatch",
+        409,
+        "observation {",
     ),
     ("family", lambda hello: hello.update(family="chunks"), "mismatch", 409, "family 'chunks', the server codes"),
     ("protocol", lambda hello: hello.update(v=1), "unsupported_protocol", 400, "protocol 2, but the message says 1"),
