@@ -58,6 +58,13 @@ class Field:
         return self.dtype == "uint8"
 
     @property
+    def described(self) -> str:
+        """In words, for a message."""
+        return f"{self.dtype} {list(self.shape)} with " + (
+            f"a history of {self.history}" if self.history else "no history"
+        )
+
+    @property
     def window_shape(self) -> tuple[int, ...]:
         """Of the array that a policy sees: ``[T, *shape]``, or ``[*shape]`` without a history."""
         return (self.history, *self.shape) if self.history else self.shape
@@ -119,7 +126,7 @@ class ObservationSpec:
         return self.fields[name]
 
     def __hash__(self) -> int:
-        return hash((tuple(self.fields.items()), self.instruction))
+        return hash((frozenset(self.fields.items()), self.instruction))
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -157,7 +164,10 @@ class ObservationSpec:
         for name, field in other.fields.items():
             mine = merged.setdefault(name, field)
             if (mine.shape, mine.dtype, mine.history > 0) != (field.shape, field.dtype, field.history > 0):
-                raise BundleError(f"the observation {name!r} is {mine} for one policy and {field} for the other")
+                raise BundleError(
+                    f"the observation {name!r} is {mine.described} for one policy and {field.described} for the other; "
+                    "policies that see different things must call them by different names"
+                )
             if field.history > mine.history:
                 merged[name] = field
         return ObservationSpec(merged, self.instruction or other.instruction)

@@ -41,7 +41,7 @@ class Generate:
     """Generate demonstrations with a scripted expert."""
 
     env: tyro.conf.Positional[str]
-    """A task with a scripted expert: ball, ball-chase, swarm or peg."""
+    """A task with a scripted expert: ball, ball-chase, swarm, peg, or MODULE:TASK for one of your own."""
     out: Path
     """The .npz file to write."""
     episodes: int = 200

@@ -19,6 +19,7 @@ def train(
     *,
     out: Path,
     distil: str | None = None,
+    env: str | None = None,
     lessons: int = 100_000,
     data: Path = Path(),
     threads: Annotated[
@@ -34,6 +35,7 @@ def train(
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: instead of a recipe: a bundle, by path or name. Makes NAME-distilled, whose draft is trained on the
             target's output in states of the gated policy.
+        env: with --distil: environment, a name or MODULE:TASK; the bundle's own if not given.
         lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
         data: folder that the recipe's data paths are relative to.
         json: print the result as JSON.
@@ -51,7 +53,7 @@ def train(
     check_folder(out)
     if recipe is None:
         assert distil is not None
-        path = _distil(distil, lessons, out, threads)
+        path = _distil(distil, env, lessons, out, threads)
         if json:
             print_json({"bundles": [str(path)]})
         else:
@@ -73,12 +75,12 @@ def train(
         remarks.print(f"bundle: {path}", highlight=False)
 
 
-def _distil(name_or_path: str, lessons: int, out: Path, threads: int) -> Path:
+def _distil(name_or_path: str, env: str | None, lessons: int, out: Path, threads: int) -> Path:
     from specact.families.codes.bundle import load_bundle
     from specact.lab.rollout.distillation import collector
     from specact.lab.rollout.pool import Pool
     from specact.lab.train.distil import DistilRecipe, distil
 
     with progress_bars() as update, Pool() as pool:
-        roll = collector(lessons, pool, update)
+        roll = collector(lessons, pool, update, env)
         return distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update, threads=threads)
