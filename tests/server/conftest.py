@@ -130,6 +130,8 @@ class Server:
         """A WebSocket before its hello."""
         scheme = "ws" if self.tls is None else "wss"
         options: dict[str, Any] = {"compression": None, "max_size": None, "ssl": self.tls, "proxy": None}
+        # Its own pings draw random numbers in a thread, which Hypothesis takes for those of a strategy.
+        options["ping_interval"] = None
         with connect(
             f"{scheme}://127.0.0.1:{self.port}{path}",
             additional_headers=headers,
