@@ -24,17 +24,18 @@ from specact.families.codes.values import CodeDistribution
 from specact.gates import Always, Gate, Never
 from specact.gates.prefetch import Forecast
 from specact.interrupts import Interrupted
+from specact.observation import Window, vectors
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.types import Cause, Miss, OffloadTimes, Proposal, StepRecord, Window
+from specact.types import Cause, Miss, OffloadTimes, Proposal, StepRecord
 
 # Powers of two: sums of them are exact, and so is every assertion.
 PERIOD = 0.0625
 QUICK = PERIOD / 8
 SPEC = PolicySpec(
-    window=1, state=1, goal=0, image=None, codebooks=1, codes=2, chunk=2, actions=1, execute=2, overlap="drop",
-    temperature=1.0, rate_hz=16.0,
+    draft=vectors(1, state=1), target=vectors(1, state=1), codebooks=1, codes=2, chunk=2, actions=1, execute=2,
+    overlap="drop", temperature=1.0, rate_hz=16.0,
 )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ class Slow:
 
     def infer(self, window: Window) -> CodeDistribution:
         self.clock.sleep(next(self._next))
-        offsets = np.full((1, 2, 2, 1), 0.001 * window.state[-1, 0], np.float32)
+        offsets = np.full((1, 2, 2, 1), 0.001 * window["state"][-1, 0], np.float32)
         return CodeDistribution(np.array([[0.5, 0.5]]), offsets)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
@@ -109,7 +110,7 @@ class Lost:
 
 
 TABLE = np.array([[[0.1], [0.2]], [[-0.1], [-0.2]]], np.float32)
-TOKENIZER = ActionTokenizer(TABLE, np.zeros(1, np.float32), np.ones(1, np.float32), "none", 2)
+TOKENIZER = ActionTokenizer(np.zeros(1, np.float32), np.ones(1, np.float32), TABLE, "none", 2)
 
 
 def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
@@ -237,7 +238,7 @@ def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used()
     class Overflowing(Slow):
         def infer(self, window: Window) -> CodeDistribution:
             found = super().infer(window)
-            return replace(found, offsets=found.offsets * np.float32(np.inf if window.state[-1, 0] > 4.0 else 1.0))
+            return replace(found, offsets=found.offsets * np.float32(np.inf if window["state"][-1, 0] > 4.0 else 1.0))
 
     drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
     policy = policy_of(clock, [QUICK], drafter=drafter)

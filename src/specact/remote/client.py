@@ -272,8 +272,8 @@ class Line:
             channel.close()
             self.problem = printable(f"{self._endpoint} refuses this device: {error}")
             return
-        bundle, target, version = (printable(text, 64) for text in (welcome.bundle, welcome.target, welcome.version))
-        welcome = replace(welcome, bundle=bundle, target=target, version=version)
+        said = {name: printable(getattr(welcome, name), 64) for name in ("bundle", "target", "version", "family")}
+        welcome = replace(welcome, **said)
         with self._lock:
             self._channel, self.welcome, self.problem, self._misses = channel, welcome, None, 0
             self._unasked = 0
