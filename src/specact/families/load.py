@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specact.errors import BundleError
+from specact.errors import BundleError, ConfigError
 from specact.families.chunks.folder import load_chunk_pair
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import load_policy, names_folder, try_out
@@ -19,6 +19,17 @@ AnyPair = Bundle | ChunkPair
 def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
     """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
     return (None, None) if isinstance(pair, Bundle) else pair.named
+
+
+def of_codes(pair: AnyPair, what: str) -> Bundle:
+    """The pair, where it is one of action codes.
+
+    Raises:
+        ConfigError: if it is not; ``what`` says what needs one.
+    """
+    if not isinstance(pair, Bundle):
+        raise ConfigError(f"{what} needs a pair of action codes, and {pair.name} is a pair of chunk policies")
+    return pair
 
 
 def load_pair(

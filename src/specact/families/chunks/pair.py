@@ -62,6 +62,7 @@ class ChunkPair:
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.target_spec
+        _ = self.observation
         if draft.actions != target.actions or draft.rate_hz != target.rate_hz:
             raise ConfigError(
                 f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
@@ -174,7 +175,7 @@ class ChunkVerifier(TargetVerifier[Chunk]):
         actions, accepted = replaced_after_prefix(proposal.actions, wanted, self._within)
         origins = np.full(len(actions), Origin.REPLACED, np.uint8)
         origins[:accepted] = Origin.ACCEPTED
-        return Outcome(actions, origins, len(actions), accepted, answer.times, evidence=wanted)
+        return Outcome(actions, origins, len(actions), accepted, answer.times, wanted, float(accepted == len(actions)))
 
 
 def replaced_after_prefix(drafted: Chunk, wanted: Chunk, within: float) -> tuple[Chunk, int]:

@@ -131,7 +131,9 @@ def _make(order: _Order) -> list[Film]:
         if isinstance(found, list):
             return found
         reasons.append(f"{renderer or 'default'}: {found}")
-    raise ConfigError(f"this machine cannot draw the environment ({'; '.join(reasons)}))")
+    raise ConfigError(
+        f"this machine cannot draw the environment ({'; '.join(reasons)}); install EGL or OSMesa, or add --no-films"
+    )
 
 
 def _renderers() -> tuple[str, ...]:

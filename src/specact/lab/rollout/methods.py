@@ -75,13 +75,13 @@ METHODS = {
         "always", "target", "the target on the device, without a link", waits_for_draft=False, on_device=True
     ),
     "hybrid": Method("always", "speculative", "every step verified"),
-    "random": _chance("verified by chance, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
-    "plain_random": _chance("verified by chance alone, at ADAHI's rate", "adahi", None),
+    "random": _chance("verified at random, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
+    "plain_random": _chance("verified at random, at ADAHI's rate without forced steps", "adahi", None),
     "random_learned": _chance(
-        "verified by chance, at the learned gate's rate and with its forced steps", "learned", "learned"
+        "verified at random, at the learned gate's rate and with its forced steps", "learned", "learned"
     ),
     "head_random": _chance(
-        "the head as the draft, verified by chance at the learned gate's rate", "learned", "learned", "head"
+        "the head as the draft, verified at random, at the learned gate's rate", "learned", "learned", "head"
     ),
     "adahi": Method("deviation", "speculative", "verified where the action deviates"),
     "gated_target": Method("deviation", "target", "ADAHI's gate, the target's own codes"),
