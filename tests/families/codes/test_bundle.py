@@ -258,9 +258,9 @@ def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
     task = load_task(recipe.env)
     shown = demonstrations(task, (), recipe.generate_episodes, recipe.generate_noise, recipe.seed)
     data = stages.prepare(shown, recipe)
-    made = {}
+    made, specs = {}, stages.specs_of(recipe, shown)
     for role in ("draft", "target"):
-        model = VQBeT(stages.shapes_of(data, recipe), recipe.policies[role], data.statistics)
+        model = VQBeT(stages.shapes_of(data, recipe, specs[role]), recipe.policies[role], data.statistics)
         weights, _ = checkpoint.read(tiny_run / f"{role}.safetensors")
         buffers = ("state_mean", "state_std", "goal_mean", "goal_std")
         model.load_state_dict({k: v if k in buffers else v.half().float() for k, v in weights.items()})
@@ -268,11 +268,10 @@ def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
     return made
 
 
-def some_windows(model: VQBeT, count: int) -> tuple[list[Window], torch.Tensor, torch.Tensor]:
-    state, goal, _ = example_inputs(model, count)
-    assert goal is not None
-    windows = [Window({"state": s.numpy(), "goal": g.numpy()}) for s, g in zip(state, goal, strict=True)]
-    return windows, state, goal
+def some_windows(model: VQBeT, count: int) -> tuple[list[Window], dict[str, torch.Tensor]]:
+    seen = example_inputs(model, count)
+    assert set(seen) == {"state", "goal"}
+    return [Window({name: values[row].numpy() for name, values in seen.items()}) for row in range(count)], seen
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
@@ -281,9 +280,9 @@ def test_onnx_runtime_answers_like_pytorch(
     tiny_bundle: Path, networks: dict[str, VQBeT], role: str, count: int
 ) -> None:
     bundle, model = load_bundle(tiny_bundle), networks[role]
-    windows, state, goal = some_windows(model, count)
+    windows, seen = some_windows(model, count)
     with torch.no_grad():
-        logits, offsets = LastPosition(model)(state, goal)
+        logits, offsets = LastPosition(model)(seen)
     answers = getattr(bundle, role).infer_batch(windows)
     assert len(answers) == count
     for answer, row, offset in zip(answers, logits, offsets, strict=True):
@@ -299,7 +298,7 @@ def test_a_window_is_answered_alike_alone_and_in_a_batch(
     tiny_bundle: Path, networks: dict[str, VQBeT], role: str
 ) -> None:
     policy: OnnxPolicy = getattr(load_bundle(tiny_bundle), role)
-    windows, _, _ = some_windows(networks[role], 16)
+    windows, _ = some_windows(networks[role], 16)
     for window, row in zip(windows, policy.infer_batch(windows), strict=True):
         alone = policy.infer(window)
         np.testing.assert_allclose(row.probs, alone.probs, atol=1e-5)
