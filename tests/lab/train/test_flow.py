@@ -27,7 +27,7 @@ from specact.lab.train.flow_train import train_flow
 from specact.lab.train.loop import Stage, run
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
-from specact.lab.train.vqbet import Statistics
+from specact.observation import vectors
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -144,8 +144,8 @@ def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
     recipe = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
     spec = bundle.spec
     weights, _ = checkpoint.read(tiny_flow.parents[1] / "flow.safetensors")
-    names = ("state_mean", "state_std", "goal_mean", "goal_std")
-    statistics = Statistics(*(weights[f"encoder.{name}"] for name in names))
+    names = spec.observation.fields
+    statistics = {name: (weights[f"encoder.{name}_mean"], weights[f"encoder.{name}_std"]) for name in names}
     model = Flow(spec, recipe, statistics)
     model.load_state_dict(weights)
     export.round_to_half(model.eval().requires_grad_(False))

@@ -195,7 +195,9 @@ def spoiled(name: str, row: int, column: int, value: float) -> Episodes:
 def wide(name: str, width: int) -> Episodes:
     made = demonstrations()
     rows = np.zeros((made.steps, width), np.float32)
-    return replace(made, action=rows) if name == "action" else replace(made, observation={**made.observation, name: rows})
+    return (
+        replace(made, action=rows) if name == "action" else replace(made, observation={**made.observation, name: rows})
+    )
 
 
 def one_episode() -> Episodes:

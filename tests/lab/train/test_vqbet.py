@@ -323,7 +323,16 @@ def real() -> Episodes:
 def test_images_train_and_the_policy_exports(source: object, tmp_path: Path) -> None:
     episodes: Episodes = source()  # type: ignore[operator]
     settings = PolicyRecipe(
-        sees=("state", "image"), layers=1, heads=1, width=16, head_width=0, dropout=0.0, steps=30, batch=16, warmup=2, bfloat16=False
+        sees=("state", "image"),
+        layers=1,
+        heads=1,
+        width=16,
+        head_width=0,
+        dropout=0.0,
+        steps=30,
+        batch=16,
+        warmup=2,
+        bfloat16=False,
     )
     recipe = Recipe(
         env="pusht",
