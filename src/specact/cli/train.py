@@ -43,10 +43,8 @@ def train(
         json: print the result as JSON.
     """
     from specact.families.chunks.sources import load_policy
-    from specact.lab.train.flow_recipe import load_flow_recipe
+    from specact.lab.train.flow_recipe import FlowRecipe, load_any_recipe
     from specact.lab.train.flow_train import train_flow
-    from specact.lab.train.recipe import load_recipe
-    from specact.lab.train.toml import read_toml
     from specact.lab.train.train import train as train_pairs
 
     if recipe is None and distil is None:
@@ -62,17 +60,17 @@ def train(
         else:
             remarks.print(f"bundle: {path}", highlight=False)
         return
-    flow = "kind" in read_toml(recipe)
-    if distil is not None and not flow:
+    what, _ = load_any_recipe(recipe)
+    if distil is not None and not isinstance(what, FlowRecipe):
         raise ConfigError(
             'a recipe of action codes trains its own target; leave out --distil, or give a recipe of kind = "flow"'
         )
     with progress_bars() as update:
-        if flow:
+        if isinstance(what, FlowRecipe):
             teacher = None if distil is None else load_policy(distil)
-            made = train_flow(load_flow_recipe(recipe), data, out, update, threads=threads, teacher=teacher)
+            made = train_flow(what, data, out, update, threads=threads, teacher=teacher)
         else:
-            made = train_pairs(load_recipe(recipe), data, out, update, threads=threads)
+            made = train_pairs(what, data, out, update, threads=threads)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return

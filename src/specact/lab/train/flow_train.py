@@ -76,7 +76,7 @@ def _train(
     folder = out / "bundles" / recipe.bundle
     manifest = {
         "name": recipe.bundle,
-        "env": recipe.env,
+        "env": recipe.env or "",
         "specact": __version__,
         "recipe": asked,
         "training": last_lines(out),
