@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from specact.wire.exchange import exchange_bytes
 
 from specact import load_bundle
 from specact.lab.processes import Child, serving
-from specact.wire.exchange import exchange_bytes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
