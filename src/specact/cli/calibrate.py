@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -31,6 +31,8 @@ def calibrate(
     gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
     retrain: bool = False,
     lessons: int = 100_000,
+    draft: str | None = None,
+    target: str | None = None,
     out: Path | None = None,
     workers: int | None = None,
     json: bool = False,
@@ -45,17 +47,19 @@ def calibrate(
         gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
             own.
         rate: target share of inferences to transmit.
-        episodes: per round, and for the held-out check.
-        rounds: on states of the gated policy.
+        episodes: number of episodes per round, and for the held-out check.
+        rounds: number of rounds on states of the gated policy.
         seed: random seed.
         retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME.
+        target: likewise.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
-    from specact.families.codes.bundle import load_bundle
     from specact.families.codes.head import HEAD
+    from specact.families.load import load_pair, of_codes
     from specact.lab.envs import env_of
     from specact.lab.evaluation.calibrate import TOLERANCE, CalibrationRun
     from specact.lab.evaluation.calibrate import calibrate as run
@@ -63,14 +67,17 @@ def calibrate(
 
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
-    loaded = load_bundle(bundle)
+    loaded = load_pair(bundle, draft=draft, target=target)
     world = env or env_of(loaded, None)
     settings = CalibrationRun(rate, episodes, rounds, seed)
-    total, folder = episodes * (rounds + 2), out or loaded.path / "calibration"
+    total = episodes * (rounds + 2)
+    folder = out or Path(loaded.path or ".") / "calibration"
     check_folder(folder)
     with progress_bars() as update, Pool(workers) as pool:
-        if gate.startswith("learned") and (retrain or not (loaded.path / HEAD).exists()):
-            _teach(loaded, world, lessons, seed, pool, update)
+        if gate.startswith("learned"):
+            codes = of_codes(loaded, f"the gate {gate!r}")
+            if retrain or not (codes.path / HEAD).exists():
+                _teach(codes, world, lessons, seed, pool, update)
         made = run(
             loaded,
             world,
@@ -90,6 +97,22 @@ def calibrate(
         f"{made.held_out['episodes']} episodes",
         highlight=False,
     )
+    if "linear" in model:
+        _say_rejection_model(model)
+    else:
+        results.print(
+            f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps",
+            highlight=False,
+        )
+    if abs(made.held_out["rate"] - rate) > TOLERANCE:
+        remarks.print(
+            f"the held-out rate is more than {TOLERANCE} away from the one asked for; use more --episodes or --rounds",
+            style="yellow",
+        )
+    results.print(f"written: {path}", highlight=False)
+
+
+def _say_rejection_model(model: dict[str, Any]) -> None:
     for form in ("linear", "logarithmic"):
         fit = model[form]
         results.print(f"{form} rejection model: slope {fit['slope']:+.3g}, R² {fit['r2']:.2f}", highlight=False)
@@ -98,12 +121,6 @@ def calibrate(
         remarks.print(
             "the slope is negative: this gate transmits steps that the target would have accepted", style="yellow"
         )
-    if abs(made.held_out["rate"] - rate) > TOLERANCE:
-        remarks.print(
-            f"the held-out rate is more than {TOLERANCE} away from the one asked for; use more --episodes or --rounds",
-            style="yellow",
-        )
-    results.print(f"written: {path}", highlight=False)
 
 
 def _teach(

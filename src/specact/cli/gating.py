@@ -7,7 +7,7 @@ from typing import Any
 
 from specact.cli.output import remarks
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair
 from specact.gates import DriftAlarm
 from specact.gates.audit import Shadow, expected_true_skip
 from specact.gates.calibration import calibrated_gate, find_calibration
@@ -19,7 +19,7 @@ from specact.wire.sizes import exchange_bytes
 
 
 def wanted_budget(
-    hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: Bundle, inferences_hz: float
+    hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: AnyPair, inferences_hz: float
 ) -> Budget | None:
     """What is to be held, if anything.
 
@@ -37,7 +37,7 @@ def wanted_budget(
     return RateBudget(rate) if hold else None
 
 
-def deciding_gate(bundle: Bundle, name: str, rate: float, budget: Budget | None) -> Gate:
+def deciding_gate(bundle: AnyPair, name: str, rate: float, budget: Budget | None) -> Gate:
     """The calibrated gate of this rate, or one under a controller where there is a budget.
 
     Raises:
@@ -52,7 +52,7 @@ def deciding_gate(bundle: Bundle, name: str, rate: float, budget: Budget | None)
     return replace(BUNDLES_OWN.settings(name, bundle), threshold=rate).build(bundle)
 
 
-def watching_shadow(bundle: Bundle, gate: str, rate: float | None) -> Shadow:
+def watching_shadow(bundle: AnyPair, gate: str, rate: float | None) -> Shadow:
     """With an alarm where a calibration says what is to be expected."""
     calibration = None if rate is None else find_calibration(bundle, gate, rate)
     if rate is None or calibration is None:

@@ -44,7 +44,7 @@ class Sweep:
     steps: int = 10
     """Euler steps of a flow policy, wherever they are not the lever."""
     execute: int | None = None
-    """Actions played of a chunk; as the pair does, and half of a flow's chunk, if not given."""
+    """Actions executed of each chunk; if not given, the bundle's own, for a flow policy half of the chunk."""
     episodes: int = 200
     """Number of paired episodes for each setting."""
     seed: int = 1
@@ -52,7 +52,7 @@ class Sweep:
     idle: tuple[Literal["hold", "last", "neutral"], ...] = ("hold",)
     """What the robot does while it waits, each in turn: the task's holding action, the last command, or zeros."""
     calibration_episodes: int = 40
-    """Per round, to calibrate each gate that holds a rate at each place where it runs, and to check it."""
+    """Episodes per round to calibrate a gate, and to check it, for each pace, idle, hardware and link."""
     target_ms: float | None = None
     """Time of a server's inference, whatever the robot's hardware."""
     workers: int | None = None
@@ -101,7 +101,7 @@ class Analyse:
     out: Path | None = None
     """Folder for analysis.json and the figures (PNG, SVG, CSV); the first sweep's own if not given."""
     figures: bool = True
-    """Whether to draw them."""
+    """Draw the figures."""
     json: bool = False
     """Print everything as JSON."""
 
@@ -139,9 +139,9 @@ class Explain:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of sweeps."""
     lever: str
-    """Its name."""
+    """Name of the lever."""
     strength: float
-    """Of the setting."""
+    """Strength of the setting."""
     pace: float | None = None
     """Only at this pace."""
     idle: str | None = None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair
 from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
@@ -78,7 +78,7 @@ def file_name(gate: str, rate: float) -> str:
     return f"{file_stem(gate)}-{rate:.2f}.json"
 
 
-def read_calibration(path: Path, bundle: Bundle) -> Calibration:
+def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
     """Reads a calibration and refuses one made for other weights.
 
     Raises:
@@ -104,13 +104,15 @@ def read_calibration(path: Path, bundle: Bundle) -> Calibration:
     return calibration
 
 
-def find_calibration(bundle: Bundle, gate: str, rate: float) -> Calibration | None:
+def find_calibration(bundle: AnyPair, gate: str, rate: float) -> Calibration | None:
     """The calibration stored in the bundle for this gate and rate, or None."""
+    if bundle.path is None:
+        return None
     path = bundle.path / "calibration" / file_name(gate, rate)
     return read_calibration(path, bundle) if path.is_file() else None
 
 
-def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
+def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
     """A gate that holds a transmission rate, from the bundle's stored calibration.
 
     Args:
@@ -124,7 +126,8 @@ def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
     """
     calibration = find_calibration(bundle, gate, rate)
     if calibration is None:
-        stored = sorted(path.stem for path in (bundle.path / "calibration").glob("*.json"))
+        folder = None if bundle.path is None else bundle.path / "calibration"
+        stored = sorted(path.stem for path in folder.glob("*.json")) if folder is not None else []
         raise ConfigError(
             f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}; "
             f"it has {', '.join(stored) or 'none'}. Make one with: "

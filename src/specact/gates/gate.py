@@ -37,6 +37,9 @@ class Gate(ABC):
     calibrated: ClassVar[bool] = True
     """Whether its threshold comes from a calibration for a transmission rate."""
 
+    family: ClassVar[str | None] = None
+    """The family whose evidence it reads; None for a gate that looks at actions alone and serves every family."""
+
     def __init__(
         self,
         threshold: float,

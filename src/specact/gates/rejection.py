@@ -35,6 +35,8 @@ class Lookahead(Gate):
         ConfigError: for an unknown quantity.
     """
 
+    family = "codes"
+
     def __init__(
         self, threshold: float, *, tokenizer: ActionTokenizer, on: Quantity = "rejection", **limits: Any
     ) -> None:

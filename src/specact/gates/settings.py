@@ -9,9 +9,9 @@ from inspect import isabstract
 from typing import Any, Literal, get_args
 
 from specact.errors import ConfigError, SpecactError, unknown_name
-from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import head_fingerprint
-from specact.families.codes.spec import CodePolicy
+from specact.families.codes.spec import InfersCodes
+from specact.families.load import AnyPair, of_codes
 from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.uncertainty import Kind
@@ -57,17 +57,16 @@ CALIBRATED = tuple(name for name in GATES if load_gate(name).calibrated)
 
 @dataclass(frozen=True)
 class GateChoices:
-    """The readings that the papers leave open, by name; what is not given is as the bundle recommends.
+    """Settings that the papers do not specify; the bundle's own if not given.
 
     Attributes:
-        reading: of the action deviation, see :class:`~specact.gates.deviation.ActionDeviation`; euclidean where the
-            bundle recommends none.
-        alpha: weight of the newest action in the average; 0.5.
-        source: which actions feed the average, executed or draft; executed.
-        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; disagreement.
-        max_skips: longest run of skipped inferences; no limit. Asked for, it holds for the deviation gate, the learned
-            ones and ``MODULE:GATE``; recommended by a bundle, for the deviation alone.
-        learned_max_skips: what a bundle recommends for the learned gates; no limit.
+        reading: of the action deviation, see docs/choices.md; euclidean if the bundle recommends none.
+        alpha: weight of the newest action in the average; 0.5 if the bundle recommends none.
+        source: which actions feed the average, executed or draft; executed if the bundle recommends none.
+        uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the bundle recommends none.
+        max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation, the
+            learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the bundle recommends none.
+        learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
 
     Raises:
         ConfigError: for a value that is not allowed.
@@ -106,14 +105,19 @@ class GateChoices:
                 raise unknown_name("gate choice", name, names)
         return replace(GateChoices(**recommended), **{k: v for k, v in vars(self).items() if v is not None})
 
-    def settings(self, gate: str, bundle: Bundle) -> GateSettings:
+    def settings(self, gate: str, bundle: AnyPair) -> GateSettings:
         """Settings of a gate that still needs its threshold; what is not chosen is as the bundle recommends.
 
         Raises:
             ConfigError: for an unknown gate, or a learned one that the bundle does not have.
         """
         choices = self.over(bundle.recommended_gates)
-        load_gate(gate)
+        family = load_gate(gate).family
+        if family not in (None, bundle.codec.dialect.family):
+            raise ConfigError(
+                f"the gate {gate!r} reads what the family {family!r} knows of a draft, but {bundle.name} is of the "
+                f"family {bundle.codec.dialect.family!r}; choose a gate that looks at actions alone, such as deviation"
+            )
         options: dict[str, dict[str, Any]] = {
             "deviation": {
                 "reading": choices.reading or "euclidean",
@@ -127,8 +131,8 @@ class GateChoices:
             "oracle_action": {"on": "action_change"},
         }
         if gate.startswith("learned"):
-            options[gate]["weights"] = head_fingerprint(bundle)
-        # What suits the deviation costs a gate that knows better when to ask, so each has a recommendation of its own.
+            options[gate]["weights"] = head_fingerprint(of_codes(bundle, f"the gate {gate!r}"))
+        # A limit that helps the deviation can lower the success of a learned gate, so each has its own recommendation.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
         limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(
             gate, self.max_skips if is_plugin(gate) else None
@@ -181,7 +185,7 @@ class GateSettings:
         """What was asked for, before calibration found the threshold."""
         return replace(self, threshold=0.0, tie_probability=0.0)
 
-    def build(self, bundle: Bundle, target: CodePolicy | None = None) -> Gate:
+    def build(self, bundle: AnyPair, target: InfersCodes | None = None) -> Gate:
         """A fresh gate for one robot.
 
         Args:

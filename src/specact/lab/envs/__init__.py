@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from specact.errors import ConfigError, MissingExtraError, RenderError, unknown_name
 from specact.lab.envs.drawing import cannot_draw
 from specact.plugins import is_plugin, load_object
-from specact.runtime.manifest import BundleFolder
 
 if TYPE_CHECKING:
     from specact.lab.envs.task import Task
@@ -57,7 +56,16 @@ def load_task(name: str) -> Task:
     return task
 
 
-def env_of(bundle: BundleFolder, given: str | None) -> str:
+class MadeFor(Protocol):
+    """A pair, or a policy, that was made for an environment."""
+
+    @property
+    def env(self) -> str:
+        """Its name; empty where nobody said."""
+        ...
+
+
+def env_of(bundle: MadeFor, given: str | None) -> str:
     """The environment that a bundle was made for.
 
     A bundle cannot run code: where it names its environment as ``MODULE:TASK``, the user has to name it too.
@@ -67,11 +75,13 @@ def env_of(bundle: BundleFolder, given: str | None) -> str:
         given: the environment that the user named, or None.
 
     Raises:
-        ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another, or none.
+        ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another, or none; or nobody named any.
     """
+    if not bundle.env and given is None:
+        raise ConfigError("these policies were made for no environment that has a name; give it with --env")
     if is_plugin(bundle.env) and bundle.env != given:
         raise ConfigError(
-            f"the bundle {bundle.path} was made for the environment {bundle.env!r}, which is code that does not come "
+            f"this bundle was made for the environment {bundle.env!r}, which is code that does not come "
             f"with specact; if you trust it, name it yourself: --env {bundle.env}"
         )
     return bundle.env

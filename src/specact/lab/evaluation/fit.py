@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair
 from specact.lab.data.fit import widths_in_words
 from specact.lab.envs.task import Task
 
 
-def check_fit(bundle: Bundle, task: Task) -> None:
+def check_fit(bundle: AnyPair, task: Task) -> None:
     """Checks that a pair's observations and actions are the task's; a pair may do without some of the task's.
 
     Raises:
         ConfigError: if a width differs.
     """
-    spec, wanted = bundle.spec, task.widths()
-    found = {"action": spec.actions} | {
+    wanted = task.widths()
+    found = {"action": len(bundle.units.centre)} | {
         name: field.shape[0] for name, field in bundle.observation.fields.items() if not field.is_image
     }
     if any(wanted.get(name) != width for name, width in found.items()):

@@ -44,6 +44,11 @@ class Method:
         return self.proposes == "head" or self.gate.startswith("learned")
 
     @property
+    def needs_codes(self) -> bool:
+        """Whether its gate reads the distributions over codes."""
+        return self.gate.startswith(("uncertainty", "oracle"))
+
+    @property
     def needs_head(self) -> bool:
         """Whether a bundle without a target head cannot run it: that of its own or of its rival."""
         return self.uses_head or (self.limits_of is not None and load_method(self.limits_of).uses_head)
@@ -70,13 +75,13 @@ METHODS = {
         "always", "target", "the target on the device, without a link", waits_for_draft=False, on_device=True
     ),
     "hybrid": Method("always", "speculative", "every step verified"),
-    "random": _chance("verified by chance, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
-    "plain_random": _chance("verified by chance alone, at ADAHI's rate", "adahi", None),
+    "random": _chance("verified at random, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
+    "plain_random": _chance("verified at random, at ADAHI's rate without forced steps", "adahi", None),
     "random_learned": _chance(
-        "verified by chance, at the learned gate's rate and with its forced steps", "learned", "learned"
+        "verified at random, at the learned gate's rate and with its forced steps", "learned", "learned"
     ),
     "head_random": _chance(
-        "the head as the draft, verified by chance at the learned gate's rate", "learned", "learned", "head"
+        "the head as the draft, verified at random, at the learned gate's rate", "learned", "learned", "head"
     ),
     "adahi": Method("deviation", "speculative", "verified where the action deviates"),
     "gated_target": Method("deviation", "target", "ADAHI's gate, the target's own codes"),
