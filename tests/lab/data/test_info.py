@@ -19,7 +19,7 @@ DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).resolve().parents[3].p
 def demos(lengths: list[int], seed: int = 0) -> Episodes:
     rng, steps = np.random.default_rng(seed), sum(lengths)
     return Episodes(
-        state=rng.normal(size=(steps, 3)).astype(np.float32),
+        {"state": rng.normal(size=(steps, 3)).astype(np.float32)},
         action=rng.uniform(-1, 1, size=(steps, 2)).astype(np.float32),
         ends=np.cumsum(lengths).astype(np.int64),
         rate_hz=10.0,
@@ -43,7 +43,7 @@ def test_numbers() -> None:
         10,
     )
     assert (found.length_min, found.length_median, found.length_max) == (10, 11.5, 14)
-    assert found.shapes == {"state": [47, 3], "action": [47, 2]}
+    assert found.shapes == {"action": [47, 2], "state": [47, 3]}
     assert found.action_min == episodes.action.min(axis=0).tolist()
     assert found.action_max == episodes.action.max(axis=0).tolist()
     assert found.action_quantiles["0.5"] == np.median(episodes.action, axis=0).tolist()
@@ -53,13 +53,13 @@ def test_numbers() -> None:
 
 def test_format_of_a_file(tmp_path: Path) -> None:
     episodes = demos([10, 12])
-    np.savez(tmp_path / "x.npz", obs=episodes.state, action=episodes.action, episode_ends=episodes.ends)
+    np.savez(tmp_path / "x.npz", obs=episodes.numbers("state"), action=episodes.action, episode_ends=episodes.ends)
     assert describe(read(tmp_path / "x.npz"), tmp_path / "x.npz").format == "npz"
 
 
 def test_not_finite() -> None:
     episodes = demos([10, 12])
-    episodes.state[13, 2], episodes.state[14, 0], episodes.action[9, 1] = np.nan, np.inf, -np.inf
+    episodes.numbers("state")[13, 2], episodes.numbers("state")[14, 0], episodes.action[9, 1] = np.nan, np.inf, -np.inf
     state, action = warnings(episodes)
     assert state.startswith("2 values of state") and state.endswith("episode 1, step 3, dimension 2")
     assert action.startswith("1 values of action") and action.endswith("episode 0, step 9, dimension 1")
@@ -85,10 +85,10 @@ def test_outside(outside: int, expected: int) -> None:
 
 def test_constant() -> None:
     episodes = demos([10, 12])
-    episodes.state[:, 1], episodes.action[:, 0] = 7, 0
+    episodes.numbers("state")[:, 1], episodes.action[:, 0] = 7, 0
     action, state = warnings(episodes)
     assert action == "1 of 2 action dimensions never change: 0"
-    assert state == "1 of 3 observation dimensions never change: 1"
+    assert state == "1 of 3 state dimensions never change: 1"
 
 
 def test_lengths() -> None:
@@ -100,7 +100,7 @@ def test_lengths() -> None:
 
 def test_duplicates() -> None:
     episodes = demos([10, 12, 10])
-    episodes.state[22:], episodes.action[22:] = episodes.state[:10], episodes.action[:10]
+    episodes.numbers("state")[22:], episodes.action[22:] = episodes.numbers("state")[:10], episodes.action[:10]
     assert warnings(episodes) == ["1 episodes repeat an earlier one exactly: 2 (as 0)"]
 
 

@@ -26,7 +26,7 @@ def recorded() -> tuple[Episodes, dict[str, np.ndarray]]:
         pytest.skip(f"no Adroit demonstrations at {FILE}; set SPECACT_DATA to the folder that holds adroit/")
     with np.load(FILE) as file:
         arrays = dict(file)
-    return Episodes(arrays["obs"], arrays["action"], arrays["episode_ends"]), arrays
+    return Episodes({"state": arrays["obs"]}, arrays["action"], arrays["episode_ends"]), arrays
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +86,12 @@ def test_truncates_after_the_last_step(env: Relocate) -> None:
 
 
 def test_refuses_other_widths() -> None:
-    good = Episodes(np.zeros((3, 39), np.float32), np.full((3, 30), 1.5, np.float32), np.array([3]))
-    assert features(good).state.shape == (3, 39) and features(good).action.max() == 1.0
+    good = Episodes({"state": np.zeros((3, 39), np.float32)}, np.full((3, 30), 1.5, np.float32), np.array([3]))
+    assert features(good).numbers("state").shape == (3, 39) and features(good).action.max() == 1.0
     with pytest.raises(DataError, match=r"state width 39 and action width 30, got 39 and 28"):
         features(replace(good, action=np.zeros((3, 28), np.float32)))
     with pytest.raises(DataError, match="got 59 and 30"):
-        features(replace(good, state=np.zeros((3, 59), np.float32)))
+        features(replace(good, observation={"state": np.zeros((3, 59), np.float32)}))
 
 
 def test_recorded_actions_do_again_what_was_recorded(
@@ -102,10 +102,10 @@ def test_recorded_actions_do_again_what_was_recorded(
     converted = features(episodes)
     for index, steps in list(enumerate(episodes.slices()))[:5]:
         seen, info = env.reset(seed=int(arrays["seed"][index]))
-        np.testing.assert_allclose(seen["state"], converted.state[steps.start], atol=1e-6)
+        np.testing.assert_allclose(seen["state"], converted.numbers("state")[steps.start], atol=1e-6)
         for row in range(steps.start, steps.stop):
             if row < steps.start + 20:  # its fingers rub against each other, but it has not touched the ball
-                np.testing.assert_allclose(seen["state"], converted.state[row], atol=0.1)
+                np.testing.assert_allclose(seen["state"], converted.numbers("state")[row], atol=0.1)
             seen, _, _, _, info = env.step(converted.action[row])
         assert info["success"]
         assert info["score"] == pytest.approx(arrays["success"][steps].sum(), abs=10)

@@ -119,7 +119,8 @@ def test_a_ball_at_rest_where_the_goal_passes_has_not_caught_it() -> None:
 
 def test_demonstrations_have_no_goal_beside_the_state() -> None:
     made = generate(TASK, 3, seed=0, noise=0.5)
-    assert made.episodes.goal is None and made.episodes.state.shape[1] == 12
+    assert list(made.episodes.observation) == ["state"]
+    assert made.episodes.numbers("state").shape[1] == 12
     assert made.tried == 3
 
 

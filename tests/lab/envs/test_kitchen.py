@@ -28,7 +28,9 @@ def load(name: str) -> tuple[Episodes, dict[str, np.ndarray]]:
     with np.load(path) as file:
         arrays = dict(file)
     goal = arrays["current_subtask"][:, None].astype(np.float32)
-    return Episodes(arrays["obs"], arrays["action"], arrays["episode_ends"], goal=goal, rate_hz=12.5), arrays
+    return Episodes(
+        {"state": arrays["obs"], "goal": goal}, arrays["action"], arrays["episode_ends"], rate_hz=12.5
+    ), arrays
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def env() -> Kitchen:
 @pytest.fixture
 def blank() -> Episodes:
     goal = np.array([[2], [2], [5]], np.float32)
-    return Episodes(np.zeros((3, 59), np.float32), np.zeros((3, 9), np.float32), np.array([3]), goal=goal)
+    return Episodes({"state": np.zeros((3, 59), np.float32), "goal": goal}, np.zeros((3, 9), np.float32), np.array([3]))
 
 
 @pytest.mark.filterwarnings("error")
@@ -95,21 +97,23 @@ def test_truncates_after_the_last_step(env: Kitchen) -> None:
 
 
 def test_refuses_other_widths_and_unknown_subtasks(blank: Episodes) -> None:
-    assert features(blank).state.shape == (3, 30)
+    assert features(blank).numbers("state").shape == (3, 30)
     with pytest.raises(DataError, match=r"state width 59.*got 30 and 9"):
-        features(replace(blank, state=np.zeros((3, 30), np.float32)))
+        features(replace(blank, observation={"state": np.zeros((3, 30), np.float32)}))
     with pytest.raises(DataError, match="got 59 and 7"):
         features(replace(blank, action=np.zeros((3, 7), np.float32)))
-    for wrong in (None, np.full((3, 1), 7, np.float32), np.full((3, 1), 0.5, np.float32), np.zeros((3, 7), np.float32)):
+    with pytest.raises(DataError, match="number of the present subtask"):
+        features(blank.only("state"))
+    for wrong in (np.full((3, 1), 7, np.float32), np.full((3, 1), 0.5, np.float32), np.zeros((3, 7), np.float32)):
         with pytest.raises(DataError, match="number of the present subtask"):
-            features(replace(blank, goal=wrong))
+            features(replace(blank, observation=dict(blank.observation) | {"goal": wrong}))
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_recorded_segment_ends_with_the_subtask_of_its_number(name: str) -> None:
     episodes, arrays = load(name)
-    done = completed(objects(episodes.state))
-    goal = features(episodes).goal
+    done = completed(objects(episodes.numbers("state")))
+    goal = features(episodes).numbers("goal")
     assert goal is not None
     for steps, chain in zip(episodes.slices(), arrays["sequence"], strict=True):
         numbers = arrays["current_subtask"][steps]
@@ -125,13 +129,12 @@ def test_every_recorded_segment_ends_with_the_subtask_of_its_number(name: str) -
 def test_replay_with_the_recorded_seed_is_exact(env: Kitchen) -> None:
     episodes, arrays = load(FILES[0])
     converted = features(episodes)
-    assert converted.goal is not None
     for index, steps in list(enumerate(converted.slices()))[:2]:
         seen, info = env.reset(seed=int(arrays["seed"][index]), options={"chain": arrays["sequence"][index]})
         scores, terminated = [info["score"]], False
         for row in range(steps.start, steps.stop):
-            np.testing.assert_allclose(seen["state"], converted.state[row], atol=1e-3)
-            np.testing.assert_array_equal(seen["goal"], converted.goal[row])
+            np.testing.assert_allclose(seen["state"], converted.numbers("state")[row], atol=1e-3)
+            np.testing.assert_array_equal(seen["goal"], converted.numbers("goal")[row])
             seen, reward, terminated, truncated, info = env.step(converted.action[row])
             scores.append(info["score"])
             assert reward == scores[-1] - scores[-2] and not truncated

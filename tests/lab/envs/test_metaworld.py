@@ -29,7 +29,7 @@ def recorded() -> Episodes:
     if not FILE.exists():
         pytest.skip(f"no Meta-World demonstrations at {FILE}; set SPECACT_DATA to the folder that holds metaworld/")
     with np.load(FILE) as arrays:
-        return Episodes(arrays["obs"], arrays["action"], arrays["episode_ends"])
+        return Episodes({"state": arrays["obs"]}, arrays["action"], arrays["episode_ends"])
 
 
 @pytest.fixture(scope="module")
@@ -122,19 +122,19 @@ def test_truncates_after_the_last_step(env: PegInsertSide) -> None:
 def test_the_expert_demonstrates_in_the_environments_terms() -> None:
     made = generate(TASK, 4, seed=0, noise=0.3)
     assert made.tried <= 8
-    assert made.episodes.state.shape[1] == 7 and made.episodes.action.shape[1] == 4
-    assert made.episodes.goal is not None and made.episodes.goal.shape[1] == 3
+    assert made.episodes.numbers("state").shape[1] == 7 and made.episodes.action.shape[1] == 4
+    assert made.episodes.numbers("goal").shape[1] == 3
     converted = features(made.episodes)
-    assert np.array_equal(converted.state, made.episodes.state)
+    assert np.array_equal(converted.numbers("state"), made.episodes.numbers("state"))
     assert np.array_equal(converted.action, made.episodes.action)
 
 
 def test_refuses_other_widths_and_hidden_goals() -> None:
     raw = np.ones((3, 39), np.float32)
-    good = Episodes(raw, np.zeros((3, 4), np.float32), np.array([3]))
-    assert features(good).state.shape == (3, 7)
+    good = Episodes({"state": raw}, np.zeros((3, 4), np.float32), np.array([3]))
+    assert features(good).numbers("state").shape == (3, 7)
     with pytest.raises(DataError, match=r"state width 39.*got 4 and 18"):
-        features(replace(good, state=raw[:, :18]))
+        features(replace(good, observation={"state": raw[:, :18]}))
     with pytest.raises(DataError, match="got 7 and 39"):
         features(replace(good, action=np.zeros((3, 7), np.float32)))
     raw[1, -3:] = 0
@@ -144,14 +144,16 @@ def test_refuses_other_widths_and_hidden_goals() -> None:
 
 def test_recorded_starts_lie_in_range_and_replays_are_exact(env: PegInsertSide, recorded: Episodes) -> None:
     converted = features(recorded)
-    assert converted.goal is not None
     for steps in list(recorded.slices())[:4]:
-        start = np.concatenate([recorded.state[steps.start, 4:7], recorded.state[steps.start, -3:]]) - SITES
+        start = (
+            np.concatenate([recorded.numbers("state")[steps.start, 4:7], recorded.numbers("state")[steps.start, -3:]])
+            - SITES
+        )
         assert np.all(start > START_LOW - 1e-6) and np.all(start < START_HIGH + 1e-6)
         seen, info = env.reset(seed=0, options={"start": start})
         for row in range(steps.start, steps.stop):
-            np.testing.assert_allclose(seen["state"], converted.state[row], atol=1e-5)
-            np.testing.assert_allclose(seen["goal"], converted.goal[row], atol=1e-6)
+            np.testing.assert_allclose(seen["state"], converted.numbers("state")[row], atol=1e-5)
+            np.testing.assert_allclose(seen["goal"], converted.numbers("goal")[row], atol=1e-6)
             seen, _, terminated, _, info = env.step(converted.action[row])
             if terminated:
                 break
@@ -159,8 +161,8 @@ def test_recorded_starts_lie_in_range_and_replays_are_exact(env: PegInsertSide, 
 
 
 def test_the_expert_is_the_recordings(env: PegInsertSide, recorded: Episodes) -> None:
-    assert np.array_equal(hole(recorded.state), recorded.state[:, -3:])
+    assert np.array_equal(hole(recorded.numbers("state")), recorded.numbers("state")[:, -3:])
     expert = PegExpert(0)
     for row in range(0, 400, 7):
-        env.raw = recorded.state[row].astype(np.float64)
+        env.raw = recorded.numbers("state")[row].astype(np.float64)
         np.testing.assert_allclose(expert.act(env), recorded.action[row], atol=1e-4)

@@ -24,7 +24,7 @@ def recorded() -> Episodes:
     if not FILE.exists():
         pytest.skip(f"no PushT demonstrations at {FILE}; set SPECACT_DATA to the folder that holds pusht/")
     with np.load(FILE) as arrays:
-        return Episodes(arrays["state"], arrays["action"], arrays["episode_ends"], rate_hz=10.0)
+        return Episodes({"state": arrays["state"]}, arrays["action"], arrays["episode_ends"], rate_hz=10.0)
 
 
 def drift(env: PushT, states: np.ndarray, actions: np.ndarray) -> tuple[float, float]:
@@ -105,31 +105,32 @@ def test_renders() -> None:
 
 
 def test_refuses_other_widths() -> None:
-    good = Episodes(np.zeros((3, 5), np.float32), np.zeros((3, 2), np.float32), np.array([3]))
-    assert features(good).state.shape == (3, 26)
+    good = Episodes({"state": np.zeros((3, 5), np.float32)}, np.zeros((3, 2), np.float32), np.array([3]))
+    assert features(good).numbers("state").shape == (3, 26)
     with pytest.raises(DataError, match=r"state width 5.*got 20 and 2"):
-        features(replace(good, state=np.zeros((3, 20), np.float32)))
+        features(replace(good, observation={"state": np.zeros((3, 20), np.float32)}))
     with pytest.raises(DataError, match="got 5 and 3"):
         features(replace(good, action=np.zeros((3, 3), np.float32)))
 
 
 def test_images_pass_through_untouched() -> None:
     image = np.zeros((3, 4, 4, 3), np.uint8)
-    episodes = Episodes(np.zeros((3, 5), np.float32), np.zeros((3, 2), np.float32), np.array([3]), image=image)
-    assert features(episodes).image is image
+    seen = {"state": np.zeros((3, 5), np.float32), "image": image}
+    episodes = Episodes(seen, np.zeros((3, 2), np.float32), np.array([3]))
+    assert np.array_equal(features(episodes).frames("image"), image)
 
 
 def test_hardly_any_recorded_action_is_cut(recorded: Episodes) -> None:
-    away = np.abs(recorded.action - recorded.state[:, :2]).max(axis=1) / ACTION_SCALE_PX
+    away = np.abs(recorded.action - recorded.numbers("state")[:, :2]).max(axis=1) / ACTION_SCALE_PX
     assert np.mean(away > 1) < 0.0005
     converted = features(recorded)
-    assert np.abs(converted.state).max() < 2 and np.abs(converted.action).max() <= 1
+    assert np.abs(converted.numbers("state")).max() < 2 and np.abs(converted.action).max() <= 1
 
 
 def test_converted_actions_reproduce_recorded_episodes(recorded: Episodes) -> None:
     converted, env = features(recorded), PushT()
     for steps in list(recorded.slices())[:12]:
-        worst, score = drift(env, recorded.state[steps], converted.action[steps])
+        worst, score = drift(env, recorded.numbers("state")[steps], converted.action[steps])
         assert worst < 1.0
         assert score > 0.8
 
@@ -138,7 +139,7 @@ def test_displacements_from_the_start_of_a_chunk_do_not(recorded: Episodes) -> N
     env, chunk = PushT(), 4
     worsts = []
     for steps in list(recorded.slices())[:5]:
-        states = recorded.state[steps]
+        states = recorded.numbers("state")[steps]
         starts = (np.arange(len(states)) // chunk) * chunk
         wrong = displacement(recorded.action[steps], states[starts, :2])
         worsts.append(drift(env, states, wrong)[0])

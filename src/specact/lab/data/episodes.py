@@ -1,16 +1,18 @@
-"""Demonstrations in memory: a few flat arrays and the places where episodes end."""
+"""Demonstrations: a few flat arrays and the places where episodes end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
+from specact.lab.data.frames import Frames, as_frames, join_frames
 from specact.rng import Role, stream
+
+Observed = NDArray[np.float32] | Frames
 
 
 @dataclass(frozen=True)
@@ -18,35 +20,40 @@ class Episodes:
     """Demonstrations, episode after episode.
 
     Attributes:
-        state: observations, float32 ``[N, O]``.
+        observation: what was seen, by name: numbers float32 ``[N, ...]``, or camera frames uint8 ``[N, H, W, 3]``.
+            Frames may be anything that has a shape and takes arrays of integers as index; they become
+            :class:`~specact.lab.data.frames.Frames`, which are read from disk where they are indexed.
         action: the action taken on each observation, float32 ``[N, A]``.
         ends: exclusive end index of each episode, int64 ``[E]``, strictly increasing, last one equal to N.
-        goal: what the step aims at, float32 ``[N, D]``; None where there is no goal.
-        image: camera frames, uint8 ``[N, H, W, 3]``; None where there are none. May be any array-like that slices
-            lazily (a zarr array).
         rate_hz: control rate of the recording; None where the file does not tell.
 
     Raises:
-        DataError: if lengths contradict each other or there is no step.
+        DataError: if there is no step or no observation, or lengths or types contradict each other.
     """
 
-    state: NDArray[np.float32]
+    observation: Mapping[str, Observed]
     action: NDArray[np.float32]
     ends: NDArray[np.int64]
-    goal: NDArray[np.float32] | None = None
-    image: NDArray[np.uint8] | None = None
     rate_hz: float | None = None
 
     def __post_init__(self) -> None:
-        steps = len(self.state)
-        for name in ("state", "action"):
-            shape = getattr(self, name).shape
-            if len(shape) != 2 or shape[0] != steps:
-                raise DataError(f"{name} has shape {shape}, expected [{steps}, width]: one row per step")
-        for name in ("goal", "image"):
-            value = getattr(self, name)
-            if value is not None and len(value) != steps:
-                raise DataError(f"{name} has {len(value)} rows, but there are {steps} steps")
+        seen = {
+            name: as_frames(array) if array.dtype == np.uint8 else array for name, array in self.observation.items()
+        }
+        object.__setattr__(self, "observation", seen)
+        steps = len(self.action)
+        if self.action.ndim != 2:
+            raise DataError(f"action has shape {self.action.shape}, expected [{steps}, width]: one row per step")
+        if not seen:
+            raise DataError("these demonstrations hold no observation")
+        for name, array in seen.items():
+            if len(array) != steps:
+                raise DataError(f"{name} has {len(array)} rows, but there are {steps} steps, one for each action")
+            if isinstance(array, np.ndarray) and (array.dtype != np.float32 or array.ndim < 2):
+                raise DataError(
+                    f"{name} has type {array.dtype} and shape {array.shape}; float32 [steps, ...] or camera frames "
+                    "uint8 [steps, height, width, 3] are needed"
+                )
         ends = self.ends
         if steps == 0 or len(ends) == 0:
             raise DataError("these demonstrations contain no steps")
@@ -63,27 +70,65 @@ class Episodes:
     @property
     def steps(self) -> int:
         """Number of steps over all episodes."""
-        return len(self.state)
+        return len(self.action)
 
     @property
     def starts(self) -> NDArray[np.int64]:
         """First index of each episode, int64 ``[E]``."""
         return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
 
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the observations that are camera frames."""
+        return tuple(name for name, array in self.observation.items() if isinstance(array, Frames))
+
+    def numbers(self, name: str) -> NDArray[np.float32]:
+        """The observation of this name, which is not a camera's.
+
+        Raises:
+            DataError: if there is none.
+        """
+        found = self.observation.get(name)
+        if not isinstance(found, np.ndarray):
+            raise DataError(f"there are no numbers {name!r} among the observations {', '.join(self.observation)}")
+        return found
+
+    def frames(self, name: str) -> Frames:
+        """The camera frames of this name.
+
+        Raises:
+            DataError: if there are none.
+        """
+        found = self.observation.get(name)
+        if not isinstance(found, Frames):
+            raise DataError(f"there are no camera frames {name!r} among the observations {', '.join(self.observation)}")
+        return found
+
+    def with_numbers(self, action: NDArray[np.float32], **numbers: NDArray[np.float32]) -> Episodes:
+        """With this action and these numbers in the place of all others; cameras stay as they are."""
+        return replace(
+            self, action=action, observation={**numbers, **{name: self.observation[name] for name in self.cameras}}
+        )
+
+    def only(self, *names: str) -> Episodes:
+        """With these observations alone."""
+        return replace(self, observation={name: self.observation[name] for name in names})
+
     def slices(self) -> Iterator[slice]:
         """The steps of each episode, in order."""
         return (slice(int(start), int(end)) for start, end in zip(self.starts, self.ends, strict=True))
 
     def select(self, episodes: NDArray[np.int64]) -> Episodes:
-        """Only these episodes, in this order."""
+        """Only these episodes, in this order; no frame is read."""
         spans = [np.arange(self.starts[e], self.ends[e]) for e in episodes]
         rows = np.concatenate(spans)
+        seen = self.observation.items()
         return replace(
             self,
-            state=self.state[rows],
+            observation={
+                name: array.select(rows) if isinstance(array, Frames) else array[rows] for name, array in seen
+            },
             action=self.action[rows],
-            goal=None if self.goal is None else self.goal[rows],
-            image=None if self.image is None else self.image[rows],
             ends=np.cumsum([len(span) for span in spans]).astype(np.int64),
         )
 
@@ -108,29 +153,30 @@ def concatenate(parts: list[Episodes]) -> Episodes:
     """Episodes of several sources, one after the other.
 
     Raises:
-        DataError: if they do not have the same fields with the same widths.
+        DataError: if they do not have the same observations and actions.
     """
     first = parts[0]
     offsets = np.cumsum([0] + [part.steps for part in parts[:-1]])
 
-    def join(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        if all(value is None for value in values):
-            return None
-        if any(value is None for value in values):
-            raise DataError(f"some of these demonstrations have a {name} and some do not; they cannot be joined")
+    def join(name: str, values: list[Observed]) -> Observed:
+        if all(isinstance(value, Frames) for value in values):
+            return join_frames([value for value in values if isinstance(value, Frames)])
         shapes = sorted({value.shape[1:] for value in values})
-        if len(shapes) > 1:
+        numbers = [value for value in values if isinstance(value, np.ndarray)]
+        if len(shapes) > 1 or len(numbers) < len(values):
             raise DataError(
-                f"these demonstrations have a {name} of {shapes[0]} and of {shapes[1]}; they cannot be joined"
+                f"these demonstrations have a {name} of {shapes[0]} and of {shapes[-1]}; they cannot be joined"
             )
-        return np.concatenate(values)
+        return np.concatenate(numbers)
 
+    for part in parts:
+        for name in {*first.observation} ^ {*part.observation}:
+            raise DataError(f"some of these demonstrations have a {name} and some do not; they cannot be joined")
+    action = join("action", [part.action for part in parts])
+    assert isinstance(action, np.ndarray)
     return replace(
         first,
-        state=join("state"),
-        action=join("action"),
-        goal=join("goal"),
-        image=join("image"),
+        observation={name: join(name, [part.observation[name] for part in parts]) for name in first.observation},
+        action=action,
         ends=np.concatenate([part.ends + offset for part, offset in zip(parts, offsets, strict=True)]),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
@@ -21,12 +23,12 @@ def in_terms_of(task: Task, episodes: Episodes, source: str) -> Episodes:
         source: where they are from, for messages.
 
     Raises:
-        DataError: for values that are not finite, a recorded rate that is not the task's, and widths that are not those
-            of the environment's observations and actions.
+        DataError: for values that are not finite, a recorded rate that is not the task's, and observations and actions
+            that are not the environment's.
     """
     _check_finite(episodes, source)
     rate = episodes.rate_hz
-    if rate is not None and not math.isclose(rate, task.rate_hz, rel_tol=_RATE_TOLERANCE):
+    if rate is not None and not _same_rate(rate, task.rate_hz):
         raise DataError(
             f"{source} was recorded at {rate:g} Hz, but the task {task.name!r} runs at {task.rate_hz:g} Hz; resample "
             "the demonstrations, or choose the task they were recorded in"
@@ -36,8 +38,32 @@ def in_terms_of(task: Task, episodes: Episodes, source: str) -> Episodes:
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
     _check_finite(fitted, f"{source}, in the terms of the task {task.name!r}")
-    _check_widths(task, fitted, source)
-    return fitted
+    return _checked(task, fitted, source)
+
+
+def as_recorded(episodes: Episodes, rate_hz: float, source: str) -> Episodes:
+    """Demonstrations of a robot that there is no environment for, as they are.
+
+    Args:
+        episodes: as a reader returns them.
+        rate_hz: control rate of the policies that they are to train.
+        source: where they are from, for messages.
+
+    Raises:
+        DataError: for values that are not finite, and a recorded rate that is another one.
+    """
+    _check_finite(episodes, source)
+    rate = episodes.rate_hz
+    if rate is not None and not _same_rate(rate, rate_hz):
+        raise DataError(
+            f"{source} was recorded at {rate:g} Hz, but the recipe says rate_hz = {rate_hz:g}; resample the "
+            "demonstrations, or set rate_hz to the rate they were recorded at"
+        )
+    return replace(episodes, rate_hz=rate_hz)
+
+
+def _same_rate(recorded: float, wanted: float) -> bool:
+    return math.isclose(recorded, wanted, rel_tol=_RATE_TOLERANCE)
 
 
 def _check_finite(episodes: Episodes, source: str) -> None:
@@ -46,15 +72,26 @@ def _check_finite(episodes: Episodes, source: str) -> None:
         raise DataError(f"{source}: {found[0]}. Repair or remove these steps; specact data info lists what it finds")
 
 
-def _check_widths(task: Task, episodes: Episodes, source: str) -> None:
-    arrays = {"action": episodes.action, "goal": episodes.goal, "state": episodes.state}
-    found, wanted = {name: array.shape[1] for name, array in arrays.items() if array is not None}, task.widths()
+def _checked(task: Task, episodes: Episodes, source: str) -> Episodes:
+    """The demonstrations, without cameras that the environment does not have.
+
+    Numbers must be exactly the environment's; a camera of its own may be missing, for policies that do without it.
+    """
+    shown, cameras = task.shapes(), episodes.cameras
+    kept = [name for name in episodes.observation if name in shown or name not in cameras]
+    found = {"action": episodes.action.shape[1:]}
+    found |= {name: episodes.observation[name].shape[1:] for name in sorted(kept)}
+    wanted = {name: shape for name, shape in shown.items() if name in found or len(shape) == 1}
     if found != wanted:
         raise DataError(
-            f"{source} has {widths_in_words(found)}; the task {task.name!r} needs {widths_in_words(wanted)}"
+            f"{source} has {shapes_in_words(found)}; the task {task.name!r} needs {shapes_in_words(wanted)}"
         )
+    return replace(episodes.only(*kept), rate_hz=task.rate_hz)
 
 
-def widths_in_words(widths: dict[str, int]) -> str:
-    """Widths, as :meth:`~specact.lab.envs.task.Task.widths` gives them, for a message."""
-    return ", ".join(f"{name} width {width}" for name, width in widths.items())
+def shapes_in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Shapes, as :meth:`~specact.lab.envs.task.Task.shapes` gives them, for a message."""
+    return ", ".join(
+        f"{name} width {shape[0]}" if len(shape) == 1 else f"{name} {' x '.join(map(str, shape))}"
+        for name, shape in shapes.items()
+    )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes, concatenate
-from specact.lab.data.fit import in_terms_of
+from specact.lab.data.fit import as_recorded, in_terms_of
 from specact.lab.data.readers import read
+from specact.lab.data.sources import Sources
 from specact.lab.envs.task import Task
 
 _BURST_EVERY = 20  # mean number of calm steps between two bursts of noise
@@ -64,7 +66,7 @@ def generate(
     if seed < 0:
         raise ConfigError(f"seed must be at least 0, got {seed}")
     env = task.make(render_mode=None)
-    kept: list[tuple[list[Any], list[Any], list[Any]]] = []
+    kept: list[tuple[list[dict[str, Any]], list[Any]]] = []
     tried = 0
     try:
         while len(kept) < episodes:
@@ -81,50 +83,63 @@ def generate(
                     progress(len(kept))
     finally:
         env.close()
-    state, action = (np.concatenate([steps[part] for steps in kept]).astype(np.float32) for part in range(2))
-    seen = [goal for *_, goals in kept for goal in goals]
-    goal = np.array(seen, dtype=np.float32) if seen else None
-    ends = np.cumsum([len(steps[0]) for steps in kept]).astype(np.int64)
-    return Generated(Episodes(state=state, action=action, goal=goal, ends=ends, rate_hz=task.rate_hz), tried)
+    seen = [observation for observations, _ in kept for observation in observations]
+    arrays = {name: np.stack([observation[name] for observation in seen]) for name in seen[0]}
+    made = Episodes(
+        # Camera frames stay as they are, everything else is a number.
+        {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in arrays.items()},
+        np.concatenate([actions for _, actions in kept]).astype(np.float32),
+        np.cumsum([len(actions) for _, actions in kept]).astype(np.int64),
+        rate_hz=task.rate_hz,
+    )
+    return Generated(made, tried)
 
 
 def demonstrations(
-    task: Task,
+    task: Task | None,
     files: Sequence[Path],
     episodes: int,
     noise: float,
     seed: int,
     progress: Callable[[int], None] | None = None,
+    *,
+    sources: Sources = MappingProxyType({}),
+    rate_hz: float | None = None,
 ) -> Episodes:
     """A recipe's demonstrations in the environment's terms: read from files, or else made by the task's expert.
 
     Args:
-        task: whose terms.
+        task: whose terms; None for a robot that there is no environment for.
         files: recordings, one after the other; empty to let the expert make ``episodes`` of them.
         episodes, noise, seed, progress: see :func:`generate`.
+        sources: which observations of the files, see :func:`~specact.lab.data.readers.read`.
+        rate_hz: control rate where there is no task.
 
     Raises:
         DataError: if they cannot be read, are not finite or do not fit the task.
     """
+    if task is None:
+        assert files and rate_hz is not None, "a recipe without env has data and rate_hz"
+        return concatenate([as_recorded(read(file, sources), rate_hz, str(file)) for file in files])
     if files:
-        return concatenate([in_terms_of(task, read(file), str(file)) for file in files])
+        return concatenate([in_terms_of(task, read(file, sources), str(file)) for file in files])
     made = generate(task, episodes, seed, noise, progress).episodes
     return in_terms_of(task, made, f"what the expert of {task.name!r} demonstrated")
 
 
 def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
-    """Write demonstrations as an .npz with ``state, action, goal, episode_ends, rate_hz``; float32, ends int64.
+    """Write demonstrations as an .npz with the observations by name, ``action``, ``episode_ends`` and ``rate_hz``.
 
-    What is None is left out. The file appears whole or not at all.
+    Numbers are float32, camera frames uint8, ends int64; a rate that is None is left out. The file appears whole or not
+    at all.
 
     Raises:
         DataError: if it cannot be written.
     """
     path = Path(path)
     fields: dict[str, Any] = {
-        "state": episodes.state,
+        **{name: np.asarray(array) for name, array in episodes.observation.items()},
         "action": episodes.action,
-        "goal": episodes.goal,
         "episode_ends": episodes.ends,
         "rate_hz": None if episodes.rate_hz is None else np.float32(episodes.rate_hz),
     }
@@ -142,14 +157,14 @@ def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
 
 def _episode(
     task: Task, env: gym.Env[Any, Any], random: np.random.Generator, noise: float
-) -> tuple[tuple[list[Any], list[Any], list[Any]], bool]:
-    """One episode: the states, actions and goals of its steps, and whether it succeeded."""
+) -> tuple[tuple[list[dict[str, Any]], list[Any]], bool]:
+    """One episode: observations and actions of its steps, and whether it succeeded."""
     assert task.expert is not None
     env_seed, expert_seed = random.integers(2**31, size=2).tolist()
     observation, info = env.reset(seed=env_seed)
     expert = task.expert(expert_seed)
     expert.reset(env)
-    states, actions, goals = [], [], []
+    observations, actions = [], []
     offset: NDArray[np.float64] = np.zeros(env.action_space.shape or ())
     burst = 0  # steps left
     for _ in range(task.max_steps):
@@ -159,12 +174,10 @@ def _episode(
             offset = random.normal(0.0, noise, offset.shape)
             burst = int(random.integers(*_BURST_STEPS, endpoint=True))
         action = expert.act(env)
-        states.append(observation["state"])
+        observations.append(observation)
         actions.append(action)
-        if "goal" in observation:
-            goals.append(observation["goal"])
         executed = np.clip(action + offset, -1.0, 1.0).astype(np.float32) if burst > 0 else action
         observation, _, terminated, truncated, info = env.step(executed)
         if terminated or truncated:
             break
-    return (states, actions, goals), bool(info["success"])
+    return (observations, actions), bool(info["success"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.errors import DataError, MissingExtraError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import format_of
 
@@ -25,7 +26,8 @@ class Description:
         format: a key of :data:`specact.lab.data.readers.READERS`, or ``"memory"``.
         episodes, steps: how many of each.
         rate_hz: control rate; None where unknown.
-        shapes: shape of each array.
+        shapes: shape of the actions and of each observation, by its name.
+        cameras: names of the observations that are camera frames.
         length_min, length_median, length_max: steps per episode.
         action_min, action_max: over all finite values of each action dimension ``[A]``; None where there is none.
         action_quantiles: the same for each of :data:`QUANTILES`, by its name (``"0.01"``).
@@ -38,6 +40,7 @@ class Description:
     steps: int
     rate_hz: float | None
     shapes: dict[str, list[int]]
+    cameras: list[str]
     length_min: int
     length_median: float
     length_max: int
@@ -52,16 +55,17 @@ class Description:
 
 
 def describe(episodes: Episodes, source: Path | str) -> Description:
-    """Describe demonstrations that were read from ``source``. Images are not loaded."""
+    """Describe demonstrations that were read from ``source``. Of every camera one frame is read."""
     lengths = np.diff(episodes.ends, prepend=0)
-    arrays = {name: getattr(episodes, name) for name in ("state", "action", "goal", "image")}
+    arrays = {"action": episodes.action, **episodes.observation}
     return Description(
         source=str(source),
         format=format_of(source) if Path(source).exists() else "memory",
         episodes=len(episodes),
         steps=episodes.steps,
         rate_hz=episodes.rate_hz,
-        shapes={name: [int(n) for n in array.shape] for name, array in arrays.items() if array is not None},
+        shapes={name: [int(n) for n in array.shape] for name, array in arrays.items()},
+        cameras=list(episodes.cameras),
         length_min=int(lengths.min()),
         length_median=float(np.median(lengths)),
         length_max=int(lengths.max()),
@@ -72,7 +76,8 @@ def describe(episodes: Episodes, source: Path | str) -> Description:
             *not_finite(episodes),
             *_outside(episodes.action),
             *_constant("action", episodes.action),
-            *_constant("observation", episodes.state),
+            *(text for name, values in _numbers(episodes).items() for text in _constant(name, values)),
+            *_unreadable(episodes),
             *_lengths(lengths),
             *_duplicates(episodes),
         ],
@@ -87,9 +92,8 @@ def _quantile(values: NDArray[np.float32], q: float) -> list[float | None]:
 def not_finite(episodes: Episodes) -> list[str]:
     """A sentence on each array that holds NaN or an infinite number, with the first place; empty if none does."""
     found = []
-    for name in ("state", "action", "goal"):
-        values: NDArray[np.float32] | None = getattr(episodes, name)
-        places = np.argwhere(~np.isfinite(values)) if values is not None else np.empty((0, 2), np.int64)
+    for name, values in {**_numbers(episodes), "action": episodes.action}.items():
+        places = np.argwhere(~np.isfinite(values.reshape(len(values), -1)))
         if len(places):
             row, dimension = places[0].tolist()
             episode = int(np.searchsorted(episodes.ends, row, side="right"))
@@ -97,6 +101,22 @@ def not_finite(episodes: Episodes) -> list[str]:
                 f"{len(places)} values of {name} are NaN or infinite; the first is in episode {episode}, "
                 f"step {row - int(episodes.starts[episode])}, dimension {dimension}"
             )
+    return found
+
+
+def _numbers(episodes: Episodes) -> dict[str, NDArray[np.float32]]:
+    """The observations that are not camera frames."""
+    return {name: array for name, array in episodes.observation.items() if isinstance(array, np.ndarray)}
+
+
+def _unreadable(episodes: Episodes) -> list[str]:
+    """Cameras whose first frame cannot be read."""
+    found = []
+    for name in episodes.cameras:
+        try:
+            episodes.frames(name)[0]
+        except (DataError, MissingExtraError) as error:
+            found.append(f"the camera {name} cannot be read: {error}")
     return found
 
 
@@ -114,6 +134,7 @@ def _outside(action: NDArray[np.float32]) -> list[str]:
 
 def _constant(name: str, values: NDArray[np.float32]) -> list[str]:
     # A dimension with NaN compares unequal to itself; the other warning speaks of it.
+    values = values.reshape(len(values), -1)
     constant = np.flatnonzero((values == values[:1]).all(axis=0)) if len(values) > 1 else np.zeros(0, np.int64)
     text = f"{len(constant)} of {values.shape[1]} {name} dimensions never change: {_some(constant)}"
     return [text] if len(constant) else []
@@ -135,10 +156,12 @@ def _lengths(lengths: NDArray[np.int64]) -> list[str]:
 
 
 def _duplicates(episodes: Episodes) -> list[str]:
+    """Told by numbers and actions alone; what only cameras tell apart is not compared."""
     first: dict[bytes, int] = {}
     pairs = []
+    arrays = [*_numbers(episodes).values(), episodes.action]
     for number, span in enumerate(episodes.slices()):
-        digest = hashlib.blake2b(episodes.state[span].tobytes() + episodes.action[span].tobytes()).digest()
+        digest = hashlib.blake2b(b"".join(array[span].tobytes() for array in arrays)).digest()
         earlier = first.setdefault(digest, number)
         if earlier != number:
             pairs.append(f"{number} (as {earlier})")

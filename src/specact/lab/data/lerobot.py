@@ -1,24 +1,34 @@
-"""LeRobot datasets: parquet files and ``meta/info.json``; layouts v2.0, v2.1 (a file per episode) and v3.0."""
+"""LeRobot datasets: parquet files, videos and ``meta/info.json``; layouts v2.0, v2.1 (a file per episode) and v3.0."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError, MissingExtraError
 from specact.lab.data import npz
-from specact.lab.data.episodes import Episodes
+from specact.lab.data.episodes import Observed
+from specact.lab.data.lerobot_frames import Films, stored_images
+from specact.lab.data.sources import Recording
 
 SUPPORTED = ("v2.0", "v2.1", "v3.0")
-STATE, ACTION, EPISODE, FRAME = "observation.state", "action", "episode_index", "frame_index"
+STATE, ACTION, EPISODE, FRAME, TIME = "observation.state", "action", "episode_index", "frame_index", "timestamp"
+PREFIX = "observation."
+Kind = Literal["numbers", "image", "other"]
 
 
-def read_lerobot(path: Path) -> Episodes:
-    """Read ``observation.state`` and ``action``, ordered by episode and frame; the rate is the dataset's ``fps``.
+def read_lerobot(path: Path) -> Recording:
+    """Read ``observation.*`` and ``action``, ordered by episode and frame; the rate is the dataset's ``fps``.
+
+    ``observation.X`` is known as ``X``, a camera ``observation.images.front`` as ``image.front``. Camera frames stay on
+    disk, whether they are images in the parquet files or videos.
 
     Raises:
         DataError: for other versions, damaged or missing files, and counts that contradict the metadata.
@@ -31,49 +41,124 @@ def read_lerobot(path: Path) -> Episodes:
             f"this is a LeRobot dataset of version {version!r}; supported: {', '.join(SUPPORTED)}. "
             f"Convert it with LeRobot's own scripts"
         )
-    lengths, files = _packed(path, info) if version == "v3.0" else _file_per_episode(path, info)
+    features = info.get("features")
+    features = features if isinstance(features, dict) else {}
+    videos = {key: each for key, each in features.items() if isinstance(each, dict) and each.get("dtype") == "video"}
+    lengths, files, filmed = _packed(path, info, videos) if version == "v3.0" else _file_per_episode(path, info, videos)
     announced = info.get("total_episodes", len(lengths))
     if len(lengths) == 0 or announced != len(lengths):
         raise DataError(
             f"meta/info.json declares {announced} episodes, but {len(lengths)} are listed under meta/; "
             f"copy the dataset again"
         )
-    wanted = (EPISODE, FRAME, STATE, ACTION)
-    tables = [_columns(path, name, wanted) for name in files]
-    column = {name: _join(name, [table[name] for table in tables]) for name in wanted}
-    order = _order(column[EPISODE][:, 0], column[FRAME][:, 0], lengths)
+    index = [_columns(path, name, (EPISODE, FRAME, ACTION)) for name in files]
+    episode, frame, action = (_join(name, [table[name] for table in index]) for name in (EPISODE, FRAME, ACTION))
+    order = _order(episode[:, 0], frame[:, 0], lengths)
+    kinds = _observations(path, files[0])
+    # What is neither numbers nor frames, such as text, is left alone.
+    columns = [key for key, kind in kinds.items() if kind != "other"]
+    keys = [*columns, *(key for key in videos if key.startswith(PREFIX) and key not in columns)]
+    if not keys:
+        _columns(path, files[0], (STATE,))
+        raise DataError(f"{STATE} in {files[0]} is not made of numbers")
+    rows = np.concatenate([np.arange(len(table[FRAME])) for table in index])[order]
+    file_of = np.repeat(np.arange(len(files)), [len(table[FRAME]) for table in index])[order]
+
+    def load(key: str) -> Observed:
+        if key not in columns:
+            time = _join(TIME, [_columns(path, name, (TIME,))[TIME] for name in files])[order, 0]
+            return filmed[key].frames(path, episode[order, 0], time, videos[key], info.get("fps"))
+        if kinds[key] == "image":
+            return stored_images(path, key, files, file_of, rows)
+        found = _join(key, [_columns(path, name, (key,))[key] for name in files])
+        return npz.matrix("observations", found[order])
+
     fps = info.get("fps")
-    return Episodes(
-        state=npz.matrix("observations", column[STATE][order]),
-        action=npz.matrix("actions", column[ACTION][order]),
+    return Recording(
+        names={_known_as(key): key for key in keys},
+        keys=tuple(keys),
+        load=load,
+        action=npz.matrix("actions", action[order]),
         ends=np.cumsum([lengths[episode] for episode in sorted(lengths)]).astype(np.int64),
         rate_hz=None if fps is None else npz.positive_rate(fps),
     )
 
 
-def _file_per_episode(path: Path, info: dict[str, Any]) -> tuple[dict[int, int], list[str]]:
-    """Length of each episode, and the data files, of v2.x."""
+def _known_as(key: str) -> str:
+    """The name of an observation: ``observation.images.front`` is ``image.front``, ``observation.state`` ``state``."""
+    name = re.sub(r"^images?\.", "image.", key.removeprefix(PREFIX))
+    return ".".join(re.sub(r"\W", "_", part) for part in name.split("."))
+
+
+def _observations(path: Path, name: str) -> dict[str, Kind]:
+    """Of a data file's columns those that are observations, and what each holds."""
+    import pyarrow as pa
+
+    with _parquet(path, name) as file:
+        schema = file.schema_arrow
+
+    def kind_of(column: Any) -> Kind:
+        if pa.types.is_struct(column) and column.get_field_index("bytes") >= 0:
+            return "image"
+        if pa.types.is_list(column) or pa.types.is_large_list(column) or pa.types.is_fixed_size_list(column):
+            column = column.value_type
+        plain = pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_boolean(column)
+        return "numbers" if plain else "other"
+
+    return {field.name: kind_of(field.type) for field in schema if field.name.startswith(PREFIX)}
+
+
+def _file_per_episode(
+    path: Path, info: dict[str, Any], videos: Collection[str]
+) -> tuple[dict[int, int], list[str], dict[str, Films]]:
+    """Length of each episode, the data files, and where the videos are, of v2.x."""
     name = "meta/episodes.jsonl"
     lines = [_parse(name, line) for line in _text(name, path / name).splitlines() if line.strip()]
     lengths = _lengths(name, [line.get(EPISODE) for line in lines], [line.get("length") for line in lines])
     chunk = info.get("chunks_size", 1000)
     if not isinstance(chunk, int) or chunk < 1:
         raise DataError(f"chunks_size in meta/info.json is {chunk!r}; a positive integer is needed")
-    template = info.get("data_path", "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet")
-    return lengths, [_name(template, episode_chunk=e // chunk, episode_index=e) for e in sorted(lengths)]
+
+    def named(what: str, default: str, episode: int, **values: str) -> str:
+        return _name(what, info.get(what, default), episode_chunk=episode // chunk, episode_index=episode, **values)
+
+    data = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+    video = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    films = {
+        key: Films({e: (named("video_path", video, e, video_key=key), 0.0) for e in sorted(lengths)}) for key in videos
+    }
+    return lengths, [named("data_path", data, e) for e in sorted(lengths)], films
 
 
-def _packed(path: Path, info: dict[str, Any]) -> tuple[dict[int, int], list[str]]:
-    """Length of each episode, and the data files that hold them, of v3.0."""
-    wanted = (EPISODE, "length", "data/chunk_index", "data/file_index")
+def _packed(
+    path: Path, info: dict[str, Any], videos: Collection[str]
+) -> tuple[dict[int, int], list[str], dict[str, Films]]:
+    """Length of each episode, the data files that hold them, and where in which video they are, of v3.0."""
+    filmed = ("chunk_index", "file_index", "from_timestamp")
+    wanted = (
+        EPISODE, "length", "data/chunk_index", "data/file_index",
+        *(f"videos/{key}/{part}" for key in videos for part in filmed),
+    )  # fmt: skip
     names = sorted(file.relative_to(path).as_posix() for file in path.glob("meta/episodes/*/*.parquet"))
     tables = [_columns(path, name, wanted) for name in names]
     if not tables:
         raise DataError("there is no meta/episodes/chunk-*/file-*.parquet; copy the dataset again")
-    index, length, chunk, file = (_join(name, [table[name] for table in tables])[:, 0].tolist() for name in wanted)
-    template = info.get("data_path", "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet")
-    files = sorted(set(zip(chunk, file, strict=True)))
-    return _lengths("meta/episodes", index, length), [_name(template, chunk_index=c, file_index=f) for c, f in files]
+    column = {name: _join(name, [table[name] for table in tables])[:, 0].tolist() for name in wanted}
+
+    def named(what: str, default: str, chunk: int, file: int, **values: str) -> str:
+        return _name(what, info.get(what, default), chunk_index=chunk, file_index=file, **values)
+
+    data = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+    video = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+    files = sorted(set(zip(column["data/chunk_index"], column["data/file_index"], strict=True)))
+    lengths = _lengths("meta/episodes", column[EPISODE], column["length"])
+    films = {}
+    for key in videos:
+        places = zip(column[EPISODE], *(column[f"videos/{key}/{part}"] for part in filmed), strict=True)
+        films[key] = Films(
+            {episode: (named("video_path", video, c, f, video_key=key), start) for episode, c, f, start in places}
+        )
+    return lengths, [named("data_path", data, c, f) for c, f in files], films
 
 
 def _lengths(name: str, index: list[Any], length: list[Any]) -> dict[int, int]:
@@ -108,18 +193,29 @@ def _order(episode: NDArray[Any], frame: NDArray[Any], lengths: dict[int, int]) 
     return order
 
 
-def _name(template: Any, **values: int) -> str:
+def _name(what: str, template: Any, **values: int | str) -> str:
     try:
         name = str(template).format(**values)
     except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise DataError(f"data_path {template!r} in meta/info.json cannot be filled in ({error})") from error
+        raise DataError(f"{what} {template!r} in meta/info.json cannot be filled in ({error})") from error
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(f"data_path {template!r} in meta/info.json points outside the dataset")
+        raise DataError(f"{what} {template!r} in meta/info.json points outside the dataset")
     return name
 
 
 def _columns(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Columns of a parquet file, ``[rows, width]`` each."""
+    with _parquet(path, name) as file:
+        missing = [column for column in wanted if column not in file.schema_arrow.names]
+        if missing:
+            raise DataError(f"{name} has no column {missing[0]!r}; found: {', '.join(file.schema_arrow.names)}")
+        table = file.read(columns=list(wanted))
+        return {column: _array(f"{column} in {name}", table.column(column)) for column in wanted}
+
+
+@contextmanager
+def _parquet(path: Path, name: str) -> Iterator[Any]:
+    """A parquet file, opened; what is damaged in it is told."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -127,11 +223,7 @@ def _columns(path: Path, name: str, wanted: tuple[str, ...]) -> dict[str, NDArra
         raise MissingExtraError("pyarrow", "train") from error
     try:
         with pq.ParquetFile(path / name) as file:
-            missing = [column for column in wanted if column not in file.schema_arrow.names]
-            if missing:
-                raise DataError(f"{name} has no column {missing[0]!r}; found: {', '.join(file.schema_arrow.names)}")
-            table = file.read(columns=list(wanted))
-        return {column: _array(f"{column} in {name}", table.column(column)) for column in wanted}
+            yield file
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, UnicodeDecodeError) as error:
         raise DataError(f"{name} is damaged or missing ({error}); copy the dataset again") from error
 

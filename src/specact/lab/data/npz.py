@@ -6,7 +6,10 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError
-from specact.lab.data.episodes import Episodes
+from specact.lab.data.episodes import Observed
+from specact.lab.data.frames import as_frames, check_frames
+from specact.lab.data.sources import Recording
 
 STATE = ("state", "obs", "observation")
 ACTION = ("action", "actions")
@@ -41,20 +46,35 @@ _DAMAGE = (
 )
 
 
-def read_npz(path: Path) -> Episodes:
-    """Read the demonstrations of an .npz archive.
+def read_npz(path: Path) -> Recording:
+    """The demonstrations of an .npz archive, which are held in memory.
 
-    ``state|obs|observation``, ``action|actions``, ``episode_ends``; ``goal|current_subtask``, ``image|img`` and
-    ``rate_hz`` where present. The earlier name is preferred, other arrays are ignored.
+    ``state|obs|observation``, ``action|actions``, ``episode_ends``; ``goal|current_subtask``, ``image|img``, further
+    ones such as ``image.front``, and ``rate_hz`` where present. The earlier name is preferred; other arrays are read
+    only where they are asked for.
 
     Raises:
         DataError: for damaged files, missing arrays, arrays of objects (they would have to be unpickled, which can run
             any code) and lengths that contradict each other.
     """
+    with _opened(path) as arrays:
+        recording = from_columns(arrays, tuple(arrays), partial(_load, path))
+        # Read here, so that a damaged one is told before anything is done.
+        loaded = {key: observed(key, arrays[key]) for key in recording.names.values()}
+    return replace(recording, load=lambda key: loaded[key] if key in loaded else _load(path, key))
+
+
+def _load(path: Path, key: str) -> Observed:
+    with _opened(path) as arrays:
+        return observed(key, arrays[key])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Mapping[str, NDArray[Any]]]:
     try:
         # Opened here, because numpy leaves a file open that turns out not to be an archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return from_columns(arrays)
+            yield arrays
     except AttributeError as error:  # a single .npy array under this name is no context manager
         raise DataError("this is not an npz archive; write it with numpy.savez_compressed") from error
     except _DAMAGE as error:
@@ -66,30 +86,55 @@ def read_npz(path: Path) -> Episodes:
         raise DataError(f"this file is damaged or not an npz archive ({error}); copy or record it again") from error
 
 
-def from_columns(columns: Mapping[str, NDArray[Any]]) -> Episodes:
-    """Episodes from named flat arrays, ``[N, ...]`` each, and ``episode_ends`` ``[E]`` (exclusive)."""
+def from_columns(
+    columns: Mapping[str, NDArray[Any]], stored: tuple[str, ...], load: Callable[[str], Observed]
+) -> Recording:
+    """Demonstrations from named flat arrays, ``[N, ...]`` each, and ``episode_ends`` ``[E]`` (exclusive).
+
+    Args:
+        columns: at least the actions and ``episode_ends``, where they are there.
+        stored: names of everything there is.
+        load: reads an observation.
+    """
     rate = columns.get("rate_hz")
-    goal, image = first_of(columns, GOAL), first_of(columns, IMAGE)
-    return Episodes(
-        state=matrix("observations", columns[_needed(columns, STATE)]),
-        action=matrix("actions", columns[_needed(columns, ACTION)]),
-        ends=indices("episode_ends", columns[_needed(columns, ("episode_ends",))]),
-        goal=None if goal is None else _goal(columns[goal]),
-        image=None if image is None else frames(columns[image]),
+    found = {name: first_of(stored, known) for name, known in {"state": STATE, "goal": GOAL, "image": IMAGE}.items()}
+    several = {key: key for key in sorted(stored) if key.partition(".")[0] in found and "." in key}
+    names = {name: key for name, key in found.items() if key is not None} | several
+    action, ends = _needed(columns, stored, ACTION), _needed(columns, stored, ("episode_ends",))
+    if not names:
+        _needed(columns, stored, STATE)
+    return Recording(
+        names=names,
+        keys=tuple(key for key in stored if key not in (*ACTION, "episode_ends", "rate_hz")),
+        load=load,
+        action=matrix("actions", columns[action]),
+        ends=indices("episode_ends", columns[ends]),
         rate_hz=None if rate is None else positive_rate(rate),
     )
 
 
-def first_of(columns: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+def observed(key: str, value: NDArray[Any]) -> Observed:
+    """An observation from what is stored as ``key``: camera frames ``[N, H, W, 3]``, or numbers ``[N, ...]``."""
+    if is_camera(key, value.shape):
+        return as_frames(frames(value))
+    return matrix("observations", value) if key in STATE else rows(key, value)
+
+
+def is_camera(key: str, shape: tuple[int, ...]) -> bool:
+    """Whether an array is camera frames, by its name or else by its shape."""
+    return key.partition(".")[0] in IMAGE or (len(shape) == 4 and shape[-1] == 3)
+
+
+def first_of(columns: Collection[str], names: tuple[str, ...]) -> str | None:
     """The first of ``names`` that exists."""
     return next((name for name in names if name in columns), None)
 
 
-def _needed(columns: Mapping[str, Any], names: tuple[str, ...]) -> str:
+def _needed(columns: Mapping[str, Any], stored: Collection[str], names: tuple[str, ...]) -> str:
     found = first_of(columns, names)
     if found is None:
         raise DataError(
-            f"there is no {' or '.join(map(repr, names))}; found: {', '.join(sorted(columns)) or 'nothing'}. "
+            f"there is no {' or '.join(map(repr, names))}; found: {', '.join(sorted(stored)) or 'nothing'}. "
             f"Rename the array, or convert the data"
         )
     return found
@@ -110,6 +155,15 @@ def matrix(name: str, value: NDArray[Any]) -> NDArray[np.float32]:
         raise DataError(f"{name} have shape {value.shape}; [steps, width] is needed: one flat row per step")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(value, dtype=np.float32)
+
+
+def rows(name: str, value: NDArray[Any]) -> NDArray[np.float32]:
+    """float32 ``[N, ...]``; one number per step becomes ``[N, 1]``."""
+    value = numbers(name, value)
+    if value.ndim == 0:
+        raise DataError(f"{name} is a single number; one value per step is needed")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(value[:, None] if value.ndim == 1 else value, dtype=np.float32)
 
 
 def indices(name: str, value: NDArray[Any]) -> NDArray[np.int64]:
@@ -148,14 +202,3 @@ def frames(value: NDArray[Any], scale: float | None = None) -> NDArray[np.uint8]
 def frame_scale(value: NDArray[Any]) -> float:
     """255 if these are floats within 0..1, else 1."""
     return 255.0 if value.dtype.kind == "f" and value.size and value.max() <= 1 else 1.0
-
-
-def check_frames(shape: tuple[int, ...]) -> None:
-    """Refuse anything but ``[N, H, W, 3]``."""
-    if len(shape) != 4 or shape[-1] != 3:
-        raise DataError(f"the image has shape {shape}; [steps, height, width, 3] is needed")
-
-
-def _goal(value: NDArray[Any]) -> NDArray[np.float32]:
-    value = np.asarray(value)
-    return matrix("goals", value[:, None] if value.ndim == 1 else value)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.lerobot import read_lerobot
 from specact.lab.data.npz import read_npz
 from specact.lab.data.robomimic import read_robomimic
+from specact.lab.data.sources import Recording, Source
 from specact.lab.data.zarr_buffer import read_zarr
 
-READERS: dict[str, Callable[[Path], Episodes]] = {
+READERS: dict[str, Callable[[Path], Recording]] = {
     "npz": read_npz,
     "zarr": read_zarr,
     "lerobot": read_lerobot,
@@ -24,11 +26,12 @@ SUPPORTED = (
 )
 
 
-def read(path: Path | str) -> Episodes:
-    """Read demonstrations.
+def read(path: Path | str, sources: Mapping[str, Source] = MappingProxyType({})) -> Episodes:
+    """Read demonstrations; camera frames stay on disk until they are indexed, except those of a ``.npz`` file.
 
     Args:
         path: a ``.npz`` file, a zarr replay buffer, a LeRobot dataset's folder or a robomimic HDF5 file.
+        sources: which observations are wanted, by name; without any, all that the reader knows.
 
     Raises:
         DataError: if there is nothing at ``path``, nothing that is known, or something damaged; names the path.
@@ -37,7 +40,7 @@ def read(path: Path | str) -> Episodes:
     path = Path(path)
     reader = READERS[format_of(path)]
     try:
-        return reader(path)
+        return reader(path).episodes(sources)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 

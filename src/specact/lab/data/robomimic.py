@@ -4,42 +4,77 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import DataError, MissingExtraError
 from specact.lab.data import npz
-from specact.lab.data.episodes import Episodes
+from specact.lab.data.episodes import Observed
+from specact.lab.data.frames import Frames, Images
+from specact.lab.data.sources import Recording
+
+Kind = Literal["camera", "low", "other"]
+# The key of all low-dimensional entries in one.
+LOW = "low_dim"
 
 
-def read_robomimic(path: Path) -> Episodes:
+def read_robomimic(path: Path) -> Recording:
     """Read all demonstrations in the order of their numbers.
 
-    An observation is the concatenation of the low-dimensional float entries of ``obs`` (one number or one row per step)
-    in the order of their names; images and other entries are not read. The rate is ``control_freq`` in the file's
-    ``env_args``, where it is told.
+    ``state`` is the concatenation of the low-dimensional float entries of ``obs`` (one number or one row per step) in
+    the order of their names; a camera's entry ``front_image`` is known as ``image.front``, and its frames stay on disk.
+    Any entry can be asked for by its own name. The rate is ``control_freq`` in the file's ``env_args``, where it is
+    told.
 
     Raises:
         DataError: for damaged files, files without observations, and demonstrations that do not fit together.
         MissingExtraError: if h5py is not installed.
     """
+
+    def load(key: str) -> Observed:
+        with _opened(path) as file:
+            return _observation(path, file["data"], names, key, kinds)
+
+    with _opened(path) as file:
+        demos = file.get("data", {})
+        names = _demonstrations(file, demos)
+        kinds = _kinds(names[0], demos[names[0]])
+        actions = _actions(demos, names, kinds)
+        rate = _rate(demos.attrs.get("env_args"))
+    low = any(kind == "low" for kind in kinds.values())
+    cameras = {_known_as(key): key for key, kind in kinds.items() if kind == "camera"}
+    return Recording(
+        names=({"state": LOW} if low else {}) | cameras,
+        keys=(*kinds, *((LOW,) if low else ())),
+        load=load,
+        action=np.concatenate(actions),
+        ends=np.cumsum([len(part) for part in actions]).astype(np.int64),
+        rate_hz=rate,
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file; what is damaged in it is told."""
     try:
         import h5py
     except ImportError as error:
         raise MissingExtraError("h5py", "train") from error
     try:
         with h5py.File(path, "r") as file:
-            return _read(file, h5py.Dataset)
+            yield file
     # What h5py raises on damaged files.
     except (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, MemoryError) as error:
         raise DataError(f"this file is damaged or not HDF5 as robomimic writes it ({error}); copy it again") from error
 
 
-def _read(file: Any, dataset: type) -> Episodes:
-    demos = file.get("data", {})
+def _demonstrations(file: Any, demos: Any) -> list[str]:
     matches = [re.fullmatch(r"demo_(\d+)", name) for name in demos]
     names = sorted((match.group() for match in matches if match), key=lambda name: int(name[5:]))
     if not names:
@@ -47,55 +82,110 @@ def _read(file: Any, dataset: type) -> Episodes:
             f"there is no 'data/demo_0'; found: {', '.join([*file, *demos]) or 'nothing'}. "
             f"Only robomimic's layout is supported"
         )
-    keys = _keys(names[0], demos[names[0]], dataset)
-    states, actions = [], []
-    for name in names:
-        demo = demos[name]
-        if not isinstance(demo.get("actions"), dataset):
-            raise DataError(f"{name} has no 'actions'; found: {', '.join(demo)}")
-        if _keys(name, demo, dataset) != keys:
-            raise DataError(
-                f"{name} has the observations {', '.join(_keys(name, demo, dataset))}, but {names[0]} has "
-                f"{', '.join(keys)}; all demonstrations must have the same"
-            )
-        actions.append(npz.matrix(f"actions of {name}", demo["actions"][()]))
-        parts = [_rows(f"{key} of {name}", demo["obs"][key][()]) for key in keys]
-        for key, part in zip(keys, parts, strict=True):
-            if len(part) != len(actions[-1]):
-                raise DataError(
-                    f"{name} has {len(part)} steps of {key!r} and {len(actions[-1])} actions; "
-                    f"one of each per step is needed"
-                )
-        states.append(np.concatenate(parts, axis=1))
-    for what, rows in (("observations", states), ("actions", actions)):
-        odd = next((i for i, part in enumerate(rows) if part.shape[1] != rows[0].shape[1]), None)
-        if odd is not None:
-            raise DataError(
-                f"{what} of {names[odd]} are {rows[odd].shape[1]} wide, those of {names[0]} "
-                f"{rows[0].shape[1]}; all must be equal"
-            )
-    return Episodes(
-        state=np.concatenate(states),
-        action=np.concatenate(actions),
-        ends=np.cumsum([len(part) for part in actions]).astype(np.int64),
-        rate_hz=_rate(demos.attrs.get("env_args")),
-    )
+    return names
 
 
-def _keys(name: str, demo: Any, dataset: type) -> list[str]:
-    """Names of the low-dimensional observations, sorted."""
+def _kinds(name: str, demo: Any) -> dict[str, Kind]:
+    """The entries of ``obs`` that can be read, sorted, and what they are."""
+    import h5py
+
     obs = demo.get("obs", {})
-    keys = sorted(k for k in obs if isinstance(obs[k], dataset) and obs[k].dtype.kind == "f" and obs[k].ndim in (1, 2))
-    if not keys:
+
+    def kind_of(entry: Any) -> Kind | None:
+        if not isinstance(entry, h5py.Dataset) or entry.dtype.kind not in "fiub" or entry.ndim == 0:
+            return None
+        if entry.ndim == 4 and entry.shape[-1] == 3:
+            return "camera"
+        return "low" if entry.dtype.kind == "f" and entry.ndim in (1, 2) else "other"
+
+    kinds = {key: kind for key in sorted(obs) if (kind := kind_of(obs[key])) is not None}
+    if not set(kinds.values()) & {"camera", "low"}:
         raise DataError(
             f"{name} has no low-dimensional observations under 'obs'; found: {', '.join(obs) or 'nothing'}. "
             f"Raw recordings need robomimic's dataset_states_to_obs.py first"
         )
-    return keys
+    return kinds
 
 
-def _rows(name: str, value: NDArray[Any]) -> NDArray[np.float32]:
-    return npz.matrix(name, value[:, None] if value.ndim == 1 else value)
+def _actions(demos: Any, names: list[str], kinds: dict[str, Kind]) -> list[NDArray[np.float32]]:
+    """The actions of every demonstration, after a check that all have the same observations, one per action."""
+    import h5py
+
+    actions = []
+    for name in names:
+        demo = demos[name]
+        if not isinstance(demo.get("actions"), h5py.Dataset):
+            raise DataError(f"{name} has no 'actions'; found: {', '.join(demo)}")
+        own = _kinds(name, demo)
+        if own != kinds:
+            raise DataError(
+                f"{name} has the observations {', '.join(own)}, but {names[0]} has {', '.join(kinds)}; all "
+                "demonstrations must have the same"
+            )
+        actions.append(npz.matrix(f"actions of {name}", demo["actions"][()]))
+        for key in kinds:
+            if len(demo["obs"][key]) != len(actions[-1]):
+                raise DataError(
+                    f"{name} has {len(demo['obs'][key])} steps of {key!r} and {len(actions[-1])} actions; "
+                    f"one of each per step is needed"
+                )
+    _check_widths("actions", names, actions)
+    return actions
+
+
+def _observation(path: Path, demos: Any, names: list[str], key: str, kinds: dict[str, Kind]) -> Observed:
+    if kinds.get(key) == "camera":
+        stored = [demos[name]["obs"][key] for name in names]
+        shapes = {frames.shape[1:] for frames in stored}
+        if len(shapes) > 1 or any(frames.dtype != np.uint8 for frames in stored):
+            raise DataError(f"the camera {key!r} must have uint8 frames of one size in all demonstrations")
+        starts = np.cumsum([0, *map(len, stored)])
+        return Frames((int(starts[-1]), *shapes.pop()), _Reader(path, tuple(names), key, starts))
+    together = [key] if key in kinds else [key for key, kind in kinds.items() if kind == "low"]
+    parts = []
+    for name in names:
+        own = [npz.rows(f"{key} of {name}", demos[name]["obs"][key][()]) for key in together]
+        parts.append(np.concatenate(own, axis=1) if len(own) > 1 else own[0])
+    _check_widths("observations", names, parts)
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a camera's frames; ``starts`` are the first step of every demonstration, and the end."""
+
+    path: Path
+    names: tuple[str, ...]
+    key: str
+    starts: NDArray[np.int64]
+
+    def __call__(self, rows: NDArray[np.int64]) -> Images:
+        with _opened(self.path) as file:
+            parts = []
+            for number in np.unique(np.searchsorted(self.starts, rows, side="right") - 1).tolist():
+                low, high = self.starts[number : number + 2]
+                own = rows[(rows >= low) & (rows < high)] - low
+                parts.append(np.asarray(file["data"][self.names[number]]["obs"][self.key][own], dtype=np.uint8))
+            return np.concatenate(parts)
+
+
+def _known_as(key: str) -> str:
+    """``front_image`` is known as ``image.front``, and ``image`` as itself."""
+    camera = re.sub(r"\W", "_", re.sub(r"_?(image|rgb)$", "", key))
+    return f"image.{camera}" if camera else "image"
+
+
+def _check_widths(what: str, names: list[str], rows: list[NDArray[np.float32]]) -> None:
+    odd = next((i for i, part in enumerate(rows) if part.shape[1:] != rows[0].shape[1:]), None)
+    if odd is not None:
+        raise DataError(
+            f"{what} of {names[odd]} are {_wide(rows[odd])} wide, those of {names[0]} {_wide(rows[0])}; all must be "
+            "equal"
+        )
+
+
+def _wide(rows: NDArray[np.float32]) -> str:
+    return " x ".join(str(size) for size in rows.shape[1:])
 
 
 def _rate(env_args: Any) -> float | None:

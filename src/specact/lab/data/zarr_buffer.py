@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +15,9 @@ from numpy.typing import NDArray
 
 from specact.errors import DataError, MissingExtraError
 from specact.lab.data import npz
-from specact.lab.data.episodes import Episodes
+from specact.lab.data.episodes import Observed
+from specact.lab.data.frames import Frames, check_frames
+from specact.lab.data.sources import Recording
 
 if TYPE_CHECKING:
     import zarr
@@ -43,50 +47,39 @@ _DAMAGE = (
 )
 
 
-class LazyFrames:
-    """Camera frames that stay on disk: uint8 ``[N, H, W, 3]``, read where they are indexed.
+@dataclass(frozen=True)
+class _Reader:
+    """Reads camera frames of one array; it opens the store anew, so that it can go to other processes.
 
-    Takes what a numpy array takes as first index: an integer, a slice, an array of integers or booleans.
+    Attributes:
+        path: the store.
+        name: of the array.
+        scale: to 0..255. It must not change from one read to the next, so the first frame decides it, once.
     """
 
-    dtype = np.dtype(np.uint8)
+    path: Path
+    name: str
+    scale: float
 
-    def __init__(self, array: zarr.Array[Any], path: Path) -> None:
-        npz.check_frames(array.shape)
-        self._array = array
-        self._path = path
-        self.shape: tuple[int, ...] = array.shape
-        # The scale must not change from one slice to the next, so it is decided once, by the first frame.
-        self._scale = npz.frame_scale(np.asarray(array[:1]))
+    def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        import zarr
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> NDArray[np.uint8]:
-        rows = np.arange(len(self))[index]  # numpy's rules for negative, boolean and reversed indices
-        wanted = np.atleast_1d(rows)
-        if wanted.size == 0:
-            return np.zeros((0, *self.shape[1:]), np.uint8)
         try:
-            if np.all(np.diff(wanted) == 1):
-                values = np.asarray(self._array[int(wanted[0]) : int(wanted[-1]) + 1])
+            array = cast("zarr.Array[Any]", zarr.open_group(str(self.path), mode="r")[self.name])
+            if rows[-1] - rows[0] + 1 == len(rows):
+                values = np.asarray(array[int(rows[0]) : int(rows[-1]) + 1])
             else:
-                values = np.asarray(self._array.oindex[wanted])
-            found = npz.frames(values, self._scale)
+                values = np.asarray(array.oindex[rows])
+            return npz.frames(values, self.scale)
         except _DAMAGE as error:
-            raise DataError(f"{self._path}: some frames are damaged ({error}); copy or record it again") from error
-        return found if rows.ndim else cast("NDArray[np.uint8]", found[0])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """All frames, in memory."""
-        return np.asarray(self[:], dtype=dtype)
+            raise DataError(f"{self.path}: some frames are damaged ({error}); copy or record it again") from error
 
 
-def read_zarr(path: Path) -> Episodes:
+def read_zarr(path: Path) -> Recording:
     """Read ``data/{state|obs, action, img|image}`` and ``meta/episode_ends`` of a zarr store, version 2 or 3.
 
-    Images are not loaded, see :class:`LazyFrames`. ``goal``, ``current_subtask`` and ``rate_hz`` are read where
-    present.
+    Camera frames stay on disk. ``goal``, ``current_subtask``, further ones such as ``image.front``, and ``rate_hz`` are
+    read where present, other arrays where they are asked for.
 
     Raises:
         DataError: for damaged stores, missing arrays or chunks, and lengths that contradict each other.
@@ -96,26 +89,35 @@ def read_zarr(path: Path) -> Episodes:
         import zarr
     except ImportError as error:
         raise MissingExtraError("zarr", "train") from error
-    try:
+
+    with _damage_told():
         root = zarr.open_group(str(path), mode="r")
         stored = {name: array for folder in ("data", "meta") for name, array in _arrays(root, folder).items()}
-        names = (*npz.STATE, *npz.ACTION, *npz.GOAL, "episode_ends", "rate_hz")
+        names = (*npz.ACTION, "episode_ends", "rate_hz")
         columns = {name: _load(path, stored[name]) for name in names if name in stored}
-        # Other arrays are not read; their names make the message useful if something is not found.
-        others = {name: np.empty(0) for name in stored if name not in names and name not in npz.IMAGE}
-        episodes = npz.from_columns({**others, **columns})
-        image = npz.first_of(stored, npz.IMAGE)
-        if image is None:
-            return episodes
-        _check_codecs(stored[image])
-        _check_chunks(path, stored[image])
-        lazy = LazyFrames(stored[image], path)
+
+    def load(key: str) -> Observed:
+        with _damage_told():
+            array = stored[key]
+            if not npz.is_camera(key, array.shape):
+                return npz.observed(key, _load(path, array))
+            _check_codecs(array)
+            _check_chunks(path, array)
+            check_frames(array.shape)
+            return Frames(array.shape, _Reader(path, array.path, npz.frame_scale(np.asarray(array[:1]))))
+
+    return npz.from_columns(columns, tuple(stored), load)
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    try:
+        yield
     except _DAMAGE as error:
         raise DataError(
             f"this zarr store is damaged or not a replay buffer ({type(error).__name__}: {error}); "
             f"'data/state', 'data/action' and 'meta/episode_ends' are needed; copy it again"
         ) from error
-    return replace(episodes, image=cast("NDArray[np.uint8]", lazy))
 
 
 def _arrays(root: zarr.Group, folder: str) -> dict[str, zarr.Array[Any]]:

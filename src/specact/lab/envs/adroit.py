@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -49,17 +48,13 @@ def features(episodes: Episodes) -> Episodes:
     Raises:
         DataError: if the widths are others; Adroit's other tasks have observations of the same width.
     """
-    if episodes.state.shape[1] != WIDTH or episodes.action.shape[1] != ACTIONS:
+    state = episodes.numbers("state")
+    if state.shape[1] != WIDTH or episodes.action.shape[1] != ACTIONS:
         raise DataError(
             f"relocate demonstrations have state width {WIDTH} and action width {ACTIONS}, got "
-            f"{episodes.state.shape[1]} and {episodes.action.shape[1]}; pass AdroitHandRelocate-v1's own observations"
+            f"{state.shape[1]} and {episodes.action.shape[1]}; pass AdroitHandRelocate-v1's own observations"
         )
-    return replace(
-        episodes,
-        state=observe(episodes.state),
-        action=np.clip(episodes.action, -1.0, 1.0).astype(np.float32),
-        goal=None,
-    )
+    return episodes.with_numbers(np.clip(episodes.action, -1.0, 1.0).astype(np.float32), state=observe(state))
 
 
 class Relocate(gym.Env[dict[str, Any], NDArray[np.float32]]):

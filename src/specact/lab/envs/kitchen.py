@@ -8,7 +8,6 @@ test.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -102,14 +101,15 @@ def features(episodes: Episodes) -> Episodes:
     Raises:
         DataError: if the widths are others or a subtask number is unknown.
     """
-    if episodes.state.shape[1] != RAW_WIDTH or episodes.action.shape[1] != ROBOT:
+    state = episodes.numbers("state")
+    if state.shape[1] != RAW_WIDTH or episodes.action.shape[1] != ROBOT:
         raise DataError(
             f"kitchen demonstrations have state width {RAW_WIDTH} (positions and velocities) and action width {ROBOT}, "
-            f"got {episodes.state.shape[1]} and {episodes.action.shape[1]}; pass the environment's own observation"
+            f"got {state.shape[1]} and {episodes.action.shape[1]}; pass the environment's own observation"
         )
-    numbers = episodes.goal
-    if numbers is None or numbers.shape != (episodes.steps, 1) or not np.isin(numbers, range(len(SUBTASKS))).all():
-        got = "none" if numbers is None else f"shape {numbers.shape}, values {np.min(numbers)} to {np.max(numbers)}"
+    numbers = episodes.numbers("goal") if "goal" in episodes.observation else np.zeros((0, 0), np.float32)
+    if numbers.shape != (episodes.steps, 1) or not np.isin(numbers, range(len(SUBTASKS))).all():
+        got = f"shape {numbers.shape}, values {np.min(numbers)} to {np.max(numbers)}" if numbers.size else "none"
         raise DataError(
             f"kitchen demonstrations need the number of the present subtask, 0 to {len(SUBTASKS) - 1}, as goal "
             f"[steps, 1]; got {got}"
@@ -118,14 +118,10 @@ def features(episodes: Episodes) -> Episodes:
     for steps in episodes.slices():
         order = numbers[steps, 0].astype(np.int64)
         chain = [int(number) for number in dict.fromkeys(order.tolist())]
-        done = np.logical_or.accumulate(completed(objects(episodes.state[steps])), axis=0)
+        done = np.logical_or.accumulate(completed(objects(state[steps])), axis=0)
         goal[steps] = current(chain, done)
-    return replace(
-        episodes,
-        state=observe(episodes.state),
-        action=np.clip(episodes.action, -1.0, 1.0).astype(np.float32),
-        goal=one_hot(goal),
-    )
+    action = np.clip(episodes.action, -1.0, 1.0).astype(np.float32)
+    return episodes.with_numbers(action, state=observe(state), goal=one_hot(goal))
 
 
 class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):

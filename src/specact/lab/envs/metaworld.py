@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
@@ -59,8 +58,9 @@ def features(episodes: Episodes) -> Episodes:
     Raises:
         DataError: if the widths are others, or the goal is hidden.
     """
-    width, actions = episodes.state.shape[1], episodes.action.shape[1]
-    goal = None if episodes.goal is None else episodes.goal.shape[1]
+    state, actions = episodes.numbers("state"), episodes.action.shape[1]
+    width = state.shape[1]
+    goal = episodes.numbers("goal").shape[1] if "goal" in episodes.observation else None
     if actions != ACTIONS or (width, goal) not in ((RAW_WIDTH, None), (WIDTH, GOAL)):
         raise DataError(
             f"peg demonstrations have action width {ACTIONS} and state width {RAW_WIDTH} (Meta-World's observation; no "
@@ -68,13 +68,13 @@ def features(episodes: Episodes) -> Episodes:
         )
     action = np.clip(episodes.action, -1.0, 1.0).astype(np.float32)
     if width == WIDTH:
-        return replace(episodes, action=action)
-    if not episodes.state[:, -GOAL:].any(axis=1).all():
+        return episodes.with_numbers(action, state=state, goal=episodes.numbers("goal"))
+    if not state[:, -GOAL:].any(axis=1).all():
         raise DataError(
             "the goal in these peg demonstrations, the last three numbers of an observation, is hidden (zero); record "
             "them with a visible goal, as in Meta-World's MT1"
         )
-    return replace(episodes, state=observe(episodes.state), action=action, goal=hole(episodes.state))
+    return episodes.with_numbers(action, state=observe(state), goal=hole(state))
 
 
 class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):

@@ -10,7 +10,6 @@ what a policy is trained on is what it meets.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar, TypeVar, cast
 
 import gymnasium as gym
@@ -89,22 +88,18 @@ def features(episodes: Episodes) -> Episodes:
 
     Args:
         episodes: ``state`` ``[N, 5]`` as :func:`observe` takes it, ``action`` ``[N, 2]`` the agent's target [px].
-            Images pass through untouched.
+            Camera frames pass through; other observations are left out.
 
     Raises:
         DataError: if the widths are others.
     """
-    if episodes.state.shape[1] != 5 or episodes.action.shape[1] != 2:
+    state = episodes.numbers("state")
+    if state.shape[1] != 5 or episodes.action.shape[1] != 2:
         raise DataError(
             f"PushT demonstrations have state width 5 (agent x, y, block x, y, block angle) and action width 2 (target "
-            f"x, y), got {episodes.state.shape[1]} and {episodes.action.shape[1]}; pass them as recorded, in pixels"
+            f"x, y), got {state.shape[1]} and {episodes.action.shape[1]}; pass them as recorded, in pixels"
         )
-    return replace(
-        episodes,
-        state=observe(episodes.state),
-        action=displacement(episodes.action, episodes.state[:, :2]),
-        goal=None,
-    )
+    return episodes.with_numbers(displacement(episodes.action, state[:, :2]), state=observe(state))
 
 
 class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):

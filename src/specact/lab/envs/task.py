@@ -21,9 +21,10 @@ Idle = Literal["hold", "last", "neutral"]
 class Task:
     """An environment with everything evaluation and training need to know of it.
 
-    The environment's observation is a dict of float32 arrays: ``state`` ``[O]`` and, for goal-conditioned tasks,
-    ``goal`` ``[D]``. Its actions are a float32 :class:`gymnasium.spaces.Box` ``[A]``. The ``info`` of every ``reset``
-    and ``step`` holds ``success`` (bool: reached at any time so far) and ``score`` (float: the best so far).
+    The environment's observation is a dict: float32 arrays, such as ``state`` ``[O]`` and, for goal-conditioned tasks,
+    ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera. Its actions are a float32 :class:`gymnasium.spaces.Box` ``[A]``.
+    The ``info`` of every ``reset`` and ``step`` holds ``success`` (bool: reached at any time so far) and ``score``
+    (float: the best so far).
 
     Attributes:
         name: the name used on the command line.
@@ -32,7 +33,8 @@ class Task:
         rate_hz: control rate [Hz].
         max_steps: control steps after which an episode is truncated.
         score: what ``info["score"]`` measures, in words.
-        features: brings raw demonstrations, as a reader returns them, into the environment's observations and actions.
+        features: brings raw demonstrations, as a reader returns them, into the environment's observations and actions;
+            camera frames pass through.
         expert: builds a scripted expert from a seed, for tasks that have one: ``expert(seed).act(env) -> action``.
         pace: what a pace is measured in, in words; None for a world in which nothing moves but what the robot moves.
         hold: the action after which the robot stays as it is, given the last one ``[A]`` (zeros before the first);
@@ -59,8 +61,8 @@ class Task:
     effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
     roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
 
-    def widths(self) -> dict[str, int]:
-        """How many numbers an ``action``, a ``state`` and, where there is one, a ``goal`` have."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of an ``action`` and of every observation, by name: ``(n,)`` for numbers, ``(H, W, 3)`` for a camera."""
         env = self.make(render_mode=None)
         try:
             observation, action = env.observation_space, env.action_space
@@ -68,4 +70,4 @@ class Task:
             env.close()
         assert isinstance(observation, gym.spaces.Dict)
         spaces = {"action": action, **observation.spaces}
-        return {name: space.shape[0] for name, space in sorted(spaces.items()) if space.shape}
+        return {name: tuple(space.shape) for name, space in sorted(spaces.items()) if space.shape}

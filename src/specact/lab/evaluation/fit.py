@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specact.errors import ConfigError
 from specact.families.load import AnyPair
-from specact.lab.data.fit import widths_in_words
+from specact.lab.data.fit import shapes_in_words
 from specact.lab.envs.task import Task
 
 
@@ -12,14 +12,14 @@ def check_fit(bundle: AnyPair, task: Task) -> None:
     """Checks that a pair's observations and actions are the task's; a pair may do without some of the task's.
 
     Raises:
-        ConfigError: if a width differs.
+        ConfigError: if a shape differs.
     """
-    wanted = task.widths()
-    found = {"action": len(bundle.units.centre)} | {
-        name: field.shape[0] for name, field in bundle.observation.fields.items() if not field.is_image
+    wanted = task.shapes()
+    found = {"action": bundle.units.centre.shape} | {
+        name: field.shape for name, field in bundle.observation.fields.items()
     }
-    if any(wanted.get(name) != width for name, width in found.items()):
+    if any(wanted.get(name) != shape for name, shape in found.items()):
         raise ConfigError(
-            f"the bundle {bundle.name!r} has {widths_in_words(found)}, but the task {task.name!r} has "
-            f"{widths_in_words(wanted)}; the bundle was made for the task {bundle.env!r}"
+            f"the bundle {bundle.name!r} has {shapes_in_words(found)}, but the task {task.name!r} has "
+            f"{shapes_in_words(wanted)}; the bundle was made for the task {bundle.env!r}"
         )

@@ -1,0 +1,223 @@
+"""Camera frames that stay where they are stored: read when they are indexed, never all at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specact.errors import ConfigError, DataError, MissingExtraError
+
+Images = NDArray[np.uint8]
+# Gives the frames of these rows, which are all different and ascend.
+Read = Callable[[NDArray[np.int64]], Images]
+
+_BLOCK_BYTES = 1 << 25  # frames are copied in blocks of this size
+_LEFT_FREE = 1 << 28  # of a disk that frames are copied to
+
+
+class Frames:
+    """Camera frames, uint8 ``[N, H, W, 3]``, indexed along the first axis as a NumPy array is.
+
+    Args:
+        shape: ``(N, H, W, 3)``.
+        read: gives stored frames by their number. It must be picklable where the frames are to go to other processes.
+        rows: numbers of the stored frames, in the order that they appear in; None for ``0 ... N - 1``.
+
+    Raises:
+        DataError: for any other shape.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, shape: tuple[int, ...], read: Read, rows: NDArray[np.int64] | None = None) -> None:
+        check_frames(shape)
+        self._read, self._rows = read, np.arange(shape[0]) if rows is None else rows
+        self.shape: tuple[int, ...] = (len(self._rows), *shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Images:
+        chosen = self._rows[index]  # NumPy's rules for negative, boolean and reversed indices
+        wanted, places = np.unique(chosen, return_inverse=True)
+        if wanted.size == 0:
+            return np.zeros((0, *self.shape[1:]), np.uint8)
+        found = self._read(wanted)
+        if found.shape != (len(wanted), *self.shape[1:]):
+            raise DataError(f"camera frames of shape {found.shape[1:]} are where {self.shape[1:]} was announced")
+        return found[places.reshape(np.shape(chosen))]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """All frames, in memory."""
+        return np.asarray(self[:], dtype=dtype)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether no file has to be read for them."""
+        return isinstance(self._read, _Array)
+
+    def select(self, rows: ArrayLike) -> Frames:
+        """Only these, in this order; nothing is read."""
+        return Frames(self.shape, self._read, self._rows[np.asarray(rows)])
+
+    def fitted(self, crop: tuple[int, int, int, int] | None, size: tuple[int, int] | None) -> Frames:
+        """Cut to ``crop`` (top, left, height, width), then resized to ``size`` (height, width); nothing is read.
+
+        Raises:
+            DataError: if the crop does not lie within the frame.
+        """
+        height, width = self.shape[1:3]
+        if crop is not None:
+            top, left, height, width = crop
+            if top + height > self.shape[1] or left + width > self.shape[2]:
+                raise DataError(
+                    f"the crop {list(crop)} (top, left, height, width) does not lie within frames of "
+                    f"{self.shape[1]} x {self.shape[2]}"
+                )
+        shape = (len(self), *((height, width) if size is None else size), 3)
+        return Frames(shape, _Fitted(self._read, crop, size), self._rows)
+
+
+def as_frames(array: Any) -> Frames:
+    """Frames of an array in memory, or of anything else that has a shape and takes arrays of integers as index."""
+    return array if isinstance(array, Frames) else Frames(tuple(array.shape), _Array(array))
+
+
+def join_frames(parts: Sequence[Frames]) -> Frames:
+    """The frames of several, one after the other; nothing is read.
+
+    Raises:
+        DataError: if they differ in size.
+    """
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) > 1:
+        raise DataError(f"camera frames of {shapes[0]} and of {shapes[1]} cannot be joined; give them one size")
+    return Frames((sum(map(len, parts)), *shapes[0]), _Joined(tuple(parts)))
+
+
+def copied(frames: Frames, file: Path, advance: Callable[[int], None] = lambda done: None) -> Frames:
+    """The same frames from one uncompressed ``.npy`` file, in which any frame is found without decoding others.
+
+    Args:
+        frames: decoded once, from the first to the last.
+        file: where to; what is there already is taken if it has the right shape.
+        advance: told how many frames are there.
+
+    Raises:
+        ConfigError: if there is no room for them, or they cannot be written.
+        DataError: if a frame cannot be read.
+    """
+    if not (file.is_file() and _Mapped(file).array().shape == frames.shape):
+        _copy(frames, file, advance)
+    return Frames(frames.shape, _Mapped(file))
+
+
+def _copy(frames: Frames, file: Path, advance: Callable[[int], None]) -> None:
+    needed = int(np.prod(frames.shape, dtype=np.int64))
+    temporary = file.with_name(f"{file.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    step = max(1, _BLOCK_BYTES // (needed // len(frames)))
+    header = {"descr": "|u1", "fortran_order": False, "shape": frames.shape}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(file.parent).free
+        if free < needed + _LEFT_FREE:
+            raise ConfigError(
+                f"{len(frames)} camera frames of {frames.shape[1]} x {frames.shape[2]} need {needed / 1e9:.1f} GB in "
+                f"{file.parent}, where {free / 1e9:.1f} GB are free; give them a smaller size in [observations], or "
+                "choose another --out"
+            )
+        with temporary.open("wb") as out:
+            np.lib.format.write_array_header_1_0(out, header)
+            for start in range(0, len(frames), step):
+                out.write(frames[start : start + step].tobytes())
+                advance(min(start + step, len(frames)))
+        temporary.replace(file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror or error}; free some space there") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+@dataclass(frozen=True)
+class _Array:
+    array: Any
+
+    def __call__(self, rows: NDArray[np.int64]) -> Images:
+        return np.asarray(self.array[rows], dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """A ``.npy`` file; mapped anew for every batch, so that the pages of the last one may go."""
+
+    file: Path
+
+    def array(self) -> Images:
+        return cast(Images, np.load(self.file, mmap_mode="r", allow_pickle=False))
+
+    def __call__(self, rows: NDArray[np.int64]) -> Images:
+        return np.array(self.array()[rows])
+
+
+@dataclass(frozen=True)
+class _Joined:
+    parts: tuple[Frames, ...]
+
+    def __call__(self, rows: NDArray[np.int64]) -> Images:
+        starts = np.cumsum([0, *(len(part) for part in self.parts)])
+        within = [rows[(rows >= low) & (rows < high)] - low for low, high in itertools.pairwise(starts)]
+        return np.concatenate([part[own] for part, own in zip(self.parts, within, strict=True) if own.size])
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    read: Read
+    crop: tuple[int, int, int, int] | None
+    size: tuple[int, int] | None
+
+    def __call__(self, rows: NDArray[np.int64]) -> Images:
+        return fit(self.read(rows), self.crop, self.size)
+
+
+def fit(frames: Images, crop: tuple[int, int, int, int] | None, size: tuple[int, int] | None) -> Images:
+    """Frames ``[N, H, W, 3]`` cut to (top, left, height, width), then resized to (height, width).
+
+    Resized as Pillow's ``BILINEAR`` does, which averages over all pixels that become one. A robot's camera has to be
+    treated alike.
+
+    Raises:
+        MissingExtraError: if Pillow is not installed and a size is given.
+    """
+    if crop is not None:
+        top, left, height, width = crop
+        frames = frames[:, top : top + height, left : left + width]
+    if size is None or frames.shape[1:3] == tuple(size):
+        return frames
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("pillow", "train") from error
+    height, width = size
+    resized = [Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR) for frame in frames]
+    return np.stack([np.asarray(image) for image in resized])
+
+
+def check_frames(shape: tuple[int, ...]) -> None:
+    """Refuse anything but ``[N, H, W, 3]``.
+
+    Raises:
+        DataError: for another shape.
+    """
+    if len(shape) != 4 or shape[-1] != 3:
+        raise DataError(f"the image has shape {shape}; [steps, height, width, 3] is needed")
