@@ -40,10 +40,8 @@ def train(
         data: folder that the recipe's data paths are relative to.
         json: print the result as JSON.
     """
-    from specact.lab.train.flow_recipe import load_flow_recipe
+    from specact.lab.train.flow_recipe import FlowRecipe, load_any_recipe
     from specact.lab.train.flow_train import train_flow
-    from specact.lab.train.recipe import load_recipe
-    from specact.lab.train.toml import read_toml
     from specact.lab.train.train import train as train_pairs
 
     if (recipe is None) == (distil is None):
@@ -59,12 +57,12 @@ def train(
         else:
             remarks.print(f"bundle: {path}", highlight=False)
         return
-    flow = "kind" in read_toml(recipe)
+    what, _ = load_any_recipe(recipe)
     with progress_bars() as update:
-        if flow:
-            made = train_flow(load_flow_recipe(recipe), data, out, update, threads=threads)
+        if isinstance(what, FlowRecipe):
+            made = train_flow(what, data, out, update, threads=threads)
         else:
-            made = train_pairs(load_recipe(recipe), data, out, update, threads=threads)
+            made = train_pairs(what, data, out, update, threads=threads)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return
