@@ -55,7 +55,7 @@ class BundleFolder:
 
     @property
     def env(self) -> str:
-        """Name of the environment it was trained for."""
+        """Name of the environment it was trained for; empty if there was none."""
         return str(self.manifest["env"])
 
     @property
