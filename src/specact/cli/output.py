@@ -9,21 +9,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from specact.files import to_json
 from specact.lab.report.networks import all_networks
 
 # Progress and remarks go to stderr, so that stdout holds the result and nothing else.
-remarks = Console(stderr=True)
-results = Console()
+# What is printed is plain text: names, paths and what servers say may hold brackets.
+remarks = Console(stderr=True, markup=False, emoji=False)
+results = Console(markup=False, emoji=False)
 
 
 def say_error(message: str) -> None:
     """One sentence on stderr."""
-    remarks.print(f"[bold red]specact:[/] {escape(message)}", highlight=False, soft_wrap=True, markup=True)
+    remarks.print(Text.assemble(("specact:", "bold red"), f" {message}"), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -39,7 +40,12 @@ def command_line() -> str:
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Progress bars by name; yields ``update(name, done, total)``."""
-    columns = (TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description:22}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=remarks) as bars:
         tasks: dict[str, TaskID] = {}
 

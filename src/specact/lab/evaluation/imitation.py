@@ -14,6 +14,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
 from specact.lab.data.readers import format_of
+from specact.lab.data.sources import read_sources
 from specact.lab.envs import load_task
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
@@ -58,11 +59,13 @@ def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
     """
     recipe = bundle.manifest["recipe"]
     made = demonstrations(
-        load_task(bundle.env),
+        load_task(bundle.env) if bundle.env else None,
         demonstration_files(bundle, data),
         recipe["generate_episodes"],
         recipe["generate_noise"],
         recipe["seed"],
+        sources=read_sources(recipe.get("observations", {})),
+        rate_hz=recipe.get("rate_hz"),
     )
     return made.split(recipe["held_out"], recipe["seed"])[1]
 
