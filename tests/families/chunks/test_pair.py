@@ -61,7 +61,7 @@ def target(inputs: Inputs, rngs: Sequence[np.random.Generator]) -> Chunk:
 
 
 def in_units(normalised: np.ndarray) -> Chunk:
-    return (UNITS.centre + UNITS.scale * normalised).astype(np.float32)
+    return np.asarray(UNITS.centre + UNITS.scale * normalised, np.float32)
 
 
 def made(**changes: Any) -> ChunkPair:
@@ -637,7 +637,7 @@ def test_the_target_is_loaded_when_it_is_first_asked_for_and_once() -> None:
         return target
 
     pair = made(load_target=load)
-    assert pair.observation and pair.codec.dialect.family == "chunks" and not loads
+    assert pair.observation.images and pair.codec.dialect.family == "chunks" and not loads
     for _ in range(2):
         play(SpeculativePolicy(pair, Always()), 3)
     assert len(loads) == 1

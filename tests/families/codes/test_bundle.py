@@ -254,7 +254,7 @@ def test_every_refusal_is_in_one_tree() -> None:
 def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
     """The trained networks, their weights rounded to half precision as the export says it does."""
     recipe = load_recipe(tiny_recipe)
-    assert recipe.precision == "float16"
+    assert recipe.precision == "float16" and recipe.env is not None
     task = load_task(recipe.env)
     shown = demonstrations(task, (), recipe.generate_episodes, recipe.generate_noise, recipe.seed)
     data = stages.prepare(shown, recipe)

@@ -19,9 +19,10 @@ from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import run_episode
 from specact.lab.rollout.episode_metrics import Episode
+from specact.lab.rollout.families import VERIFIERS, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pair import Pairing, run_pair
-from specact.lab.rollout.rollout import VERIFIERS, Robot, Shard, start_of
+from specact.lab.rollout.rollout import Robot, Shard, start_of
 from specact.lab.rollout.simulated_target import Route
 from specact.links.link import LINKS
 from specact.links.steady import SteadyLink
@@ -58,7 +59,7 @@ def rolled_out(bundle: Bundle, method: str, episode: int) -> tuple[Robot, list[n
         episodes=(episode,), seed=SEED, link="loopback", draft_s=0.0, target_s=0.0,
     )  # fmt: skip
     env = TapedBall()
-    robot = Robot(shard, bundle, env, episode)
+    robot = Robot(shard, bundle, rollout_of(bundle, load_method(method)), env, episode)
     while not robot.done:
         window = robot.policy.observe(robot.observation)
         robot.prepare(bundle.draft.infer(window), bundle.target.infer(window))
