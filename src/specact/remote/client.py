@@ -272,8 +272,9 @@ class Line:
             channel.close()
             self.problem = printable(f"{self._endpoint} refuses this device: {error}")
             return
-        said = {name: printable(getattr(welcome, name), 64) for name in ("bundle", "target", "version", "family")}
-        welcome = replace(welcome, **said)
+        texts = (welcome.bundle, welcome.target, welcome.version, welcome.family)
+        bundle, target, version, family = (printable(text, 64) for text in texts)
+        welcome = replace(welcome, bundle=bundle, target=target, version=version, family=family)
         with self._lock:
             self._channel, self.welcome, self.problem, self._misses = channel, welcome, None, 0
             self._unasked = 0
