@@ -375,7 +375,7 @@ class Robot:
 
     def find_back(self, verified: int = 1) -> Robot:
         """Drives until so many more steps were verified; a busy machine may need several tries."""
-        wanted, until = self.verified + verified, time.monotonic() + 20.0
+        wanted, until = self.verified + verified, time.monotonic() + 60.0
         self.run(lambda: self.verified < wanted and time.monotonic() < until, period_s=0.01)
         assert self.verified >= wanted
         return self
@@ -493,7 +493,7 @@ def driving() -> Callable[..., AbstractContextManager[None]]:
 def wait_for() -> Callable[..., float]:
     """``wait_for(what, within_s)`` returns after how many seconds it came true."""
 
-    def wait(what: Callable[[], bool], within_s: float = 20.0) -> float:
+    def wait(what: Callable[[], bool], within_s: float = 60.0) -> float:
         start = time.monotonic()
         while not what():
             assert time.monotonic() - start < within_s, f"it did not happen within {within_s} s"

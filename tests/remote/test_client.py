@@ -138,15 +138,17 @@ def test_an_idle_line_asks_for_signs_of_life_and_gives_up_without(
     def sleep(peer: Peer, request: Any) -> None:
         awake.wait(20.0)
 
-    settings = LineSettings(silence_s=0.6)
+    settings = LineSettings(silence_s=1.5)
     with misbehaving(sleep) as rogue, Line(at(rogue.port), ball.codec.dialect, settings=settings) as line:
         line.connect(10.0)
-        time.sleep(1.2)  # two silences long nobody says anything but pings
-        assert line.counts == {"connections": 1} and len(rogue.peers[0].pings) >= 2
+        quiet = time.monotonic()
+        wait_for(lambda: len(rogue.peers[0].pings) >= 4 and time.monotonic() - quiet > 2 * settings.silence_s)
+        # Nobody has said anything but pings and pongs, for longer than a silence may be.
+        assert line.counts == {"connections": 1}
         asked = time.monotonic()
         assert isinstance(RemoteTarget(line, ball.codec, 1.0).submit(window(ball), at_step(0)).result(), Miss)
         wait_for(lambda: line.problem is not None and "nothing received from the server" in line.problem)
-        assert 0.3 < time.monotonic() - asked < 0.6 + 5.0
+        assert time.monotonic() - asked > settings.silence_s / 2
         wait_for(lambda: line.problem is None)  # the server's other threads are awake
         awake.set()
 
@@ -188,7 +190,7 @@ def test_a_server_that_hangs_over_http_costs_three_deadlines_and_is_hung_up_on(
         rover = robot(line).play(5)
         gone = time.monotonic()
         shaper.half_open()
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60.0
         rover.run(lambda: rover.verified < 10 and time.monotonic() < until)
         rover.check("deadline", "disconnected")
         assert rover.verified >= 10
@@ -401,7 +403,7 @@ def test_a_line_can_be_closed_while_the_server_hangs(ball: Bundle, listening: Li
         start = time.monotonic()
         line.close()
         line.close()
-        assert time.monotonic() - start < settings.connect_timeout_s + 2.0
+        assert time.monotonic() - start < settings.connect_timeout_s + 20.0  # it would hang for ever
         assert line.send("infer", lambda identity: {}, 1.0, True) is None
         assert line.wait(1, 1.0) == "disconnected"
 
@@ -427,6 +429,7 @@ def test_a_request_larger_than_the_network_takes_at_once_leaves_within_the_deadl
     image, later = np.zeros(16 << 20, np.uint8), threading.Event()
 
     def sleepy(peer: Peer) -> None:
+        peer.side.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # nothing like the message, on any machine
         rogue.welcome(peer)
         later.wait(20.0)
 

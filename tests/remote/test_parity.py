@@ -186,7 +186,7 @@ def test_codes_of_a_batch_are_those_of_single_requests_away_from_ties(ball: Bund
     assert differing <= 2
 
 
-def wait_for(what: Callable[[], bool], within_s: float = 20.0) -> None:
+def wait_for(what: Callable[[], bool], within_s: float = 60.0) -> None:
     import time
 
     until = time.monotonic() + within_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -317,6 +318,33 @@ def test_where_it_fails_the_stop_action_is_sent_and_the_first_error_is_the_one_t
         run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, broken_after(1, first))
     assert caught.value is first and "could not be stopped after this: OSError: the brake" in first.__notes__[0]
     assert arm.stops == 2 and arm.actions[-1] == 0.75
+
+
+def test_where_a_robot_cannot_even_say_how_it_stops_the_stop_action_is_sent() -> None:
+    class Odd(Seeing):
+        @property
+        def stop(self) -> Any:
+            raise OSError("the driver is gone")
+
+    clock = VirtualClock()
+    arm = Odd(clock, GOOD)
+    with pytest.raises(OSError, match="driver"):
+        drive(arm, stopping_policy(clock), 3, clock)
+    assert arm.actions[3:] == [0.75]
+
+
+def test_a_signal_that_the_robots_own_code_swallows_ends_the_loop_as_well() -> None:
+    class Deaf(Stopping):
+        def observe(self) -> Any:
+            with suppress(BaseException):
+                signal.raise_signal(signal.SIGTERM)
+            return super().observe()
+
+    clock = VirtualClock()
+    arm, ticks = Deaf(clock, GOOD), iter(range(5))
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: next(ticks, None) is not None, lambda tick: None)
+    assert arm.stops == 1 and len(arm.actions) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -29,7 +29,7 @@ from specact.wire import msgpack
 from specact.wire.handshake import Hello, hello_fields
 
 Fields = dict[str, Any]
-PATIENCE = 30.0
+PATIENCE = 120.0  # seconds before a test gives up; a server starts in a tenth of it on a slow machine
 
 
 @dataclass

@@ -47,6 +47,9 @@ def events(file: Path) -> list[dict[str, Any]]:
 def test_a_file_of_names_and_tokens(tmp_path: Path) -> None:
     write(tmp_path / "tokens", left=LEFT, right=RIGHT)
     assert read_tokens(tmp_path / "tokens") == {"left": LEFT, "right": RIGHT}
+    # As some editors write it.
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + f"left {LEFT}\r\n".encode())
+    assert read_tokens(tmp_path / "marked") == {"left": LEFT}
 
 
 @pytest.mark.parametrize(
