@@ -17,6 +17,7 @@ from tests.lab import cameras
 from specact import SpeculativePolicy, load_bundle
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.bundle import load_flow
+from specact.gates import Always
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 from specact.lab.train import stages
@@ -118,17 +119,12 @@ def test_draft_and_target_see_what_the_recipe_says(made: Path) -> None:
     bundle = load_bundle(made / "bundles" / "mine")
     state, hand, image = Field((3,), "float32", 3), Field((1,), "float32", 1), Field((16, 16, 3), "uint8", 2)
     assert bundle.spec.draft == ObservationSpec({"hand": hand})
-    seen = {
-        "state": state,
-        "image.front": image,
-        "hand": replace(hand, history=2),
-        "goal.place": replace(state, history=0),
-    }
+    seen = {"state": state, "image.front": image, "goal.place": replace(hand, history=0)}
     assert bundle.spec.target == ObservationSpec(seen)
     assert (bundle.env, bundle.spec.rate_hz) == ("", 10.0)
     recorded = bundle.manifest["recipe"]["observations"]["image.front"]
     assert recorded == {"key": "observation.images.front", "size": [16, 16], "crop": [0, 8, 32, 32], "history": None}
-    policy = SpeculativePolicy(bundle)
+    policy = SpeculativePolicy(bundle, Always())
     for step in range(3):
         frame = np.full((16, 16, 3), 40 * step, np.uint8)
         observation = {"state": cameras.STATE[step], "hand": cameras.GRIPPER[step : step + 1], "image.front": frame}

@@ -78,8 +78,8 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
     if lost:
         # The export stores equal tensors once.
         raise ConfigError(
-            f"the {role} of {bundle.name!r} cannot be rebuilt: the statistics of its observation {lost[0]!r} are those of "
-            "another one"
+            f"the {role} of {bundle.name!r} cannot be rebuilt: the statistics of its observation {lost[0]!r} are those "
+            "of another one"
         )
     statistics = {
         name: (weights[f"{plain(name)}_mean"], weights[f"{plain(name)}_std"])
