@@ -19,8 +19,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def commands(page: Path) -> list[str]:
     """Lines of code blocks that call specact."""
-    blocks = re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
+    blocks = re.findall(r"^```\n(.*?)^```$", _without_code(page.read_text()), re.DOTALL | re.MULTILINE)
     return [line for block in blocks for line in block.splitlines() if line.startswith("specact ")]
+
+
+def _without_code(text: str) -> str:
+    """The page without the blocks that name a language."""
+    return re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def parse(line: str) -> None:
