@@ -127,7 +127,8 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
       for name, value in (("code", "unheard_of"), ("code", MISSING), ("code", ["expired"]), ("message", 1))],
     *[("hello", name, value, "hello")
       for name, value in (("robot", "x" * 65), ("robot", "a\nb"), ("robot", "\u202e"), ("robot", 1), ("robot", MISSING),
-                          ("family", 1), ("family", ["codes"]), ("spec", []), ("spec", None), ("spec", MISSING),
+                          ("family", 1), ("family", ["codes"]), ("family", MISSING),
+                          ("spec", []), ("spec", None), ("spec", MISSING),
                           ("spec", {"window": np.zeros(1)}), ("spec", {"window": b"1"}), ("spec", {"a": {b"b": 1}}),
                           ("spec", {"image": [[[[[[[1]]]]]]]}),
                           ("spec", {"a": {"a": {"a": {"a": {"a": {"a": {}}}}}}}))],

@@ -362,8 +362,9 @@ def greet(endpoint: Endpoint, hello: Hello, timeout: float, limit: int) -> tuple
     except (ChannelClosedError, WireError) as error:
         channel.close()
         raise RemoteError(f"{endpoint} refuses this device: {error}") from None
-    bundle, target, version = (printable(text, 64) for text in (welcome.bundle, welcome.target, welcome.version))
-    return channel, replace(welcome, bundle=bundle, target=target, version=version)
+    texts = (welcome.bundle, welcome.target, welcome.version, welcome.family)
+    bundle, target, version, family = (printable(text, 64) for text in texts)
+    return channel, replace(welcome, bundle=bundle, target=target, version=version, family=family)
 
 
 def _check_jpeg(quality: int, endpoint: Endpoint) -> None:

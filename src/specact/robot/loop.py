@@ -209,7 +209,8 @@ def run_loop(
         raise ConfigError(f"a control period must be positive, got {period_s} s")
     with Interrupts() as interrupts:
         try:
-            _tick(robot, policy, period_s, clock, proceed, note)
+            # A signal whose exception the robot's own code swallowed ends the loop as well.
+            _tick(robot, policy, period_s, clock, lambda: interrupts.received is None and proceed(), note)
         except BaseException as error:
             interrupts.held = True
             try:
@@ -227,9 +228,10 @@ def stop(robot: Robot, policy: Acting) -> None:
 
     Where ``stop()`` fails the stop action is sent before its error is raised.
     """
-    own, still = getattr(robot, "stop", None), policy.stop_action
+    still = policy.stop_action
     stopped = False
     try:
+        own = getattr(robot, "stop", None)
         if callable(own):
             own()
             stopped = True

@@ -75,7 +75,8 @@ def read_hello(fields: dict[str, Any]) -> Hello:
     """
     check_head(fields, "hello")
     robot, family, spec = (fields.get(name) for name in ("robot", "family", "spec"))
-    if not isinstance(robot, str) or not isinstance(family, str | None) or not isinstance(spec, dict):
+    named = "family" in fields and isinstance(family, str | None)
+    if not isinstance(robot, str) or not named or not isinstance(spec, dict):
         raise bad("hello needs robot (text), family (text or null) and spec (map)")
     if len(robot) > 64 or not robot.isprintable() or not is_plain(spec):
         raise bad(

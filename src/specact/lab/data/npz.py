@@ -101,8 +101,6 @@ def from_columns(
     several = {key: key for key in sorted(stored) if key.partition(".")[0] in found and "." in key}
     names = {name: key for name, key in found.items() if key is not None} | several
     action, ends = _needed(columns, stored, ACTION), _needed(columns, stored, ("episode_ends",))
-    if not names:
-        _needed(columns, stored, STATE)
     return Recording(
         names=names,
         keys=tuple(key for key in stored if key not in (*ACTION, "episode_ends", "rate_hz")),
@@ -196,6 +194,10 @@ def frames(value: NDArray[Any], scale: float | None = None) -> NDArray[np.uint8]
     if not np.isfinite(value).all():
         raise DataError("the image holds values that are not finite; record it again or leave it out")
     factor = frame_scale(value) if scale is None else scale
+    if factor > 1 and value.size and value.max() > 1:
+        raise DataError(
+            "some frames of the image lie within 0..1 and some do not; store them as uint8, or all of them in one range"
+        )
     return np.clip(np.rint(value * np.float32(factor)), 0, 255).astype(np.uint8)
 
 

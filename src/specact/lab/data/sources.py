@@ -71,6 +71,11 @@ class Recording:
             DataError: if one is not there, or cannot be cut as asked for.
         """
         wanted = sources or {name: Source(key) for name, key in self.names.items()}
+        if not wanted:
+            raise DataError(
+                f"there is no 'state', 'obs', 'observation' or 'image'; found: {', '.join(sorted(self.keys)) or 'nothing'}. "
+                "Say in the recipe's table [observations] which array is which, or rename one"
+            )
         seen = {name: self._observation(name, source) for name, source in wanted.items()}
         return Episodes(seen, self.action, self.ends, self.rate_hz)
 
