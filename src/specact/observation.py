@@ -266,18 +266,30 @@ class ObservationHistory:
             ObservationError: if it is None, or something is missing, has another shape or type, or is not finite. The
                 history is unchanged.
         """
-        if observation is None:
-            raise ObservationError(
-                "the observation is None; observe() must return the latest observation, even if nothing is new",
-                "absent",
-            )
-        given = observation if isinstance(observation, Mapping) else {STATE: observation}
-        newest = {name: _read(given, name, field) for name, field in self._spec.fields.items()}
-        instruction = _instruction(given) if self._spec.instruction else None
+        newest, instruction = read_observation(observation, self._spec)
         self._kept = {
             name: _shift(self._kept.get(name), value, self._spec.fields[name].history) for name, value in newest.items()
         }
         return Window(self._kept, instruction)
+
+
+def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[dict[str, NDArray[Any]], str | None]:
+    """A copy of what a spec says of one observation: its arrays by name, each ``[*shape]``, and the instruction.
+
+    Args:
+        observation: see :meth:`ObservationHistory.push`.
+        spec: says which arrays it must have.
+
+    Raises:
+        ObservationError: if it is None, or something is missing, has another shape or type, or is not finite.
+    """
+    if observation is None:
+        raise ObservationError(
+            "the observation is None; observe() must return the latest observation, even if nothing is new", "absent"
+        )
+    given = observation if isinstance(observation, Mapping) else {STATE: observation}
+    newest = {name: _read(given, name, field) for name, field in spec.fields.items()}
+    return newest, _instruction(given) if spec.instruction else None
 
 
 def _read(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:

@@ -63,10 +63,10 @@ def test_observations_between_two_calls_are_part_of_the_history(server: Child) -
 def test_what_cannot_be_answered_is_an_error_that_says_why(server: Child) -> None:
     url = f"ws://127.0.0.1:{server.port}"
     with specact.connect(url, token=TOKEN, deadline_ms=1e-3) as policy:
-        with pytest.raises(ObservationError, match="no .state."):
+        with pytest.raises(ObservationError, match="no 'state'"):
             policy({"pose": np.zeros(12)})
         assert policy.counts["steps"] == 0
-        with pytest.raises(MissError, match="no usable answer within 0.001 ms .deadline") as caught:
+        with pytest.raises(MissError, match=r"no usable answer within 0\.001 ms \(deadline") as caught:
             policy(observation(0))
         assert caught.value.cause == "deadline"
     with pytest.raises(RemoteError, match="token"):
@@ -87,7 +87,7 @@ def test_a_server_of_action_codes_is_refused_with_what_to_use_instead() -> None:
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(RemoteError, match="no connection to ws://127.0.0.1:9"):
+    with pytest.raises(RemoteError, match=r"no connection to ws://127\.0\.0\.1:9"):
         specact.connect("ws://127.0.0.1:9", timeout=1.0)
 
 

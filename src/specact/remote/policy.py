@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from specact.errors import ConfigError, MissError
-from specact.families.chunks.policy import Chunk, ChunkSpec
+from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
 from specact.observation import Observation, ObservationHistory, Window
 from specact.remote.client import Line, greet
@@ -42,6 +42,8 @@ class RemotePolicy:
         line: to the server.
         counts: ``steps`` (calls), ``transmitted`` (requests that left) and ``missed``.
     """
+
+    inpaints = False
 
     def __init__(self, line: Line, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
         self.line, self.spec = line, spec
@@ -98,12 +100,20 @@ class RemotePolicy:
         self._history.reset()
         self._address = self._address._replace(episode=episode, step=0)
 
-    def ask(self, window: Window, address: StepAddress) -> Chunk | Miss:
-        """The chunk ``[H, A]`` for a window; the caller waits, but never longer than the deadline."""
+    def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
+        """The chunk ``[H, A]`` for a window; the caller waits, but never longer than the deadline.
+
+        Raises:
+            ConfigError: if ``inpainting`` is given; the protocol does not carry it.
+        """
+        if inpainting is not None:
+            raise ConfigError("a policy on a server cannot inpaint; choose another execution")
         found = self._target.submit(window, address).result()
-        missed = isinstance(found, Miss)
-        self.counts.update(steps=1, transmitted=int(not missed or found.sent), missed=int(missed))
-        return found if isinstance(found, Miss) else found.value
+        if isinstance(found, Miss):
+            self.counts.update(steps=1, transmitted=int(found.sent), missed=1)
+            return found
+        self.counts.update(steps=1, transmitted=1, missed=0)
+        return found.value
 
     def close(self) -> None:
         """Hangs up; may be called twice."""
