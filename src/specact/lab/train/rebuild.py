@@ -82,8 +82,8 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
     if lost:
         # The export stores equal tensors once, and computes with constants what it can.
         raise ConfigError(
-            f"the {role} of {bundle.name!r} cannot be rebuilt: the exported network does not name {lost[0]!r}. Policies "
-            "with a camera cannot, nor such as hardly were trained"
+            f"the {role} of {bundle.name!r} cannot be rebuilt: the exported network does not name {lost[0]!r}. "
+            "Policies with a camera cannot be, nor those that were hardly trained"
         )
     weights["positions"] = weights["positions"][: len(model.positions)]
     model.load_state_dict(weights)
