@@ -156,14 +156,19 @@ class Rogue:
         """The right reply, as a map."""
         target, times = self._bundle.target.infer(request.window), ServerTimes(0.0, 0.1, 0.2, 1)
         if request.kind == "infer":
-            answer = {"probs": target.probs, "offsets": target.offsets}
+            answer: dict[str, np.ndarray] = {"probs": target.probs, "offsets": target.offsets}
             return reply_fields(Reply(request.id, "distribution", answer, times))
         seed, robot, episode, step = request.address
         rng = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step)
         draft = dataclasses.replace(target, probs=request.arrays["draft_probs"])
         verdict = verify(target, draft, request.arrays["codes"], rng)
         chunk = self._bundle.tokenizer.decode(verdict.codes, target.offsets)
-        said = {"codes": verdict.codes, "accepted": verdict.accepted, "rejection": verdict.rejection, "chunk": chunk}
+        said: dict[str, np.ndarray] = {
+            "codes": verdict.codes,
+            "accepted": verdict.accepted,
+            "rejection": verdict.rejection,
+            "chunk": chunk,
+        }
         return reply_fields(Reply(request.id, "verdict", said, times))
 
     def honest(self, peer: Peer, request: wire.Request) -> None:

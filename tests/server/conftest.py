@@ -87,12 +87,13 @@ class Server:
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path, options: tuple[str, ...]) -> None:
         self._log = log
-        words = [*command, "serve", "--bundle", "ball", "--port", "0", *options]
+        served = () if "--policy" in options else ("--bundle", "ball")
+        words = [*command, "serve", *served, "--port", "0", *options]
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
         self.tls: ssl.SSLContext | None = None
         until(lambda: "status page" in self.log or self.process.poll() is not None, "the server starts")
-        found = re.search(r"^serving ball on wss?://127\.0\.0\.1:(\d+); status page ", self.log, re.MULTILINE)
+        found = re.search(r"^serving \w+ on wss?://127\.0\.0\.1:(\d+); status page ", self.log, re.MULTILINE)
         assert found, self.log
         self.port = int(found[1])
 

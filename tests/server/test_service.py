@@ -414,3 +414,22 @@ def test_a_device_that_leaves_takes_its_requests_along(
     assert not service.telemetry.robots
     # The first batch had begun, with one or two of the three.
     assert sum(target.batches) < 3
+
+
+# Stopping.
+
+
+def test_a_server_that_gives_up_knows_how_many_it_left_unanswered(ball: Bundle) -> None:
+    async def stop() -> int:
+        service = Service(ball.responder, ServerSettings(drain_s=0.05))
+        # The worker has not been started, so that nothing is ever answered.
+        sender, now, window = Sender(service.worker.lane()), time.monotonic(), ball.observation.zeros()
+        asked = [asyncio.ensure_future(service.answer(infer(window, k), now, sender)) for k in range(3)]
+        await asyncio.sleep(0)
+        await service.drain()
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        return service.abandoned
+
+    assert asyncio.run(stop()) == 3

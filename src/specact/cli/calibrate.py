@@ -77,7 +77,7 @@ def calibrate(
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
     loaded = load_pair(bundle, draft=draft, target=target)
     if offline:
-        _calibrate_offline(loaded, gate, rate, rounds, seed, gates, recipe, data, out, workers, json)
+        _calibrate_offline(loaded, env, gate, rate, rounds, seed, gates, recipe, data, out, workers, json)
         return
     world = env or env_of(loaded, None)
     settings = CalibrationRun(rate, episodes, rounds, seed)
@@ -102,6 +102,7 @@ def calibrate(
 
 def _calibrate_offline(
     pair: AnyPair,
+    env: str | None,
     gate: str,
     rate: float,
     rounds: int,
@@ -119,7 +120,7 @@ def _calibrate_offline(
 
     wanted, folder = gates.settings(gate, pair), out or Path(pair.path or ".") / "calibration"
     check_folder(folder)
-    shown = held_out(pair, recipe, data)
+    shown = held_out(pair, recipe, data, env)
     with progress_bars() as update, Pool(workers) as pool:
         made = calibrate_along(pair, wanted, rate, shown, pool, update, rounds=rounds, seed=seed)
     _say(made, gate, rate, folder, json)

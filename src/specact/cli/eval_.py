@@ -93,7 +93,7 @@ def eval_(
         from specact.lab.evaluation.offline import evaluate_along
 
         pair = load_pair(bundle, draft=draft, target=target)
-        shown = held_out(pair, recipe, data)
+        shown = held_out(pair, recipe, data, env)
         with Pool(workers) as pool, progress_bars() as update:
             summary = evaluate_along(
                 pair, parse_methods(methods), shown, rate, out, pool, update, gates=gates, seed=seed,

@@ -77,7 +77,9 @@ def serve(
         remarks.print(f"serving {service.name} on {url}; status page {page}/", highlight=False, soft_wrap=True)
 
     run(service, announce)
-    remarks.print("stopped; everything under way was answered", highlight=False)
+    left = service.abandoned
+    done = "everything under way was answered" if not left else f"{left} requests under way were not answered in time"
+    remarks.print(f"stopped; {done}", highlight=False)
 
 
 def read_token(file: Path | None) -> str | None:

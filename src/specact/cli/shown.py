@@ -10,8 +10,14 @@ from specact.families.load import AnyPair
 from specact.lab.data.episodes import Episodes
 
 
-def held_out(pair: AnyPair, recipe: Path | None, data: Path | None) -> Episodes:
+def held_out(pair: AnyPair, recipe: Path | None, data: Path | None, env: str | None) -> Episodes:
     """Demonstrations that were kept back in training: of the given recipe, otherwise of the one the pair was made by.
+
+    Args:
+        pair: the pair.
+        recipe: of these demonstrations, or None.
+        data: folder that the recipe's data paths are relative to.
+        env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
 
     Raises:
         ConfigError: if there is no recipe, or it names files and there is no folder to look in.
@@ -25,7 +31,7 @@ def held_out(pair: AnyPair, recipe: Path | None, data: Path | None) -> Episodes:
             )
         from specact.lab.evaluation.imitation import held_out_demonstrations
 
-        return held_out_demonstrations(pair, data)
+        return held_out_demonstrations(pair, data, env)
     from specact.lab.data.generate import demonstrations
     from specact.lab.envs import load_task
     from specact.lab.train.flow_recipe import load_any_recipe

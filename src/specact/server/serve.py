@@ -149,6 +149,7 @@ class _DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._service.draining:
+            self._service.give_up()
             super().handle_exit(sig, frame)
             return
         self._service.draining = True

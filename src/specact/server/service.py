@@ -56,6 +56,9 @@ class Service:
     Args:
         responder: the target that is served.
         settings: how much the server takes on.
+
+    Attributes:
+        abandoned: requests that were not answered when the server stopped waiting for them.
     """
 
     def __init__(self, responder: Responder, settings: ServerSettings) -> None:
@@ -75,7 +78,7 @@ class Service:
         )
         self.max_robots = settings.max_robots
         self.draining = False
-        self._under_way = 0
+        self._under_way = self.abandoned = 0
         self._lanes: dict[str, Lane[Job]] = {}
         self._present: dict[int, tuple[Caller, Callable[[], Coroutine[Any, Any, None]]]] = {}
         self._goodbyes: set[asyncio.Task[None]] = set()
@@ -199,6 +202,11 @@ class Service:
         until = time.monotonic() + self.settings.drain_s
         while self._under_way and time.monotonic() < until:
             await asyncio.sleep(0.005)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Notes what is still under way: nobody waits for it any longer."""
+        self.abandoned = self._under_way
 
 
 def refusal(error: WireError) -> Fields:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specact import load_bundle
+from specact.cli.shown import held_out
 from specact.cli.tised import _subject
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
@@ -70,6 +71,8 @@ def test_a_bundle_cannot_have_code_imported(foreign: Bundle, tmp_path: Path) -> 
             evaluate(what, tmp_path / "mse", lambda *_: None, pool)
         with pytest.raises(ConfigError, match=told):
             collector(10, pool, lambda *_: None)(foreign, [GateSettings("always")], 0)
+    with pytest.raises(ConfigError, match=told):
+        held_out(foreign, None, None, TROLLEY)
     with pytest.raises(ConfigError, match=told):
         _subject(str(foreign.path), None, 1, None, tmp_path).variants._windows()
     # Who names it has it imported.

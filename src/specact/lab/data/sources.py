@@ -73,8 +73,9 @@ class Recording:
         wanted = sources or {name: Source(key) for name, key in self.names.items()}
         if not wanted:
             raise DataError(
-                f"there is no 'state', 'obs', 'observation' or 'image'; found: {', '.join(sorted(self.keys)) or 'nothing'}. "
-                "Say in the recipe's table [observations] which array is which, or rename one"
+                "there is no 'state', 'obs', 'observation' or 'image'; found: "
+                f"{', '.join(sorted(self.keys)) or 'nothing'}. Say in the recipe's table [observations] which "
+                "array is which, or rename one"
             )
         seen = {name: self._observation(name, source) for name, source in wanted.items()}
         return Episodes(seen, self.action, self.ends, self.rate_hz)

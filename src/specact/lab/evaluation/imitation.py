@@ -16,7 +16,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
 from specact.lab.data.readers import format_of
 from specact.lab.data.sources import read_sources
-from specact.lab.envs import load_task
+from specact.lab.envs import env_of, load_task
 from specact.lab.rollout.families import Table, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import mean_interval
@@ -47,20 +47,22 @@ def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
     return files
 
 
-def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
+def held_out_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None) -> Episodes:
     """The demonstrations that were kept back when the pair was trained, rebuilt from its manifest.
 
     Args:
         bundle: made by ``specact train``.
         data: folder that the recipe's data paths are relative to; None where a scripted expert made them.
+        env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
 
     Raises:
-        ConfigError: if the recipe names files and there is no folder to look in.
+        ConfigError: if the recipe names files and there is no folder to look in, or the bundle's environment is
+            somebody's code that the user did not name.
         DataError: if they cannot be read.
     """
     recipe = bundle.manifest["recipe"]
     made = demonstrations(
-        load_task(bundle.env) if bundle.env else None,
+        load_task(env_of(bundle, env)) if bundle.env else None,
         demonstration_files(bundle, data),
         recipe["generate_episodes"],
         recipe["generate_noise"],

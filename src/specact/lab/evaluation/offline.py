@@ -222,8 +222,14 @@ def _contrasts(errors: dict[str, Any]) -> list[dict[str, Any]]:
         second = next((name for name in rivals if name in errors), None)
         if first in errors and second is not None:
             tested = contrast(errors[first], errors[second])
-            difference = dataclasses.asdict(tested.difference)
-            rows.append({"first": first, "second": second, "error": difference | {"p": tested.p, "test": tested.test}})
+            error = {
+                "difference": tested.difference.mean,
+                "low": tested.difference.low,
+                "high": tested.difference.high,
+                "p": tested.p,
+                "test": tested.test,
+            }
+            rows.append({"first": first, "second": second, "error": error})
     for row, p in zip(rows, holm([row["error"]["p"] for row in rows]), strict=True):
         row["error"]["p_holm"] = p
     return rows
