@@ -64,8 +64,8 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(
 
 def test_late_verdicts_are_counted(specact_run: Run, server: Child) -> None:
     done = specact_run(
-        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--late", "--gate", "always",
-        "--deadline-ms", "5000", "--episodes", "1", "--json",
+        "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--execution", "late", "--gate",
+        "always", "--deadline-ms", "5000", "--episodes", "1", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -84,8 +84,8 @@ def test_late_verdicts_are_counted(specact_run: Run, server: Child) -> None:
         (("--link-share-kbit", "-1"), "must be positive"),
         (("--latency-budget-ms", "0"), "must be positive"),
         (("--audit-rate", "1"), "[0, 1)"),
-        (("--late", "--audit-rate", "0.1"), "--late cannot be combined"),
-        (("--late", "--sampling", "server"), "--late cannot be combined"),
+        (("--execution", "late", "--audit-rate", "0.1"), "--execution late cannot be combined"),
+        (("--execution", "late", "--sampling", "server"), "--execution late cannot be combined"),
     ],
 )
 def test_what_cannot_be_held_is_refused_before_anything_moves(

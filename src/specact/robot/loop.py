@@ -57,6 +57,10 @@ class Acting(Protocol):
         """Whether the action chosen last is made for an observation that is too old."""
         ...
 
+    def reset(self, episode: int) -> None:
+        """Starts an episode."""
+        ...
+
     def act(self, observation: Observation) -> NDArray[np.float32] | None:
         """The action ``[A]`` to execute now, in the environment's units; None to send nothing.
 

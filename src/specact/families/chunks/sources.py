@@ -30,12 +30,14 @@ class LoadedPolicy:
         policy: the policy.
         units: of its actions, or None where nobody said their range.
         fingerprint: of its weights, or empty where it has none.
+        env: name of the environment it was made for, or empty.
     """
 
     name: str
     policy: ChunkPolicy
     units: ActionUnits | None
     fingerprint: str
+    env: str = ""
 
 
 def names_folder(source: str) -> bool:
@@ -71,7 +73,7 @@ def load_policy(
         own = pair.draft if part == "draft" else pair.target
         codes = CodeChunks(own, pair.tokenizer, pair.spec, own.observation)
         units = ActionUnits(pair.tokenizer.centre, pair.tokenizer.scale)
-        return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest["fingerprints"][part])
+        return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest["fingerprints"][part], pair.env)
     if not names_folder(source):
         return _plugin(source)
     path = find_bundle(source)
@@ -79,7 +81,7 @@ def load_policy(
         raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
     flow = load_flow(path, provider=provider, threads=threads)
     return LoadedPolicy(
-        flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint
+        flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint, flow.env
     )
 
 

@@ -19,11 +19,13 @@ class SimulatedRobot:
     Attributes:
         done: whether the episode is over; True before the first :meth:`start`.
         success, score: of the episode so far.
+        roll_forward: the task's model of the robot, or None.
     """
 
     def __init__(self, task: Task) -> None:
         self._task, self._env = task, task.make()
         self._observation: Any = None
+        self.roll_forward = task.roll_forward
         self.done, self.success, self.score = True, False, 0.0
 
     def start(self, seed: int) -> None:

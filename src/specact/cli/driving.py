@@ -1,0 +1,183 @@
+"""Drives a real or a simulated robot for ``specact run``, and says how it went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.errors import MissingExtraError, ObservationError
+from specact.interrupts import Interrupts
+from specact.plugins import make_object
+
+if TYPE_CHECKING:
+    from specact.robot.loop import Acting, Journal, Robot, Tick
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What drives a robot.
+
+    Attributes:
+        env: name of the environment that the policies were made for; empty where nobody said.
+        period_s: control period [s].
+        still: the stop action ``[A]``, or None.
+        make: what chooses the actions, given the robot.
+        note: told of every tick.
+        told: what the summary says besides the control loop, as plain values.
+    """
+
+    env: str
+    period_s: float
+    still: NDArray[np.float32] | None
+    make: Callable[[Any], Acting]
+    note: Callable[[Tick], None]
+    told: Callable[[Journal], dict[str, Any]]
+
+
+def drive(
+    plan: Plan, interrupts: Interrupts, robot: str | None, env: str | None, *, seconds: float, episodes: int, seed: int,
+    json: bool,
+) -> None:  # fmt: skip
+    """Runs the control loop to its end, and prints the summary, however it ends.
+
+    Args:
+        plan: what drives the robot.
+        interrupts: entered.
+        robot: ``MODULE:CLASS``, or None for a simulated one.
+        env: of the simulated robot; the plan's own if None.
+        seconds: how long a real robot runs [s].
+        episodes: of a simulated one.
+        seed: of its starts.
+        json: whether the summary is JSON.
+    """
+    from specact.clock import RealClock
+    from specact.robot.loop import Journal, run_loop
+
+    journal, outcomes, seen = Journal(plan.period_s), list[dict[str, Any]](), set[str]()
+    acting: Acting | None = None
+
+    def note(tick: Tick) -> None:
+        journal.note(tick)
+        if tick.unusable is not None and tick.unusable.cause not in seen:
+            seen.add(tick.unusable.cause)
+            _warn(tick.unusable)
+        plan.note(tick)
+
+    def run(driven: Robot, acting: Acting, proceed: Callable[[], bool]) -> None:
+        run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.stopped, note)
+
+    real = None if robot is None else make_object(robot, "robot", ("observe", "act"))
+    try:
+        if real is not None:
+            acting = plan.make(real)
+            until = time.monotonic() + seconds
+            run(real, acting, lambda: time.monotonic() < until)
+        else:
+            simulated, start_of = _simulated(env, plan)
+            acting = plan.make(simulated)
+            with progress_bars() as update:
+                for episode in range(episodes):
+                    update("episodes", episode, episodes)
+                    simulated.start(start_of(seed, episode))
+                    acting.reset(episode)
+                    run(simulated, acting, lambda: not simulated.done)
+                    outcome = {"success": simulated.success, "score": simulated.score, "stopped": acting.stopped}
+                    outcomes.append(outcome)
+                update("episodes", episodes, episodes)
+            simulated.close()
+    finally:
+        # The robot stands still. Whoever asks once more to end does not lose the summary.
+        interrupts.held = True
+        if acting is not None:
+            summary = plan.told(journal) | {
+                "episodes": outcomes,
+                "stopped": acting.stopped,
+                "stopped_by": None if real is None else _stopped_by(real, plan.still),
+            }
+            if summary["ticks"] and json:
+                print_json(summary)
+            elif summary["ticks"]:
+                _say(summary, plan.period_s)
+
+
+def _stopped_by(robot: Any, still: NDArray[np.float32] | None) -> str:
+    return "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if still is None else "stop_action"
+
+
+def _warn(error: ObservationError) -> None:
+    remarks.print(
+        f"an observation cannot be used: {error}; the fallback acts, and further ones like it are only counted",
+        style="yellow", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _say(summary: dict[str, Any], period_s: float) -> None:
+    if summary["episodes"]:
+        won = sum(outcome["success"] for outcome in summary["episodes"])
+        results.print(f"{won} of {len(summary['episodes'])} episodes succeeded", highlight=False)
+    inference = summary["inference_ms"]
+    lines = {
+        "control": f"{summary['ticks']} ticks of {1e3 * period_s:.0f} ms, {summary['overruns']} more lost, "
+        f"longest lateness {summary['longest_lateness_ms']:.1f} ms, "
+        f"longest stall {summary['longest_stall_ms']:.1f} ms, {summary['outdated']} with an action too old to be sent",
+        "unusable": _counted(summary["unusable"]),
+        "inference": ", ".join(f"{name} {value:.2f} ms" for name, value in inference.items() if value is not None),
+        **(_of_chunks(summary) if "chunks" in summary else _of_a_pair(summary)),
+        "missed": _counted(summary["misses"]),
+    }
+    if summary["line"] is not None:
+        lines["line"] = _counted(summary["line"])
+    if summary.get("late") is not None:
+        del lines["missed"]  # what the ticks know of misses; a late verdict's comes after its tick
+        lines["late"] = _counted(summary["late"])
+    if summary.get("true_skip") is not None:
+        from specact.cli.gating import in_words
+
+        lines["true skip"] = in_words(summary["true_skip"])
+    for name, text in lines.items():
+        results.print(f"{name:10} {text}", highlight=False, soft_wrap=True)
+    if summary["stopped"]:
+        results.print("the robot stopped itself: too many misses", style="yellow")
+    if summary["stopped_by"] == "nothing":
+        results.print(
+            "the robot was not told to stop: its last action stays in force; give --stop-action what makes it stand "
+            "still, or the robot a method stop()",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _of_a_pair(summary: dict[str, Any]) -> dict[str, str]:
+    return {
+        "sent": f"{summary['transmission_rate'] or 0.0:.2f} of {summary['inferences']} inferences, "
+        f"{summary['sent_ahead'] or 0.0:.2f} ahead of the draft"
+        + ("" if summary["held_rate"] is None else f"; {summary['held_rate']:.2f} wanted in the end")
+    }
+
+
+def _of_chunks(summary: dict[str, Any]) -> dict[str, str]:
+    age = summary["observation_age_ms"]
+    return {
+        "chunks": f"{summary['chunks']} played of {summary['inferences']} inferred, {summary['idle']} idle ticks"
+        + ("" if age is None else f", observations {age:.0f} ms old when their first action was played")
+    }
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _simulated(env: str | None, plan: Plan) -> tuple[Any, Any]:
+    try:
+        from specact.lab.envs import env_of, load_task
+        from specact.lab.envs.robot import SimulatedRobot
+        from specact.lab.rollout.rollout import start_of
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "gymnasium", "sim") from error
+    return SimulatedRobot(load_task(env or env_of(plan, None))), start_of
