@@ -20,6 +20,7 @@ from typing import Any
 
 from pages import fill
 
+from specact.lab.tised.curves import ON_BOARD
 from specact.lab.tised.frontier import FRONTIER, method_of
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,8 @@ RECORDED = [
     "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
 ]
 METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
+# What needs no server: the target, and the learned gate's head.
+ALONE = "alone=0,1"
 # A draft at 50 times its time here, and a server whose target takes what a 12-layer, 768-wide transformer takes on two
 # cores.
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
@@ -54,13 +57,15 @@ TITLES = {
 SWEEPS: dict[str, list[str]] = {
     # On ball the task's holding action is the last one, on PushT it is the neutral one.
     "frontier-ball": [
-        "--bundle", "ball", "--levers", *METHODS, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR,
+        "--bundle", "ball", "--levers", *METHODS, ALONE, "--paces", "0", "0.02", "--idle", "last", "neutral", *FAR,
         "--calibration-episodes", "15",
     ],
-    "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", "--idle", "hold", "last", *FAR],
+    "frontier-pusht": [
+        "--bundle", "pusht", "--levers", *METHODS, ALONE, "--paces", "0", "--idle", "hold", "last", *FAR,
+    ],
     # One link, more episodes: what the robot does while it waits.
     "idle-ball": [
-        "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", "--paces", "0",
+        "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
         "--idle", "last", "neutral", *FAR, "--links", "loopback+delay=100",
     ],
     "levers-chase": [
@@ -123,7 +128,7 @@ def frontier() -> str:
     found = {path.stem.partition("-")[2]: _methods(path) for path in sorted(RESULTS.glob("frontier-*.json"))}
     if not found:
         return "Not run yet."
-    links = {cell["link"] for cells in found.values() for _, cell in cells}
+    links = {cell["link"] for cells in found.values() for _, cell in cells} - {ON_BOARD}
     columns = sorted(links, key=lambda link: (not link.startswith("loopback"), _rtt(link), link))
     lines = [
         "| pair, pace, idle | method | " + " | ".join(map(_title, columns)) + " |",
@@ -134,7 +139,8 @@ def frontier() -> str:
             for method in FRONTIER:
                 own = (method, pace, idle)
                 here = {cell["link"]: cell for name, cell in cells if (name, cell["pace"], cell["idle"]) == own}
-                values = [f"{here[link]['success.mean']:.3f}" if link in here else "-" for link in columns]
+                shown = [here.get(link, here.get(ON_BOARD)) for link in columns]
+                values = ["-" if cell is None else f"{cell['success.mean']:.3f}" for cell in shown]
                 lines.append(f"| {pair}, {pace:g}, {idle} | {method} | {' | '.join(values)} |")
     return "\n".join(lines)
 

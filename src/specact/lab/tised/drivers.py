@@ -14,6 +14,7 @@ from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.network import OnnxPolicy
 from specact.gates.settings import GateSettings
 
@@ -44,13 +45,13 @@ class CodesDriver:
 
     Attributes:
         bundle: path of the pair.
-        role: which of the two.
+        role: which of the two; or ``head``, the learned gate's head as the draft.
         file: of a network that replaces its own, or None.
         window: observations that network looks at; None for as many as the pair.
     """
 
     bundle: str
-    role: Literal["draft", "target"] = "target"
+    role: Literal["draft", "target", "head"] = "target"
     file: str | None = None
     window: int | None = None
 
@@ -118,6 +119,8 @@ def _pair(bundle: str) -> Bundle:
 @cache
 def _codes(driver: CodesDriver) -> CodeChunks:
     pair = _pair(driver.bundle)
+    if driver.role == "head":
+        return CodeChunks(HeadDraft(pair.draft, load_head(pair)), pair.tokenizer, pair.spec, pair.spec.draft)
     own = pair.target if driver.role == "target" else pair.draft
     seen = own.observation if driver.window is None else own.observation.shortened(driver.window)
     policy = own if driver.file is None else OnnxPolicy(Path(driver.file), pair.spec, seen)

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from specact.lab.evaluation.metrics import Table
 from specact.lab.statistics import Contrast, contrast, holm
+from specact.lab.tised.curves import ON_BOARD
 
 # Methods by the lever that makes them, and its strength; None for any, where the lever has one only.
 FRONTIER: Mapping[str, tuple[str, float | None]] = {
     "draft": ("verification", 0.0),
+    "head as draft": ("alone", 1.0),
+    "target on device": ("alone", 0.0),
     "target": ("remote", None),
     "async target": ("remote_async", None),
     "hybrid": ("verification", 1.0),
@@ -58,7 +61,7 @@ def method_of(lever: str, strength: float) -> str | None:
 
 
 def compare_methods(table: Table) -> list[MethodContrast]:
-    """Every pair of the frontier's methods at every place where both ran.
+    """Every pair of the frontier's methods at every place where both ran; what needs no link is at every one of them.
 
     Args:
         table: of a sweep, see :data:`~specact.lab.tised.curves.COLUMNS`; what is no method is left out.
@@ -70,6 +73,9 @@ def compare_methods(table: Table) -> list[MethodContrast]:
         if method is not None:
             task, pace, idle, hardware, link = where
             runs.setdefault((task, pace, idle, hardware, link), {}).setdefault(method, {})[episode] = bool(success)
+    on_board = {where[:-1]: runs.pop(where) for where in list(runs) if where[-1] == ON_BOARD}
+    for where, methods in runs.items():
+        methods |= on_board.get(where[:-1], {})
     found = [
         _compare(where, first, second, methods[first], methods[second])
         for where, methods in sorted(runs.items(), key=lambda pair: pair[0])

@@ -11,6 +11,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.execution.strategy import Execution, Kind
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.codes.bundle import Bundle
+from specact.families.codes.head import load_head
 from specact.gates.settings import BUNDLES_OWN, GateSettings
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver
 from specact.lab.tised.settings import Setting, Subject
@@ -119,6 +120,17 @@ def _overlapped(kind: Kind, subject: Subject, strength: float) -> tuple[Driver, 
     return subject.driver, execution
 
 
+def _alone(subject: Subject, strength: float) -> tuple[Driver, Execution]:
+    bundle = subject.bundle
+    assert isinstance(bundle, Bundle), "Lever.check has seen to it"
+    if strength not in (0.0, 1.0):
+        raise ConfigError(f"the policy alone on the device must be 0, the target, or 1, the head; got {strength:g}")
+    if strength:
+        # Whoever has no head is told so before anything runs.
+        load_head(bundle)
+    return CodesDriver(str(bundle.path), role="head" if strength else "target"), _synchronous(subject)
+
+
 def _far(execution: Kind, subject: Subject, strength: float) -> tuple[Driver, Execution]:
     return subject.driver, Execution(execution, subject.execute, 0 if execution == "synchronous" else int(strength))
 
@@ -132,7 +144,8 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple
     if strength in (0.0, 1.0):
         return PairDriver(path, GateSettings("always" if strength else "never"), late=late), None
     if gate == "random":
-        return PairDriver(path, GateSettings("random", threshold=strength), late=late), None
+        # As every gate, it asks about an episode's first step; what is forced comes on top of the rate.
+        return PairDriver(path, GateSettings("random", strength, options=(("force_first", True),)), late=late), None
     settings = BUNDLES_OWN.settings(gate, bundle)
     settings.check_rate(strength)
     # A threshold that holds the rate where nothing takes time need not hold it over a link.
@@ -178,6 +191,10 @@ LEVERS = {
     "chance": Lever(
         "transmission rate of a random gate", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
         partial(_verified, "random", False), shares=True,
+    ),
+    "alone": Lever(
+        "one policy on the device and no server; 0 the target, 1 the learned gate's head as the draft", "pair",
+        _at(0.0, 1.0), _alone,
     ),
     "remote": Lever(
         "the target on a server, queried synchronously", "any", _at(0.0), partial(_far, "synchronous"), remote=True,
