@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.families.chunks.adapters import chunk_policy
+import specact
 from specact.observation import Field
 
 CHUNK = 8
 
 
-@chunk_policy(
+@specact.chunk_policy(
     observation={"state": (4,), "goal": Field((2,), history=0)},
     chunk=CHUNK,
     actions=2,
