@@ -362,6 +362,7 @@ def test_two_policies_that_mean_different_arrays_by_one_name_are_refused(other: 
         ((2,), "float32", -1),
         ((2,), "float32", 1.0),
         ((2,), "float32", None),
+        ((2,), "float32", (1 << 20) + 1),
         (((1 << 20) + 1,), "float32", 1),
         ((2,), "float64", 1),
         ((2,), ["float32"], 1),

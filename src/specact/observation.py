@@ -29,6 +29,8 @@ DType = Literal["float32", "uint8"]
 STATE = "state"
 # Of one observation without its history, and of the fields of a spec: what a message has room for.
 _MOST_DIMENSIONS, _MOST_FIELDS = 3, 64
+# No axis and no history is longer; what follows from them stays a number that a machine can hold.
+_LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,10 @@ class Field:
         sizes: tuple[object, ...] = (*self.shape, self.history)
         whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
         shaped = whole and 1 <= len(self.shape) <= _MOST_DIMENSIONS
-        if not shaped or not 1 <= min(self.shape) <= max(self.shape) <= 1 << 20 or self.history < 0:
+        if not shaped or not 1 <= min(self.shape) <= max(self.shape) <= _LONGEST or not 0 <= self.history <= _LONGEST:
             raise BundleError(
                 f"an observation's shape must be 1 to {_MOST_DIMENSIONS} positive integers and its history an integer "
-                f"of at least 0, got {self.shape!r:.60} and {self.history!r:.60}"
+                f"of at least 0, none of them above {_LONGEST}, got {self.shape!r:.60} and {self.history!r:.60}"
             )
         if self.dtype not in get_args(DType):
             raise BundleError(f"an observation is float32 or uint8, got {self.dtype!r:.60}")

@@ -70,6 +70,20 @@ def swap(bundle: Path) -> None:
     vouch(bundle)
 
 
+def edit_field(name: str, **changes: Any) -> Damage:
+    """Changes what the manifest says of one observation; without changes it is left out."""
+
+    def damage(bundle: Path) -> None:
+        spec = json.loads((bundle / "manifest.json").read_text())["spec"]
+        fields = spec["observation"]["fields"]
+        fields[name] |= changes
+        if not changes:
+            del fields[name]
+        rewrite(bundle, spec=spec)
+
+    return damage
+
+
 REFUSED: dict[str, tuple[Damage, str]] = {
     **{f"no {file}": (remove(file), rf"has no {re.escape(file)}; copy the whole") for file in FLOW_PARTS.values()},
     "no manifest": (lambda b: (b / "manifest.json").unlink(), r"is not a bundle: it has no manifest\.json; name"),
@@ -81,14 +95,14 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "units cut short, fingerprint adapted": (
         cut_and_vouch("normalisation.safetensors"), r"normalisation\.safetensors is damaged.*copy the bundle again"),
     "units of another robot": (other_units, r"does not hold centre, scale, low, high of 2 actions"),
-    "another format": (lambda b: rewrite(b, format=99), r"has format 99, this version .* reads 1; export it again"),
+    "another format": (lambda b: rewrite(b, format=99), r"has format 99, this version .* reads 2; export it again"),
     "another kind": (lambda b: rewrite(b, kind="tree"), r"of a kind that this version does not know, 'tree'"),
     "no kind": (lambda b: rewrite(b, kind=None), r"is a pair of draft and target, .* needs a flow policy"),
     "no spec": (lambda b: rewrite(b, spec=None), r"manifest\.json lacks spec; copy the bundle again"),
     "spec of another version": (edit_spec(colour=3), r"no usable spec.*export the bundle again"),
     "no rate": (edit_spec(rate_hz=0.0), r"rate_hz must be positive and finite, but its manifest says"),
-    "another window": (edit_spec(window=3), r"encoder\.onnx takes .* do not match"),
-    "a goal less": (edit_spec(goal=0), r"encoder\.onnx takes .* do not match"),
+    "another window": (edit_field("state", history=3), r"encoder\.onnx takes .* do not match"),
+    "a goal less": (edit_field("goal"), r"encoder\.onnx takes .* do not match"),
     "another chunk": (edit_spec(chunk=5), r"expert\.onnx takes .* do not match"),
     "a guide that guides not": (swap, r"guide\.onnx takes .* do not match"),
 }  # fmt: skip

@@ -59,7 +59,7 @@ def test_sizes_that_no_policy_can_have(wrong: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("wrong", [{"history": -1}, {"goal": -1}, {"state": 0}])
 def test_observations_that_no_policy_can_see(wrong: dict[str, int]) -> None:
-    with pytest.raises(BundleError, match="shape must be positive integers and its history"):
+    with pytest.raises(BundleError, match="positive integers and its history an integer"):
         vectors(**({"history": 1, "state": 1} | wrong))
 
 

@@ -111,6 +111,20 @@ def edit_spec(**changes: Any) -> Damage:
     return damage
 
 
+def edit_field(name: str, **changes: Any) -> Damage:
+    """Changes what the draft says of one observation; without changes it is left out."""
+
+    def damage(bundle: Path) -> None:
+        spec = json.loads((bundle / "manifest.json").read_text())["spec"]
+        fields = spec["draft"]["fields"]
+        fields[name] |= changes
+        if not changes:
+            del fields[name]
+        rewrite(bundle, spec=spec)
+
+    return damage
+
+
 REFUSED: dict[str, tuple[Damage, str]] = {
     **{f"no {file}": (remove(file), rf"has no {re.escape(file)}; copy the whole folder") for file in PARTS.values()},
     "no manifest": (lambda b: (b / "manifest.json").unlink(), r"is not a bundle: it has no manifest\.json; name"),
@@ -127,15 +141,15 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         lambda b: shutil.copy(b / "target.onnx", b / "draft.onnx"),
         r"draft\.onnx has fingerprint.*the draft is damaged or belongs to another bundle",
     ),
-    "another format": (lambda b: rewrite(b, format=99), r"has format 99, this version .* reads 1; export it again"),
+    "another format": (lambda b: rewrite(b, format=99), r"has format 99, this version .* reads 2; export it again"),
     "JSON cut short": (cut("manifest.json"), r"manifest\.json is not valid JSON.*copy the bundle again"),
     "not text": (lambda b: (b / "manifest.json").write_bytes(b"\xff\xfe\x00"), r"manifest\.json is not valid JSON"),
     "no spec": (lambda b: rewrite(b, spec=None), r"manifest\.json lacks spec; copy the bundle again"),
     "spec of another version": (edit_spec(colour=3), r"no usable spec.*export the bundle again"),
-    "another window": (edit_spec(window=3), r"draft\.onnx takes .* do not match"),
+    "another window": (edit_field("state", history=3), r"draft\.onnx takes .* do not match"),
     "another number of codes": (edit_spec(codes=4), r"tokenizer\.safetensors holds no decoder table"),
     "another execute": (edit_spec(execute=3), r"execute must lie between 1 and chunk = 2"),
-    "a goal less": (edit_spec(goal=0), r"draft\.onnx takes .* do not match"),
+    "a goal less": (edit_field("goal"), r"draft\.onnx takes .* do not match"),
     "a sequential head more": (
         edit_spec(sequential=True),
         r"draft\.onnx gives 2 outputs, .* \(sequential: True\) says 3: .*export the bundle again",
@@ -154,9 +168,9 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a number of 5,000 digits": (
         lambda b: (b / MANIFEST).write_text('{"format": ' + "1" * 5000 + "}"), r"manifest\.json is not valid JSON"),
     "a folder for a target": (folder_instead, r"has no target\.onnx; copy the whole folder"),
-    "a text for a window": (edit_spec(window="2"), r"window must be a whole number from 1 to 1048576, .* says '2'"),
-    "a window of true": (edit_spec(window=True), r"window must be a whole number .* its manifest says True"),
-    "a window of 2^70": (edit_spec(window=2**70), r"window must be a whole number .* says 1180591620717411303424"),
+    "a text for a window": (edit_field("state", history="2"), r"none of them above 1048576, got \(8,\) and '2'"),
+    "a window of true": (edit_field("state", history=True), r"its history an integer .* and True"),
+    "a window of 2^70": (edit_field("state", history=2**70), r"its history an integer .* and 1180591620717411303424"),
     "codebooks without bound": (edit_spec(codebooks=10**9), r"codebooks must be a whole number from 1 to 8192"),
     "a temperature of NaN": (edit_spec(temperature=math.nan), r"temperature must be positive and finite"),
     "an endless rate": (edit_spec(rate_hz=math.inf), r"rate_hz must be positive and finite"),

@@ -10,7 +10,7 @@ import pytest
 
 from specact import load_bundle
 from specact.cli.shown import held_out
-from specact.cli.tised import _subject
+from specact.cli.tised import Sweep
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.gates.settings import GateSettings
@@ -74,7 +74,7 @@ def test_a_bundle_cannot_have_code_imported(foreign: Bundle, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=told):
         held_out(foreign, None, None, TROLLEY)
     with pytest.raises(ConfigError, match=told):
-        _subject(str(foreign.path), None, 1, None, tmp_path).variants._windows()
+        Sweep(str(foreign.path), tmp_path / "sweep", ("aligned=0",)).run()
     # Who names it has it imported.
     with pytest.raises(ConfigError, match="there is no module 'antigravity_of_nobody'"), Pool(1) as pool:
         evaluate(Evaluation(str(foreign.path), foreign.env, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)

@@ -69,7 +69,7 @@ def load_flow(
     try:
         raw = dict(manifest["spec"])
         spec = ChunkSpec(read_spec(raw.pop("observation")), **raw)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, BundleError) as error:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
     units = _read_units(path / FLOW_PARTS["normalisation"], spec)
     networks = FlowNetworks(files | dict(variants or {}), spec, provider=provider, threads=threads)

@@ -190,7 +190,7 @@ def _read_spec(path: Path, manifest: dict[str, Any]) -> PolicySpec:
     try:
         raw = dict(manifest["spec"])
         return PolicySpec(draft=read_spec(raw.pop("draft")), target=read_spec(raw.pop("target")), **raw)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, BundleError) as error:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
 
 
