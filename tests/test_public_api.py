@@ -2,9 +2,12 @@
 
 import importlib
 import inspect
+import os
 import pkgutil
+import re
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -21,27 +24,158 @@ DOCUMENTED = (
 MODULES = sorted(found.name for found in pkgutil.walk_packages(specact.__path__, "specact."))
 
 
-def public(module: ModuleType) -> set[str]:
-    """Names without underscore, but for submodules that are there only because something imported them."""
-    return {
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and (not inspect.ismodule(value) or name in module.__all__)
-    }
-
-
-@pytest.mark.parametrize("name", ["specact", "specact.gates"])
-def test_all_is_what_the_module_exposes(name: str) -> None:
-    module = importlib.import_module(name)
-    assert sorted(module.__all__) == sorted(public(module))
-    assert sorted(module.__all__, key=str.casefold) == sorted(set(module.__all__), key=str.casefold)
+# Packages and modules whose ``__all__`` is what others may use.
+FACES = (
+    "specact", "specact.execution", "specact.families.chunks", "specact.families.codes", "specact.gates",
+    "specact.links", "specact.observation", "specact.remote", "specact.robot", "specact.server", "specact.tised",
+)  # fmt: skip
+# What a device does not have.
+OPTIONAL = ("fastapi", "gymnasium", "h5py", "matplotlib", "mujoco", "onnx", "pyarrow", "scipy", "torch", "uvicorn")
+ARRAYS = re.compile(r"NDArray|ArrayLike|\b(Chunk|Floats|Codes)\b")
 
 
 def test_all_is_what_we_meant() -> None:
     """A new public name is a promise: make it here too."""
-    assert set(specact.__all__) == {
-        "Bundle", "SpecactError", "SpeculativePolicy", "calibrated_gate", "gates", "load_bundle", "sampling",
+    assert set(importlib.import_module("specact").__all__) == {
+        "Bundle", "RemotePolicy", "SpecactError", "SpeculativePolicy", "calibrated_gate", "chunk_policy", "connect",
+        "errors", "gates", "load_bundle", "load_pair", "sampling",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_public_name_exists_and_says_what_it_is_with_shapes_and_units(face: str) -> None:
+    module = importlib.import_module(face)
+    assert module.__doc__ and sorted(set(module.__all__)) == sorted(module.__all__)
+    silent = []
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert value is not None, name
+        if not inspect.isclass(value) and not inspect.isfunction(value):
+            continue
+        said = inspect.getdoc(value) or ""
+        annotations = " ".join(map(str, getattr(value, "__annotations__", {}).values()))
+        # Shapes and units are in brackets: ``[H, A]``, [s].
+        if not said or said.startswith(f"{name}(") or (ARRAYS.search(annotations) and "[" not in said):
+            silent.append(name)
+    assert not silent
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_no_public_name_is_hidden_by_a_module_of_the_same_name(face: str) -> None:
+    """An imported submodule becomes an attribute of its package, and would take the name's place."""
+    module = importlib.import_module(face)
+    modules = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))}
+    assert all(inspect.ismodule(getattr(module, name)) for name in modules & set(module.__all__))
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match=r"module 'specact\.tised' has no attribute 'chunk_h'"):
+        importlib.import_module("specact.tised").chunk_h  # noqa: B018
+
+
+def fresh(code: str) -> None:
+    """Runs code in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_a_package_imports_nothing_that_is_not_used() -> None:
+    packages = [name for name in FACES if hasattr(importlib.import_module(name), "__path__")]
+    fresh(
+        f"import sys, {', '.join(packages)}\n"
+        "heavy = {'numpy', 'onnxruntime', 'websockets', 'msgpack', 'fastapi', 'torch', 'gymnasium'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+
+
+def test_every_public_name_of_a_device_is_there_without_optional_packages() -> None:
+    fresh(
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({OPTIONAL}))  # importing one of them fails\n"
+        f"for face in {[face for face in FACES if face != 'specact.server']}:\n"
+        "    module = importlib.import_module(face)\n"
+        "    # A PyTorch module needs PyTorch.\n"
+        "    assert all(getattr(module, name) is not None for name in module.__all__ if name != 'torch_policy')\n"
+    )
+
+
+USER = """
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import specact
+from specact.execution import Execution, LateVerdicts, Schedule
+from specact.families.chunks import ChunkPolicy, Inpainting, load_flow
+from specact.families.codes import sampling
+from specact.gates import ActionDeviation, Gate
+from specact.links import load_link
+from specact.observation import Field, ObservationSpec, Window, vectors
+from specact.remote import Endpoint, Line, remote_verifier
+from specact.robot import ChunkRunner, InferenceThread, Journal, LocalSource, run_loop
+from specact.tised import chunk_s
+
+
+class Arm:
+    def observe(self) -> dict[str, NDArray[np.float32]]:
+        return {"state": np.zeros(8, np.float32)}
+
+    def act(self, action: NDArray[np.float32]) -> None:
+        print(action.shape)
+
+
+@specact.chunk_policy(observation={"state": (8,)}, chunk=16, actions=2, rate_hz=20.0)
+def own(inputs: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.zeros((len(inputs["state"]), 16, 2), np.float32)
+
+
+def drive(url: str) -> dict[str, object]:
+    with specact.connect(url, deadline_ms=50.0) as policy, InferenceThread(policy) as inference:
+        first: NDArray[np.float32] = policy({"state": np.zeros(8)})
+        runner = ChunkRunner(inference, Execution("aligned", 8, 4))
+        journal = Journal(0.05)
+        run_loop(Arm(), runner, 0.05, runner.clock, lambda: runner.counts["idle"] < 9, journal.note)
+        return {"first": first, **journal.control(), **runner.summary()}
+
+
+def pair(gate: Gate) -> specact.SpeculativePolicy:
+    bundle: specact.Bundle = specact.load_bundle(Path("ball"))
+    line = Line(Endpoint.parse("ws://127.0.0.1:8600"), bundle.codec.dialect)
+    verifier = remote_verifier(line, bundle, deadline_ms=30.0)
+    return specact.SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=LateVerdicts(1.0))
+
+
+flow: ChunkPolicy = load_flow("pusht-flow").policy(steps=4)
+source = LocalSource(own)
+gate: Gate = ActionDeviation(threshold=0.3)
+spec: ObservationSpec = vectors(2, state=8).union(ObservationSpec({"image": Field((96, 96, 3), "uint8", 2)}))
+window: Window = spec.zeros()
+time_s: float = float(chunk_s(0.1, 0.05, 8))
+rejected = sampling.softmax(np.zeros(4))
+print(load_link("lan"), Schedule, Inpainting, time_s, rejected)
+"""
+
+
+def test_a_users_file_passes_the_type_checker_in_strict_mode(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(USER)
+    (tmp_path / "wrong.py").write_text(
+        "import specact\nfrom specact.tised import chunk_s\nspecact.no(chunk_s('fast'))\n"
+    )
+    words = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path / "cache")]
+    environment = {**os.environ, "MYPYPATH": str(Path(specact.__path__[0]).parent)}
+
+    def check(file: str) -> str:
+        done = subprocess.run(
+            [*words, "--follow-imports=silent", file], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            timeout=600, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    assert "Success: no issues found" in check("user.py")
+    # What it checks is typed, not Any.
+    wrong = check("wrong.py")
+    assert 'has no attribute "no"' in wrong and "Missing positional arguments" in wrong
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

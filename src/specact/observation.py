@@ -12,6 +12,17 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError, ObservationError
 
+__all__ = [
+    "Field",
+    "Observation",
+    "ObservationHistory",
+    "ObservationSpec",
+    "Window",
+    "read_observation",
+    "read_spec",
+    "vectors",
+]
+
 Observation = Mapping[str, Any] | NDArray[Any]
 DType = Literal["float32", "uint8"]
 # The name of an observation that is one array, not a mapping.

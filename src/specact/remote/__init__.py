@@ -1,0 +1,5 @@
+"""The device's side of a server."""
+
+from specact.lazy import attach
+
+__getattr__, __all__ = attach(__name__, __file__)

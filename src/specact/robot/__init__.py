@@ -1,0 +1,5 @@
+"""The control loop of a robot, and what it asks for actions."""
+
+from specact.lazy import attach
+
+__getattr__, __all__ = attach(__name__, __file__)

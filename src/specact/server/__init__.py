@@ -1,0 +1,5 @@
+"""A target behind a socket."""
+
+from specact.lazy import attach
+
+__getattr__, __all__ = attach(__name__, __file__)

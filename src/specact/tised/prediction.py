@@ -42,9 +42,9 @@ class Prediction:
     """Rates of success that were not measured.
 
     Attributes:
-        rate: in (0, 1).
-        error: their standard error, from the counts that they rest on.
-        covered: whether the staleness lies within what the response was measured at.
+        rate: in (0, 1), ``[...]``.
+        error: their standard error, from the counts that they rest on, ``[...]``.
+        covered: ``[...]``, whether the staleness lies within what the response was measured at.
     """
 
     rate: Floats
@@ -119,7 +119,7 @@ def isotonic(values: ArrayLike, weights: ArrayLike) -> Floats:
 def predict_success(
     successes: ArrayLike, trials: ArrayLike, measured_at: ArrayLike, response: DelayResponse, staleness: ArrayLike
 ) -> Prediction:
-    """``P = g(A, v tau)`` for settings and delays that broadcast.
+    """``P = g(A, v tau)`` for settings and delays that broadcast, ``[...]``.
 
     Args:
         successes, trials: k and n of a setting where it was measured.

@@ -29,7 +29,7 @@ def success_rate(quality: ArrayLike, cost: ArrayLike) -> Floats:
     measured apart; :mod:`specact.tised.prediction` measures how wrong that is.
 
     Args:
-        quality: A, log odds of success without delay.
+        quality: A, log odds of success without delay, ``[...]``.
         cost: h(v tau), log odds that staleness takes away, 0 without delay.
     """
     odds = np.subtract(quality, cost)
@@ -41,7 +41,7 @@ def log_odds(successes: ArrayLike, trials: ArrayLike) -> Floats:
     """``ln((k + 1/2) / (n - k + 1/2))``: log odds of a rate, finite for 0 and n of n too (Haldane, Anscombe).
 
     Args:
-        successes: k in 0..n; need not be whole where it is a pooled mean.
+        successes: k in 0..n, ``[...]``; need not be whole where it is a pooled mean.
         trials: n >= 1.
     """
     k, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)

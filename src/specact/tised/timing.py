@@ -54,7 +54,7 @@ def chunk_s(
 def chunk_speedup(
     inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike, alpha: ArrayLike = 1.0, overlap: ArrayLike = 0
 ) -> Floats:
-    """``T_0 / T_chunk`` (2, given), at least 1.
+    """``T_0 / T_chunk`` (2, given), at least 1, without a unit; ``[...]`` as the arguments broadcast.
 
     In terms of rho it is ``(rho + n) / (alpha rho + n)`` and ``(rho + n) / (rho + n - min(rho, m))`` (8, derived).
     Arguments and errors as for :func:`chunk_s`.
@@ -64,6 +64,11 @@ def chunk_speedup(
 
 def speedup_bound(inference_s: ArrayLike, action_s: ArrayLike, actions: ArrayLike) -> Floats:
     """``(rho + n) / n``, which no :func:`chunk_speedup` exceeds: the actions take their time (8, derived).
+
+    Args:
+        inference_s: T_inf >= 0 [s].
+        action_s: T_act > 0 [s].
+        actions: n >= 1, actions executed per chunk.
 
     Raises:
         ConfigError: for values outside their ranges, as for :func:`chunk_s`.
@@ -113,7 +118,7 @@ def task_speedup(chunks_before: ArrayLike, chunks_after: ArrayLike, each: ArrayL
     """``(N_0 / N) * chunk speedup`` (5, given); below 1 the lever made the task slower.
 
     Args:
-        chunks_before, chunks_after: N_0 and N, both positive.
+        chunks_before, chunks_after: N_0 and N, both positive, ``[...]``.
         each: the speedup of a chunk, T_0 / T_chunk, positive.
 
     Raises:

@@ -1,0 +1,5 @@
+"""Policies that answer with a chunk of actions."""
+
+from specact.lazy import attach
+
+__getattr__, __all__ = attach(__name__, __file__)

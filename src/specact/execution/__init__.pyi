@@ -1,0 +1,9 @@
+from specact.execution.history import SampledHistory as SampledHistory
+from specact.execution.inpainting import handover as handover
+from specact.execution.inpainting import soft_mask as soft_mask
+from specact.execution.schedule import Played as Played
+from specact.execution.schedule import Schedule as Schedule
+from specact.execution.strategy import Execution as Execution
+from specact.execution.verdicts import WAIT as WAIT
+from specact.execution.verdicts import LateVerdicts as LateVerdicts
+from specact.execution.verdicts import Verdicts as Verdicts

@@ -1,0 +1,16 @@
+from specact.gates.audit import Shadow as Shadow
+from specact.gates.baseline import Always as Always
+from specact.gates.baseline import Never as Never
+from specact.gates.baseline import Random as Random
+from specact.gates.calibration import calibrated_gate as calibrated_gate
+from specact.gates.controller import Controller as Controller
+from specact.gates.controller import LatencyBudget as LatencyBudget
+from specact.gates.controller import LinkBudget as LinkBudget
+from specact.gates.controller import RateBudget as RateBudget
+from specact.gates.deviation import ActionDeviation as ActionDeviation
+from specact.gates.drift import DriftAlarm as DriftAlarm
+from specact.gates.gate import Gate as Gate
+from specact.gates.learned import Learned as Learned
+from specact.gates.oracle import Oracle as Oracle
+from specact.gates.prefetch import Forecast as Forecast
+from specact.gates.uncertainty import Uncertainty as Uncertainty

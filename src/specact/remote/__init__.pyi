@@ -1,0 +1,9 @@
+from specact.remote.client import Line as Line
+from specact.remote.client import LineSettings as LineSettings
+from specact.remote.policy import RemotePolicy as RemotePolicy
+from specact.remote.policy import connect as connect
+from specact.remote.target import RemoteTarget as RemoteTarget
+from specact.remote.target import RemoteVerifier as RemoteVerifier
+from specact.remote.target import remote_verifier as remote_verifier
+from specact.remote.transport import Endpoint as Endpoint
+from specact.remote.transport import trusting as trusting

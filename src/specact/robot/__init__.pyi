@@ -1,0 +1,9 @@
+from specact.robot.chunks import ChunkRunner as ChunkRunner
+from specact.robot.inference import ChunkSource as ChunkSource
+from specact.robot.inference import InferenceThread as InferenceThread
+from specact.robot.inference import LocalSource as LocalSource
+from specact.robot.loop import Acting as Acting
+from specact.robot.loop import Journal as Journal
+from specact.robot.loop import Robot as Robot
+from specact.robot.loop import Tick as Tick
+from specact.robot.loop import run_loop as run_loop
