@@ -38,10 +38,10 @@ def test_follows_the_gymnasium_protocol() -> None:
 def test_the_goal_goes_round_at_its_pace() -> None:
     env = BallEnv(pace=0.06)
     env.reset(seed=3)
-    goals = [env.numbers("goal")]
+    goals = [env.goal]
     for _ in range(40):
         env.step(STILL)
-        goals.append(env.numbers("goal"))
+        goals.append(env.goal)
     path = np.array(goals)
     radius = np.hypot(*path.T)
     np.testing.assert_allclose(radius, radius[0])
@@ -54,11 +54,7 @@ def test_it_goes_either_way() -> None:
     env, ways = BallEnv(pace=0.06), set()
     for seed in range(20):  # all the same with probability 2e-6, were the seeds free
         env.reset(seed=seed)
-        ways.add(
-            float(
-                np.sign(env.numbers("goal")[0] * env.goal_velocity[1] - env.numbers("goal")[1] * env.goal_velocity[0])
-            )
-        )
+        ways.add(float(np.sign(env.goal[0] * env.goal_velocity[1] - env.goal[1] * env.goal_velocity[0])))
     assert ways == {-1.0, 1.0}
 
 
@@ -113,12 +109,12 @@ def test_a_ball_at_rest_where_the_goal_passes_has_not_caught_it() -> None:
     env.reset(seed=0)
     held = 0
     for _ in range(60):
-        env.data.qpos[2:4] = env.numbers("goal")
+        env.data.qpos[2:4] = env.goal
         env.data.qvel[:] = 0.0
         env.settle()
         held = max(held, env._held)
         env.run(env.ticks)
-    assert held == 0 and np.hypot(*(env.numbers("goal") - env.position)) < GOAL_RADIUS
+    assert held == 0 and np.hypot(*(env.goal - env.position)) < GOAL_RADIUS
 
 
 def test_demonstrations_have_no_goal_beside_the_state() -> None:

@@ -86,7 +86,7 @@ def _checked(task: Task, episodes: Episodes, source: str) -> Episodes:
         raise DataError(
             f"{source} has {shapes_in_words(found)}; the task {task.name!r} needs {shapes_in_words(wanted)}"
         )
-    return episodes.only(*kept)
+    return replace(episodes.only(*kept), rate_hz=task.rate_hz)
 
 
 def shapes_in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -14,8 +14,8 @@ def check_fit(bundle: Bundle, task: Task) -> None:
     Raises:
         ConfigError: if a shape differs.
     """
-    wanted, found = task.shapes(), {"action": (bundle.spec.actions,)}
-    found |= {name: field.shape for name, field in bundle.observation.fields.items()}
+    wanted, seen = task.shapes(), bundle.observation.fields
+    found = {"action": (bundle.spec.actions,), **{name: field.shape for name, field in seen.items()}}
     if any(wanted.get(name) != shape for name, shape in found.items()):
         raise ConfigError(
             f"the bundle {bundle.name!r} has {shapes_in_words(found)}, but the task {task.name!r} has "

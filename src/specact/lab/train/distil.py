@@ -19,8 +19,9 @@ from specact.lab.data.distillation import Lessons, join
 from specact.lab.train.export import export_policy
 from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.rebuild import architecture
-from specact.lab.train.vqbet import Statistics, VQBeT
+from specact.lab.train.vqbet import Statistics, VQBeT, moments
 from specact.locks import locked
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.runtime.manifest import write_manifest
 
@@ -85,29 +86,25 @@ def _distil(
         taught.append(collect(pair, gates, number))
         train, held_out = join(taught).split()
         torch.manual_seed(recipe.seed)
-        network = VQBeT(shapes, settings, _statistics(train))
+        network = VQBeT(shapes, settings, taught_statistics(shapes.observation, train))
         stage = _stage(f"distilled-{number}", network, recipe, bundle.spec.temperature, train, held_out)
         network.load_state_dict(run(stage, out, lambda done: progress("distilled draft", done, recipe.steps)))
         pair = _write(bundle, network, recipe, stage.validate(network), out / "bundles" / f"{bundle.name}-distilled")
     return pair.path
 
 
-def _statistics(lessons: Lessons) -> Statistics:
-    def moments(rows: np.ndarray | None) -> tuple[Tensor, Tensor]:
-        if rows is None:
-            return torch.zeros(0), torch.ones(0)
-        rows = rows.reshape(-1, rows.shape[-1])
-        return torch.from_numpy(rows.mean(0)), torch.from_numpy(np.maximum(rows.std(0), 1e-3))
-
-    return Statistics(*moments(lessons.state), *moments(lessons.goal))
+def taught_statistics(spec: ObservationSpec, lessons: Lessons) -> Statistics:
+    """Of what was seen in all windows, by name."""
+    fields = {} if spec.vectors is None else spec.vectors.fields
+    return {name: moments(lessons.observation[name].reshape(-1, *field.shape)) for name, field in fields.items()}
 
 
 def _stage(
     name: str, network: VQBeT, recipe: DistilRecipe, temperature: float, train: Lessons, held_out: Lessons
 ) -> Stage:
     def losses(lessons: Lessons, rows: np.ndarray) -> dict[str, Tensor]:
-        goal = None if lessons.goal is None else torch.from_numpy(lessons.goal[rows])
-        features = network.features(torch.from_numpy(lessons.state[rows]), goal, None)[:, -1:]
+        seen = {name: torch.from_numpy(values[rows]) for name, values in lessons.observation.items()}
+        features = network.features(seen)[:, -1:]
         prediction = network.heads(features)
         p = torch.from_numpy(lessons.target_probs[rows])
         logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)

@@ -19,7 +19,8 @@ from specact.errors import BundleError
 from specact.families.codes.bundle import PARTS
 from specact.families.codes.spec import PolicySpec
 from specact.files import write_whole
-from specact.lab.train.vqbet import VQBeT
+from specact.lab.train.vqbet import VQBeT, statistics_of
+from specact.observation import ObservationSpec
 from specact.runtime.manifest import write_manifest
 
 # Largest difference between PyTorch and ONNX Runtime that still counts as the same network (logits, offsets).
@@ -33,8 +34,8 @@ class LastPosition(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, state: Tensor, goal: Tensor | None = None, image: Tensor | None = None) -> tuple[Tensor, ...]:
-        features = self.model.features(state, goal, image)[:, -1:]
+    def forward(self, observation: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        features = self.model.features(observation)[:, -1:]
         prediction = self.model.heads(features)
         outputs = (prediction.logits[:, 0], prediction.offsets[:, 0])
         if self.model.secondary_head is None:
@@ -80,12 +81,9 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
     model = model.eval()
     if half:
         round_to_half(model)
-    inputs = example_inputs(model, 3)
     deployed = LastPosition(model).eval()
-    names = ["state"] + ["goal"] * (inputs[1] is not None) + ["image"] * (inputs[2] is not None)
     outputs = ["logits", "offsets"] + ["conditional"] * (model.secondary_head is not None)
-    given = {name: value for name, value in zip(("state", "goal", "image"), inputs, strict=True) if value is not None}
-    proto = to_onnx(deployed, given, names, outputs)
+    proto = to_onnx(deployed, {"observation": example_inputs(model, 3)}, outputs)
     if half:
         store_as_half(proto)
     onnx.checker.check_model(proto)
@@ -104,14 +102,14 @@ def round_to_half(model: nn.Module) -> None:
 
 
 def to_onnx(
-    module: nn.Module, given: dict[str, Tensor], inputs: list[str], outputs: list[str], *, free_batch: bool = True
+    module: nn.Module, given: dict[str, Tensor | dict[str, Tensor]], outputs: list[str], *, free_batch: bool = True
 ) -> onnx.ModelProto:
     """A module as ONNX.
 
     Args:
-        module: takes the tensors of ``given`` by name.
-        given: an example, batch first.
-        inputs, outputs: names in the graph.
+        module: takes the tensors, and tables of tensors, of ``given`` by name.
+        given: an example, batch first. The names of tensors, not those of tables, become those of the graph's inputs.
+        outputs: names in the graph.
         free_batch: whether the graph takes any batch size, or the example's only.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
@@ -119,16 +117,20 @@ def to_onnx(
         logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every weight and every rule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
-        batch = torch.export.Dim("batch", min=1, max=4096)
+        batch = {0: torch.export.Dim("batch", min=1, max=4096)}
+        tables = {name: value if isinstance(value, dict) else {name: value} for name, value in given.items()}
+        shapes = {
+            name: dict.fromkeys(value, batch) if isinstance(value, dict) else batch for name, value in given.items()
+        }
         program = torch.onnx.export(
             module,
             (),
             kwargs=given,
-            input_names=inputs,
+            input_names=[name for table in tables.values() for name in table],
             output_names=outputs,
             dynamo=True,
             verbose=False,
-            dynamic_shapes={name: {0: batch} for name in given} if free_batch else None,
+            dynamic_shapes=shapes if free_batch else None,
         )
     assert program is not None  # None is only for exports without dynamo
     proto: onnx.ModelProto = program.model_proto
@@ -136,20 +138,24 @@ def to_onnx(
     return proto
 
 
-def example_inputs(model: VQBeT, batch: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
     """Random observations of the right shapes, about as large as the training data's."""
-    shapes = model.shapes
-    generator = torch.Generator().manual_seed(batch)
+    return some_observations(model, model.shapes.observation, torch.Generator().manual_seed(batch), batch)
 
-    def normal(mean: Tensor, std: Tensor, *lead: int) -> Tensor:
-        return mean + std * torch.randn(*lead, len(mean), generator=generator)
 
-    state = normal(model.state_mean, model.state_std, batch, shapes.window)
-    goal = normal(model.goal_mean, model.goal_std, batch) if shapes.goal else None
-    image = None
-    if shapes.image:
-        image = torch.randint(0, 256, (batch, shapes.window, *shapes.image, 3), generator=generator, dtype=torch.uint8)
-    return state, goal, image
+def some_observations(
+    module: nn.Module, spec: ObservationSpec, generator: torch.Generator, batch: int
+) -> dict[str, Tensor]:
+    """Random observations of a spec, by the statistics that a module holds of them."""
+    made = {}
+    for name, field in spec.fields.items():
+        shape = (batch, *field.window_shape)
+        if field.is_image:
+            made[name] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        else:
+            mean, std = statistics_of(module, name)
+            made[name] = mean + std * torch.randn(shape, generator=generator)
+    return made
 
 
 def _difference(deployed: LastPosition, path: Path, model: VQBeT) -> float:
@@ -157,14 +163,10 @@ def _difference(deployed: LastPosition, path: Path, model: VQBeT) -> float:
     worst = 0.0
     for batch in (1, 7):
         values = example_inputs(model, batch)
-        feeds = {
-            name: value.numpy()
-            for name, value in zip(("state", "goal", "image"), values, strict=True)
-            if value is not None
-        }
         with torch.no_grad():
-            expected = deployed(*values)
-        for want, got in zip(expected, session.run(None, feeds), strict=True):
+            expected = deployed(values)
+        found = session.run(None, {name: value.numpy() for name, value in values.items()})
+        for want, got in zip(expected, found, strict=True):
             worst = max(worst, float(np.abs(want.numpy() - got).max()))
     return worst
 

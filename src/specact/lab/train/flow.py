@@ -7,47 +7,61 @@ step, and, for whoever drafts and verifies inside one inference, on many noisy c
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.train.flow_recipe import FlowRecipe
-from specact.lab.train.vqbet import Statistics, standardised
+from specact.lab.train.vqbet import (
+    ImageEncoder,
+    Statistics,
+    flat,
+    hold_statistics,
+    plain,
+    standardised,
+    statistics_of,
+)
+from specact.observation import ObservationSpec
 
 # Periods of the embedding of time, in units of the flow's time, which runs from 0 to 1.
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
 
 
 class Encoder(nn.Module):
-    """Observations to tokens: one per observation of the window, and one for the goal, ``[B, N, W]``."""
+    """Observations to tokens: one for each, as many as its history is long, and at least one, ``[B, N, W]``."""
 
-    state_mean: Tensor
-    state_std: Tensor
-    goal_mean: Tensor
-    goal_std: Tensor
-
-    def __init__(self, spec: ChunkSpec, recipe: FlowRecipe, statistics: Statistics) -> None:
+    def __init__(self, spec: ObservationSpec, recipe: FlowRecipe, statistics: Statistics) -> None:
         super().__init__()
-        self.state_noise = recipe.state_noise
-        for name in ("state_mean", "state_std", "goal_mean", "goal_std"):
-            self.register_buffer(name, getattr(statistics, name).clone())
-        self.embed_state = _perceptron(spec.state, recipe.width, recipe.width)
-        self.embed_goal = _perceptron(spec.goal, recipe.width, recipe.width) if spec.goal else None
-        self.positions = nn.Parameter(torch.randn(spec.window + bool(spec.goal), recipe.width) * 0.02)
+        self.state_noise, self.spec = recipe.state_noise, spec
+        hold_statistics(self, spec, statistics)
+        width = recipe.width
+        # What has a history is made first and comes last.
+        self.seen = sorted(spec.fields, key=lambda name: spec[name].history == 0)
+        for name in self.seen:
+            numbers = not spec[name].is_image
+            embed = _perceptron(math.prod(spec[name].shape), width, width) if numbers else ImageEncoder(width)
+            self.add_module(f"embed_{plain(name)}", embed)
+        tokens = sum(max(1, field.history) for field in spec.fields.values())
+        self.positions = nn.Parameter(torch.randn(tokens, width) * 0.02)
 
-    def forward(self, state: Tensor, goal: Tensor | None = None) -> Tensor:
-        """From ``state [B, T, O]`` and ``goal [B, D]``, in the environment's units."""
-        state = standardised(state, self.state_mean, self.state_std)
-        if self.training and self.state_noise:
-            state = state + self.state_noise * torch.randn_like(state)
-        tokens = self.embed_state(state)
-        if self.embed_goal is not None:
-            assert goal is not None
-            wanted = self.embed_goal(standardised(goal, self.goal_mean, self.goal_std))
-            tokens = torch.cat([wanted[:, None], tokens], 1)
-        placed: Tensor = tokens + self.positions
+    def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """From arrays ``[B, *window_shape]`` by name, in the environment's units."""
+        made = {name: self._embedded(name, observation[name]) for name in self.seen}
+        parts = [made[name] for name in sorted(self.seen, key=lambda name: self.spec[name].history > 0)]
+        placed: Tensor = (torch.cat(parts, 1) if len(parts) > 1 else parts[0]) + self.positions
         return placed
+
+    def _embedded(self, name: str, values: Tensor) -> Tensor:
+        field = self.spec[name]
+        if not field.is_image:
+            values = standardised(values, *statistics_of(self, name))
+            if field.history and self.training and self.state_noise:
+                values = values + self.state_noise * torch.randn_like(values)
+            values = flat(values, field)
+        tokens: Tensor = getattr(self, f"embed_{plain(name)}")(values)
+        return tokens if field.history else tokens[:, None]
 
 
 class Prefix(nn.Module):
@@ -151,13 +165,13 @@ class Flow(nn.Module):
     def __init__(self, spec: ChunkSpec, recipe: FlowRecipe, statistics: Statistics) -> None:
         super().__init__()
         self.spec = spec
-        self.encoder = Encoder(spec, recipe, statistics)
+        self.encoder = Encoder(spec.observation, recipe, statistics)
         self.prefix = Prefix(recipe)
         self.expert = Expert(spec, recipe)
 
-    def cache(self, state: Tensor, goal: Tensor | None) -> Tensor:
-        """What is computed once per inference, from ``state [B, T, O]`` and ``goal [B, D]``."""
-        cache: Tensor = self.prefix(self.encoder(state, goal))
+    def cache(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """What is computed once per inference, from arrays ``[B, *window_shape]`` by name."""
+        cache: Tensor = self.prefix(self.encoder(observation))
         return cache
 
 

@@ -18,7 +18,7 @@ from specact.errors import BundleError
 from specact.families.chunks.bundle import FLOW_PARTS, NETWORKS
 from specact.families.chunks.flow_units import FlowUnits
 from specact.files import write_whole
-from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
+from specact.lab.train.export import PARITY, round_to_half, some_observations, store_as_half, to_onnx
 from specact.lab.train.flow import Expert, Flow
 from specact.runtime.manifest import write_manifest
 
@@ -82,10 +82,10 @@ def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -
         given = example(model, part, 1)
         # The way back exists only in a trace, and a trace knows one batch size: guided steps go one by one anyway.
         traced = make_fx(module, decomposition_table=dict(core_aten_decompositions().items()))(*given.values())
-        proto = to_onnx(_Named(traced), given, list(given), _OUTPUTS[part], free_batch=False)
+        proto = to_onnx(_Named(traced), {**given}, _OUTPUTS[part], free_batch=False)
     else:
         given = example(model, part, 3)
-        proto = to_onnx(module, given, list(given), _OUTPUTS[part])
+        proto = to_onnx(module, {"observation": given} if part == "encoder" else {**given}, _OUTPUTS[part])
     if part == "expert":
         # One window's cache serves any number of chunks: products broadcast over it.
         _input(proto, "cache").type.tensor_type.shape.dim[0].dim_param = "windows"
@@ -97,7 +97,7 @@ def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -
     difference = 0.0
     for batch in (1,) if part == "guide" else (1, 7):
         values = example(model, part, batch)
-        wanted = module(**values)
+        wanted = module(values) if part == "encoder" else module(**values)
         found = session.run(None, {name: value.numpy() for name, value in values.items()})
         for want, got in zip((wanted,) if isinstance(wanted, Tensor) else wanted, found, strict=True):
             difference = max(difference, float(np.abs(want.numpy() - got).max()))
@@ -113,12 +113,10 @@ def example(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    seen = {"state": encoder.state_mean + encoder.state_std * normal(batch, spec.window, spec.state)}
-    if spec.goal:
-        seen["goal"] = encoder.goal_mean + encoder.goal_std * normal(batch, spec.goal)
+    seen = some_observations(encoder, spec.observation, generator, batch)
     if part == "encoder":
         return seen
-    tokens = encoder(**seen)
+    tokens = encoder(seen)
     if part == "prefix":
         return {"tokens": tokens}
     noisy = {

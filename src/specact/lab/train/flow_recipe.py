@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from specact.errors import ConfigError
 from specact.files import check_name
-from specact.lab.train.recipe import HELD_OUT
-from specact.lab.train.toml import build, read_toml
+from specact.lab.data.sources import Source
+from specact.lab.train.recipe import HELD_OUT, check_history, check_origin, read_recipe
+from specact.lab.train.toml import build
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 
 
@@ -20,10 +21,9 @@ class FlowRecipe:
     Attributes:
         kind: tells it from the recipes of VQ-BeT pairs.
         bundle: name of the bundle it makes.
-        env: the environment's name.
-        data: demonstration files, relative to the data folder; empty to let the scripted expert make them.
-        generate_episodes, generate_noise: how many the expert makes, and its action noise.
-        window: T, observations the policy looks at.
+        env, rate_hz, observations, data, generate_episodes, generate_noise, window: see
+            :class:`~specact.lab.train.recipe.Recipe`.
+        sees, history: see :class:`~specact.lab.train.recipe.PolicyRecipe`.
         chunk: H, actions it predicts at once.
         layers, heads, width: of prefix and expert.
         dropout: in both.
@@ -39,7 +39,11 @@ class FlowRecipe:
 
     kind: Literal["flow"]
     bundle: str
-    env: str
+    env: str | None = None
+    rate_hz: float | None = None
+    observations: dict[str, Source] = field(default_factory=dict)
+    sees: tuple[str, ...] = ()
+    history: dict[str, int] = field(default_factory=dict)
     data: tuple[str, ...] = ()
     generate_episodes: int = 0
     generate_noise: float = 0.0
@@ -75,8 +79,8 @@ class FlowRecipe:
             },
         )  # fmt: skip
         check_name("a bundle", self.bundle)
-        if bool(self.data) == bool(self.generate_episodes):
-            raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
+        check_origin(self)
+        check_history(self)
         if self.width % (2 * self.heads):
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
 
@@ -87,4 +91,4 @@ def load_flow_recipe(path: Path) -> FlowRecipe:
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    return build(FlowRecipe, read_toml(path))
+    return build(FlowRecipe, read_recipe(path))

@@ -42,18 +42,20 @@ def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
         noise, time = torch.randn_like(clean), torch.rand(len(clean))
         noisy = torch.lerp(noise, clean, time[:, None, None])
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
-            cache = model.cache(batch.state, batch.goal)
+            cache = model.cache(batch.observation)
             velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
         error = (velocity.float() - (clean - noise)).square().mean(-1)
         loss: Tensor = (weight * error).sum() / weight.sum()
         return loss
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss_on(dataset.train, dataset.train.draw(recipe.seed, step, recipe.batch), recipe.draws), {}
+        return loss_on(
+            dataset.train, dataset.train.draw(spec.observation, recipe.seed, step, recipe.batch), recipe.draws
+        ), {}
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
-        batch = dataset.held_out.draw(recipe.seed, 0, min(1024, 4 * len(dataset.held_out)))
+        batch = dataset.held_out.draw(spec.observation, recipe.seed, 0, min(1024, 4 * len(dataset.held_out)))
         return {"velocity_mse": float(loss_on(dataset.held_out, batch, 4))}
 
     return Stage(

@@ -9,7 +9,6 @@ import torch
 
 from specact import __version__
 from specact.families.chunks.policy import ChunkSpec
-from specact.lab.envs import load_task
 from specact.lab.train import stages
 from specact.lab.train.flow import Flow
 from specact.lab.train.flow_export import write_flow_bundle
@@ -17,6 +16,7 @@ from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.flow_stage import NAME, flow_stage, units_of
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import run
+from specact.lab.train.sees import observation_of
 from specact.lab.train.stages import Progress
 from specact.lab.train.train import Trained
 from specact.locks import locked
@@ -26,20 +26,16 @@ def train_flow(recipe: FlowRecipe, data: Path, out: Path, progress: Progress, *,
     """Makes the flow policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`."""
     torch.set_num_threads(threads)
     check_free(out, asdict(recipe))
-    task = load_task(recipe.env)
-    made = stages.demonstrated(recipe, task, data, progress)
+    made = stages.demonstrated(recipe, stages.task_of(recipe), data, progress)
+    observation = observation_of(recipe, recipe, made, "the policy")
+    made = stages.needed(made, [observation])
     dataset = stages.prepare(made, recipe)
-    spec = ChunkSpec(
-        window=recipe.window,
-        state=made.state.shape[1],
-        goal=0 if made.goal is None else made.goal.shape[1],
-        chunk=recipe.chunk,
-        actions=made.action.shape[1],
-        rate_hz=task.rate_hz,
-    )
+    assert made.rate_hz is not None, "the recipe or its task says it"
+    spec = ChunkSpec(observation, recipe.chunk, made.action.shape[1], made.rate_hz)
     with locked(out):
         claim(out, asdict(recipe))
-        return _train(recipe, dataset, spec, out, progress)
+        with stages.frames_at_hand(made, out / "frames", progress) as made:
+            return _train(recipe, stages.prepare(made, recipe) if made.cameras else dataset, spec, out, progress)
 
 
 def _train(recipe: FlowRecipe, dataset: stages.Dataset, spec: ChunkSpec, out: Path, progress: Progress) -> Trained:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,12 +22,14 @@ from specact.files import write_whole
 from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Lessons, join
+from specact.lab.train.distil import taught_statistics
 from specact.lab.train.export import PARITY, to_onnx
 from specact.lab.train.loop import Metrics, Stage, cosine, run
-from specact.lab.train.vqbet import standardised
+from specact.lab.train.vqbet import hold_statistics, standardised, statistics_of
 from specact.locks import locked
+from specact.observation import Window
 from specact.rng import Role, stream
-from specact.types import Floats, Window
+from specact.types import Floats
 
 _TINY = 1e-4
 
@@ -67,35 +70,29 @@ class TargetHeadNetwork(nn.Module):
     probabilities are ``r^``, so that the same gate reads it.
     """
 
-    state_mean: Tensor
-    state_std: Tensor
-    goal_mean: Tensor
-    goal_std: Tensor
-
     def __init__(self, spec: PolicySpec, recipe: HeadRecipe, lessons: Lessons) -> None:
         super().__init__()
         hidden, self.objective = recipe.hidden, recipe.objective
         self.shape = (spec.codebooks, spec.codes)
-        for name, values in (("state", lessons.state), ("goal", lessons.goal)):
-            rows = np.zeros((1, 0), np.float32) if values is None else values.reshape(-1, values.shape[-1])
-            self.register_buffer(f"{name}_mean", torch.from_numpy(rows.mean(0)))
-            self.register_buffer(f"{name}_std", torch.from_numpy(np.maximum(rows.std(0), 1e-3)))
-        inputs = spec.window * spec.state + spec.goal + spec.codebooks * spec.codes
+        self.fields = {} if spec.draft.vectors is None else dict(spec.draft.vectors.fields)
+        hold_statistics(self, spec.draft, taught_statistics(spec.draft, lessons))
+        widths = [math.prod(field.window_shape) for field in self.fields.values()]
+        inputs = sum(widths) + spec.codebooks * spec.codes
         self.read, self.mix = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
         self.write = nn.Linear(hidden, spec.codebooks * spec.codes)
         self.trust = nn.Parameter(torch.tensor(0.5))
 
-    def forward(self, state: Tensor, draft_probs: Tensor, goal: Tensor | None = None) -> Tensor:
-        """``p^`` ``[B, G, K]`` from ``state [B, T, O]``, ``draft_probs [B, G, K]`` and ``goal [B, D]``."""
-        logits = self.logits(state, draft_probs, goal)
+    def forward(self, observation: Mapping[str, Tensor], draft_probs: Tensor) -> Tensor:
+        """``p^`` ``[B, G, K]`` from arrays ``[B, *window_shape]`` by name and ``draft_probs [B, G, K]``."""
+        logits = self.logits(observation, draft_probs)
         return logits.softmax(-1) if self.objective == "distribution" else draft_probs * logits.sigmoid()
 
-    def logits(self, state: Tensor, draft_probs: Tensor, goal: Tensor | None) -> Tensor:
+    def logits(self, observation: Mapping[str, Tensor], draft_probs: Tensor) -> Tensor:
         """Before the softmax, or of the codes' acceptance."""
         offered = (draft_probs + _TINY).log()
-        seen = [standardised(state, self.state_mean, self.state_std).flatten(1), 0.25 * offered.flatten(1)]
-        if goal is not None:
-            seen.append(standardised(goal, self.goal_mean, self.goal_std))
+        rows = {name: standardised(observation[name], *statistics_of(self, name)).flatten(1) for name in self.fields}
+        seen = [row for name, row in rows.items() if self.fields[name].history]
+        seen += [0.25 * offered.flatten(1), *(row for name, row in rows.items() if not self.fields[name].history)]
         hidden = torch.relu(self.read(torch.cat(seen, 1)))
         hidden = hidden + torch.relu(self.mix(hidden))
         correction: Tensor = self.write(hidden).unflatten(-1, self.shape)
@@ -156,23 +153,18 @@ def export_head(network: TargetHeadNetwork, bundle: Bundle, path: Path) -> Targe
         BundleError: if it does not.
     """
     spec, generator = bundle.spec, torch.Generator().manual_seed(0)
-    inputs = {
-        "state": torch.randn(3, spec.window, spec.state, generator=generator),
-        "draft_probs": torch.randn(3, spec.codebooks, spec.codes, generator=generator).softmax(-1),
-        **({"goal": torch.randn(3, spec.goal, generator=generator)} if spec.goal else {}),
-    }
-    proto = to_onnx(network, inputs, list(inputs), ["target_probs"])
+    seen = {name: torch.randn(3, *field.window_shape, generator=generator) for name, field in network.fields.items()}
+    draft_probs = torch.randn(3, spec.codebooks, spec.codes, generator=generator).softmax(-1)
+    proto = to_onnx(network, {"observation": seen, "draft_probs": draft_probs}, ["target_probs"])
     entry = proto.metadata_props.add()
     entry.key, entry.value = "pair", bundle.fingerprint
     write_whole(path, proto.SerializeToString())
     head = TargetHead(path, spec, bundle.fingerprint)
     with torch.no_grad():
-        expected = network(**inputs).numpy()
-    rows = {name: value.numpy() for name, value in inputs.items()}
+        expected = network(seen, draft_probs).numpy()
     for row, wanted in enumerate(expected):
-        goal = rows["goal"][row] if spec.goal else None
-        draft = CodeDistribution(rows["draft_probs"][row].astype(np.float64), np.zeros(0, np.float32))
-        found = head.estimate(Window(rows["state"][row], goal), draft)
+        draft = CodeDistribution(draft_probs[row].double().numpy(), np.zeros(0, np.float32))
+        found = head.estimate(Window({name: values[row].numpy() for name, values in seen.items()}), draft)
         if np.abs(found - wanted).max() > PARITY:
             raise BundleError(f"{path} differs from the trained network by more than {PARITY:.0e}")
     return head
@@ -203,14 +195,15 @@ def _stage(name: str, network: TargetHeadNetwork, recipe: HeadRecipe, train: Les
     )
 
 
-def _logits(network: TargetHeadNetwork, lessons: Lessons) -> Tensor:
-    goal = None if lessons.goal is None else torch.from_numpy(lessons.goal)
-    return network.logits(torch.from_numpy(lessons.state), torch.from_numpy(lessons.draft_probs), goal)
+def _seen(lessons: Lessons) -> tuple[dict[str, Tensor], Tensor]:
+    """What the network takes."""
+    observation = {name: torch.from_numpy(values) for name, values in lessons.observation.items()}
+    return observation, torch.from_numpy(lessons.draft_probs)
 
 
 def _cross_entropy(network: TargetHeadNetwork, lessons: Lessons, step: int) -> Tensor:
     """To the target's distribution; the same whatever the step."""
-    logs = _logits(network, lessons).log_softmax(-1)
+    logs = network.logits(*_seen(lessons)).log_softmax(-1)
     return -(torch.from_numpy(lessons.target_probs) * logs).sum((-2, -1)).mean()
 
 
@@ -219,17 +212,14 @@ def _rejection_entropy(network: TargetHeadNetwork, lessons: Lessons, step: int) 
     q, p = lessons.draft_probs.astype(np.float64), lessons.target_probs.astype(np.float64)
     codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
     accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()
-    logits = _logits(network, lessons).gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
+    logits = network.logits(*_seen(lessons)).gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
     return nn.functional.binary_cross_entropy_with_logits(logits, accepted, reduction="none").sum(-1).mean()
 
 
 def _scores(network: TargetHeadNetwork, lessons: Lessons) -> tuple[Floats, Floats]:
     """``R^(z)`` and ``R(z)`` of codes drawn from the draft, ``[N]`` each."""
-    goal = None if lessons.goal is None else torch.from_numpy(lessons.goal)
     with torch.no_grad():
-        estimate = (
-            network(torch.from_numpy(lessons.state), torch.from_numpy(lessons.draft_probs), goal).double().numpy()
-        )
+        estimate = network(*_seen(lessons)).double().numpy()
     q = lessons.draft_probs.astype(np.float64)
     codes = sample(q, stream(0, Role.DATA, episode=3).random(q.shape[:2]))
     laws = (estimate, lessons.target_probs.astype(np.float64))

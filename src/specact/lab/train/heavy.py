@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from onnx import compose, helper, numpy_helper
 from torch import Tensor, nn
 
+from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.export import to_onnx
 from specact.lab.train.recipe import PolicyRecipe
@@ -47,20 +49,28 @@ def make_stand_in(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 7
         bundle: the pair.
         out: folder to make.
         layers, width, heads: of the transformer.
+
+    Raises:
+        ConfigError: if the target sees nothing but camera frames.
     """
     out.mkdir(parents=True)
     for part in ("tokenizer", "draft"):
         shutil.copy(bundle.path / PARTS[part], out / PARTS[part])
     torch.manual_seed(0)
     spec = bundle.spec
-    heavy = _Heavy(spec.window * spec.state, layers, width, heads).eval()
-    weight = to_onnx(heavy, {"state": torch.zeros(2, spec.window, spec.state)}, ["state"], ["weight"])
-    _join(onnx.load(bundle.path / PARTS["target"]), weight, out / PARTS["target"])
+    # Of what the target sees, the first that is not a camera's is what the transformer reads as well.
+    name = next((name for name, field in spec.target.fields.items() if not field.is_image), None)
+    if name is None:
+        raise ConfigError(f"the target of {bundle.name!r} sees camera frames alone, which this transformer cannot read")
+    shape = spec.target[name].window_shape
+    heavy = _Heavy(math.prod(shape), layers, width, heads).eval()
+    weight = to_onnx(heavy, {"state": torch.zeros(2, *shape)}, ["weight"])
+    _join(onnx.load(bundle.path / PARTS["target"]), weight, name, out / PARTS["target"])
     manifest = {key: value for key, value in bundle.manifest.items() if key not in ("format", "spec", "fingerprints")}
     write_manifest(out, manifest | {"name": f"{bundle.name}-{layers}x{width}"}, spec, PARTS)
 
 
-def _join(target: onnx.ModelProto, heavy: onnx.ModelProto, file: Path) -> None:
+def _join(target: onnx.ModelProto, heavy: onnx.ModelProto, seen: str, file: Path) -> None:
     """One graph: the target's logits plus zero times what the transformer says, so that neither can be left out."""
     heavy = compose.add_prefix(heavy, "heavy_")
     graph = target.graph
@@ -68,7 +78,7 @@ def _join(target: onnx.ModelProto, heavy: onnx.ModelProto, file: Path) -> None:
         node.output[:] = ["own_logits" if name == "logits" else name for name in node.output]
         node.input[:] = ["own_logits" if name == "logits" else name for name in node.input]
     for node in heavy.graph.node:
-        node.input[:] = ["state" if name == "heavy_state" else name for name in node.input]
+        node.input[:] = [seen if name == "heavy_state" else name for name in node.input]
     graph.node.extend(heavy.graph.node)
     graph.initializer.extend(heavy.graph.initializer)
     graph.initializer.extend(

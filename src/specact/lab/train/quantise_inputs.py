@@ -10,7 +10,7 @@ from specact.families.chunks.bundle import FlowBundle
 from specact.families.chunks.flow_euler import Chunk, integrate
 from specact.families.codes.bundle import Bundle
 from specact.lab.train.quantise import Feeds
-from specact.types import Window
+from specact.observation import Window
 
 
 def typical_inputs(bundle: Bundle | FlowBundle, windows: Sequence[Window], steps: int = 10) -> dict[str, list[Feeds]]:
@@ -22,14 +22,16 @@ def typical_inputs(bundle: Bundle | FlowBundle, windows: Sequence[Window], steps
         steps: Euler steps; each gives the expert's inputs once.
     """
     if isinstance(bundle, Bundle):
-        seen = [_observed(window) for window in windows]
-        return {"draft": seen, "target": seen}
+        return {
+            "draft": [bundle.spec.draft.stack([window]) for window in windows],
+            "target": [bundle.spec.target.stack([window]) for window in windows],
+        }
     networks, spec, rng = bundle.networks, bundle.spec, np.random.default_rng(0)
     inputs: dict[str, list[Feeds]] = {"encoder": [], "prefix": [], "expert": []}
     for window in windows:
-        inputs["encoder"].append(_observed(window))
-        inputs["prefix"].append({"tokens": networks.tokens(window)})
-        cache = networks.cache(window)
+        inputs["encoder"].append(spec.observation.stack([window]))
+        inputs["prefix"].append({"tokens": networks.tokens([window])})
+        cache = networks.cache([window])
 
         def velocity(x: Chunk, time: float, cache: Chunk = cache) -> Chunk:
             chunks, times = x[None], np.array([time], np.float32)
@@ -39,8 +41,3 @@ def typical_inputs(bundle: Bundle | FlowBundle, windows: Sequence[Window], steps
 
         integrate(velocity, rng.standard_normal((spec.chunk, spec.actions), dtype=np.float32), steps)
     return inputs
-
-
-def _observed(window: Window) -> Feeds:
-    seen = {"state": window.state, "goal": window.goal, "image": window.image}
-    return {name: value[None] for name, value in seen.items() if value is not None}

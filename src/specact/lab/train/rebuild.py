@@ -15,12 +15,13 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.quantise_fold import folded
 from specact.lab.train.recipe import PolicyRecipe
+from specact.lab.train.sees import positions
 from specact.lab.train.toml import build
-from specact.lab.train.vqbet import Shapes, Statistics, VQBeT
+from specact.lab.train.vqbet import Shapes, VQBeT, plain
+from specact.observation import ObservationSpec
 
 Role = Literal["draft", "target"]
 
-_STATISTICS = ("state_mean", "state_std", "goal_mean", "goal_std")
 _EXPORTED_AS = "model."
 
 
@@ -41,8 +42,8 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
             "use a bundle that specact train wrote"
         ) from None
     shapes = Shapes(
-        window=spec.window, state=spec.state, goal=spec.goal, image=spec.image, codebooks=spec.codebooks,
-        codes=spec.codes, chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
+        observation=spec.draft if role == "draft" else spec.target, codebooks=spec.codebooks, codes=spec.codes,
+        chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
     )  # fmt: skip
     return replace(settings, dropout=0.0, state_noise=0.0), shapes
 
@@ -59,15 +60,27 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
         window: k, 1 to T.
 
     Raises:
-        ConfigError: if the window is out of range, or the manifest does not tell the architecture.
+        ConfigError: if the window is out of range, observations differ in history, or the manifest does not tell the
+            architecture.
     """
     recipe, shapes = architecture(bundle, role)
-    if not 1 <= window <= shapes.window:
-        raise ConfigError(f"{bundle.name!r} supports 1 to {shapes.window} observations, got {window}")
-    # What a policy without a goal knows of goals is nothing, and not exported.
-    weights = {"goal_mean": torch.zeros(0), "goal_std": torch.ones(0)} | _weights(folded(bundle.path / PARTS[role]))
-    statistics = Statistics(*(weights[name] for name in _STATISTICS))
-    model = VQBeT(replace(shapes, window=window), recipe, statistics)
+    observation = shapes.observation
+    if not 1 <= window <= observation.history:
+        raise ConfigError(f"{bundle.name!r} supports 1 to {observation.history} observations, got {window}")
+    if window < observation.history and observation.history != positions(observation):
+        raise ConfigError(
+            f"the observations of the {role} of {bundle.name!r} differ in history; fewer can only be shown to a policy "
+            "that sees as many of each"
+        )
+    weights = _weights(folded(bundle.path / PARTS[role]))
+    statistics = {
+        name: (weights[f"{plain(name)}_mean"], weights[f"{plain(name)}_std"])
+        for name, field in observation.fields.items()
+        if not field.is_image
+    }
+    # Where the window is the whole one, this changes nothing, whatever the histories.
+    cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
+    model = VQBeT(replace(shapes, observation=ObservationSpec(cut)), recipe, statistics)
     weights["positions"] = weights["positions"][: len(model.positions)]
     model.load_state_dict(weights)
     return model.eval()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from specact.errors import ConfigError, unknown_name
 from specact.files import check_name
 from specact.gates.settings import GateChoices
+from specact.lab.data.sources import Source
 from specact.lab.train.toml import build, read_toml
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
 
@@ -60,6 +62,9 @@ class PolicyRecipe:
     """One VQ-BeT policy.
 
     Attributes:
+        sees: names of the observations it looks at; without any, all that are no camera's.
+        history: of an observation, how many it looks at, where that is not the recipe's ``window`` or what
+            ``[observations]`` says; 0 for the newest alone.
         layers, heads, width: the transformer's.
         head_width: hidden width of the code and offset heads; 0 for linear heads.
         dropout: in the transformer.
@@ -76,6 +81,8 @@ class PolicyRecipe:
         snapshot: also keep the raw weights at this share of the steps, as ``NAME@snapshot``; 0 for never.
     """
 
+    sees: tuple[str, ...] = ()
+    history: dict[str, int] = field(default_factory=dict)
     layers: int = 4
     heads: int = 4
     width: int = 128
@@ -104,6 +111,7 @@ class PolicyRecipe:
         )
         check_ranges(self, dict.fromkeys(("primary_weight", "secondary_weight", "offset_weight"), NOT_NEGATIVE))
         check_ranges(self, {"dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "snapshot": SHARE})
+        check_history(self)
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} must be a multiple of heads {self.heads}")
         if self.snapshot and round(self.snapshot * self.steps) < 1:
@@ -117,15 +125,18 @@ class Recipe:
     """A training run.
 
     Attributes:
-        env: the environment's name.
+        env: the environment's name, or ``MODULE:TASK``; None for a robot that there is no environment for.
+        rate_hz: control rate [Hz], where there is no environment to say it.
+        observations: what is read of the files, by the name that policies know it by; without any, everything that the
+            reader knows.
         data: demonstration files, relative to the data folder; empty to let the scripted expert make them.
         generate_episodes, generate_noise: how many the expert makes, and its action noise.
-        window: T, observations a policy looks at.
+        window: T, how many observations a policy looks at, where nothing else is said. Of a goal it is the newest.
         chunk: n, actions a policy predicts at once.
         execute: how many of them are executed before the next inference.
         overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
-        goal: ``token`` prepends the goal to the window, ``concatenate`` adds it to every observation.
-        image: whether the policy looks through the image encoder as well.
+        goal: ``token`` prepends what has no history to the window, such as the goal; ``concatenate`` adds it to every
+            observation.
         temperature: of both policies' softmax when they are deployed; below 1 it makes up for the focal loss, which
             leaves them less sure than they could be.
         precision: of the exported weights, ``float16`` or ``float32``.
@@ -137,7 +148,9 @@ class Recipe:
         bundles: bundle name to (target, draft), each a policy's name or ``NAME@snapshot``.
     """
 
-    env: str
+    env: str | None = None
+    rate_hz: float | None = None
+    observations: dict[str, Source] = field(default_factory=dict)
     data: tuple[str, ...] = ()
     generate_episodes: int = 0
     generate_noise: float = 0.0
@@ -146,7 +159,6 @@ class Recipe:
     execute: int = 1
     overlap: Literal["drop", "average"] = "drop"
     goal: Literal["token", "concatenate"] = "token"
-    image: bool = False
     temperature: float = 1.0
     precision: Literal["float16", "float32"] = "float16"
     seed: int = 0
@@ -167,8 +179,7 @@ class Recipe:
         GateChoices().over(self.gates)
         if not 1 <= self.execute <= self.chunk:
             raise ConfigError(f"execute must lie between 1 and chunk = {self.chunk}, got {self.execute}")
-        if bool(self.data) == bool(self.generate_episodes):
-            raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
+        check_origin(self)
         if "tokenizer" in self.policies:
             raise ConfigError("no policy may be named 'tokenizer', which is the name of a training stage")
         for name in self.bundles:
@@ -204,11 +215,103 @@ def load_recipe(path: Path) -> Recipe:
         ConfigError: if the file is missing, is not TOML, makes no bundle, or holds an unknown key or a value that its
             key does not allow.
     """
-    raw = read_toml(path)
+    raw = read_recipe(path)
     recipe = build(Recipe, raw | {"policies": _written_out(raw.get("policies", {}))})
     if not recipe.bundles:
         raise ConfigError(f'{path} makes no bundle; add [bundles] with at least one line NAME = ["TARGET", "DRAFT"]')
     return recipe
+
+
+class Demonstrated(Protocol):
+    """What every recipe says of its demonstrations; see :class:`Recipe`."""
+
+    @property
+    def env(self) -> str | None: ...
+    @property
+    def rate_hz(self) -> float | None: ...
+    @property
+    def observations(self) -> dict[str, Source]: ...
+    @property
+    def data(self) -> tuple[str, ...]: ...
+    @property
+    def generate_episodes(self) -> int: ...
+    @property
+    def generate_noise(self) -> float: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def held_out(self) -> float: ...
+
+
+class Seeing(Protocol):
+    """What every recipe of a policy says of its observations; see :class:`PolicyRecipe`."""
+
+    @property
+    def sees(self) -> tuple[str, ...]: ...
+    @property
+    def history(self) -> dict[str, int]: ...
+
+
+def check_origin(recipe: Demonstrated) -> None:
+    """Refuses a recipe that does not say once where its demonstrations come from, and at which rate.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    check_ranges(recipe, {"rate_hz": POSITIVE})
+    if (recipe.env is None) == (recipe.rate_hz is None):
+        raise ConfigError(
+            'a recipe needs either env = "NAME", whose control rate is known, or rate_hz = HZ where there is no '
+            "environment, and not both"
+        )
+    if bool(recipe.data) == bool(recipe.generate_episodes):
+        raise ConfigError("a recipe needs either data = [...] or generate_episodes = N, and not both")
+    if recipe.generate_episodes and (recipe.env is None or recipe.observations):
+        raise ConfigError(
+            "generate_episodes lets an environment's expert demonstrate, with the environment's observations: it needs "
+            "env, and no [observations]"
+        )
+
+
+def check_history(policy: Seeing) -> None:
+    """Refuses a history that is negative, or of what the policy does not see.
+
+    Raises:
+        ConfigError: for such a history.
+    """
+    for name, length in policy.history.items():
+        if length < 0:
+            raise ConfigError(f"history.{name} must be at least 0, got {length}")
+        if policy.sees and name not in policy.sees:
+            raise unknown_name("observation in history", name, policy.sees)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The content of a recipe's file, with every entry of ``[observations]`` as a table.
+
+    Raises:
+        ConfigError: as :func:`~specact.lab.train.toml.read_toml`.
+    """
+    raw = read_toml(path)
+    if isinstance(raw.get("observations"), dict):
+        raw["observations"] = dict(_tables(raw["observations"]))
+    return raw
+
+
+def _tables(observations: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """A name alone is the dataset's key; ``image.front = ...`` without quotation marks is a table to TOML."""
+    for part, value in observations.items():
+        name = f"{above}{part}"
+        if isinstance(value, str):
+            yield name, {"key": value}
+        elif isinstance(value, dict) and not value.keys() & Source.__dataclass_fields__.keys():
+            yield from _tables(value, f"{name}.")
+        else:
+            yield name, {"key": name} | value if isinstance(value, dict) else value
 
 
 def _written_out(policies: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specact.errors import DataError
-from specact.lab.data.episodes import Episodes
+from specact.errors import ConfigError, DataError
+from specact.lab.data.episodes import Episodes, Observed
+from specact.lab.data.frames import Frames, copied
 from specact.lab.data.generate import demonstrations
+from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.train import tokenizer as rvq
-from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.loop import Metrics, Stage, cosine
 from specact.lab.train.losses import Targets, policy_loss
-from specact.lab.train.recipe import PolicyRecipe, Recipe
+from specact.lab.train.recipe import Demonstrated, PolicyRecipe, Recipe
+from specact.lab.train.sees import observation_of
 from specact.lab.train.tokenizer import ResidualVQ
-from specact.lab.train.vqbet import Shapes, Statistics, VQBeT
+from specact.lab.train.vqbet import Shapes, Statistics, VQBeT, moments
 from specact.lab.train.windows import Batch, Windows
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
 Progress = Callable[[str, int, int], None]
@@ -46,30 +51,64 @@ class Dataset:
     scale: Tensor
 
 
-def demonstrated(recipe: Recipe | FlowRecipe, task: Task, data: Path, progress: Progress) -> Episodes:
+def task_of(recipe: Demonstrated) -> Task | None:
+    """The recipe's environment; None where it says a control rate instead."""
+    return None if recipe.env is None else load_task(recipe.env)
+
+
+def demonstrated(recipe: Demonstrated, task: Task | None, data: Path, progress: Progress) -> Episodes:
     """The demonstrations of a recipe: read from files below ``data``, or made by the task's scripted expert.
 
-    Camera frames are left out unless the recipe says ``image = true``.
-
     Raises:
-        DataError: if they cannot be read, do not fit the task, or lack the frames that the recipe asks for.
+        DataError: if they cannot be read or do not fit the task.
     """
-    made = demonstrations(
+    return demonstrations(
         task,
         tuple(data / name for name in recipe.data),
         recipe.generate_episodes,
         recipe.generate_noise,
         recipe.seed,
         lambda done: progress("demonstrations", done, recipe.generate_episodes),
+        sources=recipe.observations,
+        rate_hz=recipe.rate_hz,
     )
-    if not (isinstance(recipe, Recipe) and recipe.image):
-        return replace(made, image=None)
-    if made.image is None:
-        raise DataError("the recipe says image = true, but these demonstrations have no camera frames")
-    return made
 
 
-def prepare(episodes: Episodes, recipe: Recipe | FlowRecipe) -> Dataset:
+def needed(episodes: Episodes, specs: Iterable[ObservationSpec]) -> Episodes:
+    """Without what no policy sees; one frame of every camera that one does see is read.
+
+    Raises:
+        DataError: if such a camera cannot be read.
+    """
+    names = {name for spec in specs for name in spec.fields}
+    kept = episodes.only(*(name for name in episodes.observation if name in names))
+    for name in kept.cameras:
+        kept.frames(name)[0]
+    return kept
+
+
+@contextmanager
+def frames_at_hand(episodes: Episodes, folder: Path, progress: Progress) -> Iterator[Episodes]:
+    """With every camera's frames decoded into one file in ``folder``, unless they are in memory anyway.
+
+    Batches are drawn at random, and a frame in the middle of a compressed chunk or video costs all those before it. The
+    files are removed when all has gone well; a run that was stopped finds them there.
+
+    Raises:
+        ConfigError: if there is no room for them.
+        DataError: if a frame cannot be read.
+    """
+
+    def at_hand(name: str, array: Observed) -> Observed:
+        if not isinstance(array, Frames) or array.in_memory:
+            return array
+        return copied(array, folder / f"{name}.npy", lambda done: progress(f"frames of {name}", done, len(array)))
+
+    yield replace(episodes, observation={name: at_hand(name, seen) for name, seen in episodes.observation.items()})
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare(episodes: Episodes, recipe: Demonstrated) -> Dataset:
     """Splits by episode (the same split for every stage), normalises actions by their range.
 
     Raises:
@@ -80,19 +119,15 @@ def prepare(episodes: Episodes, recipe: Recipe | FlowRecipe) -> Dataset:
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused below
         centre, scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
 
-    def moments(values: np.ndarray | None) -> tuple[Tensor, Tensor]:
-        if values is None:
-            return torch.zeros(0), torch.ones(0)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return torch.from_numpy(values.mean(0)), torch.from_numpy(np.maximum(values.std(0), 1e-3))
-
-    statistics = Statistics(*moments(train.state), *moments(train.goal))
+    seen = train.observation
+    statistics = {name: moments(values) for name, values in seen.items() if isinstance(values, np.ndarray)}
     tensors = [torch.from_numpy(centre), torch.from_numpy(scale)]
-    if not all(bool(part.isfinite().all()) for part in (*tensors, *vars(statistics).values())):
+    parts = (*tensors, *(part for pair in statistics.values() for part in pair))
+    if not all(bool(part.isfinite().all()) for part in parts):
         raise DataError(
             "these demonstrations hold values so large that their range or standard deviation overflows; rescale them"
         )
-    windows = [Windows(part, recipe.window, recipe.chunk, centre, scale) for part in (train, held_out)]
+    windows = [Windows(part, recipe.chunk, centre, scale) for part in (train, held_out)]
     return Dataset(windows[0], windows[1], statistics, *tensors)
 
 
@@ -145,42 +180,63 @@ def decoder_table(tokenizer: ResidualVQ) -> Tensor:
         return tokenizer.decode(tuples)
 
 
-def shapes_of(dataset: Dataset, recipe: Recipe) -> Shapes:
-    """The sizes every policy of a recipe shares."""
-    episodes = dataset.train.episodes
-    image = None if episodes.image is None else (episodes.image.shape[1], episodes.image.shape[2])
+def shapes_of(dataset: Dataset, recipe: Recipe, observation: ObservationSpec) -> Shapes:
+    """The sizes of a policy that sees this."""
     return Shapes(
-        window=recipe.window,
-        state=episodes.state.shape[1],
-        goal=0 if episodes.goal is None else episodes.goal.shape[1],
-        image=image,
+        observation=observation,
         codebooks=recipe.tokenizer.codebooks,
         codes=recipe.tokenizer.codes,
         chunk=recipe.chunk,
-        actions=episodes.action.shape[1],
+        actions=dataset.train.chunks.shape[-1],
         goal_mode=recipe.goal,
     )
 
 
-def policy_stage(name: str, settings: PolicyRecipe, dataset: Dataset, recipe: Recipe, tokenizer: ResidualVQ) -> Stage:
+def specs_of(recipe: Recipe, episodes: Episodes) -> dict[str, ObservationSpec]:
+    """What each policy of a recipe sees, by the policy's name.
+
+    Raises:
+        ConfigError: if one sees what is not there, or has nothing that a goal could be concatenated to.
+    """
+    specs = {}
+    for name, policy in recipe.policies.items():
+        spec = observation_of(policy, recipe, episodes, f"policy {name!r}")
+        numbers = [] if spec.vectors is None else list(spec.vectors.fields.values())
+        if recipe.goal == "concatenate" and numbers and not any(field.history for field in numbers):
+            raise ConfigError(
+                f'policy {name!r} sees no numbers with a history that goal = "concatenate" could add to; choose '
+                'goal = "token"'
+            )
+        specs[name] = spec
+    return specs
+
+
+def policy_stage(
+    name: str,
+    settings: PolicyRecipe,
+    dataset: Dataset,
+    recipe: Recipe,
+    tokenizer: ResidualVQ,
+    observation: ObservationSpec,
+) -> Stage:
     """One VQ-BeT policy on the frozen tokenizer."""
     torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
-    model = VQBeT(shapes_of(dataset, recipe), settings, dataset.statistics)
+    model = VQBeT(shapes_of(dataset, recipe, observation), settings, dataset.statistics)
     decoded = decoder_table(tokenizer)
     codes = {id(windows): tokenizer.encode(windows.chunks) for windows in (dataset.train, dataset.held_out)}
 
     def loss_on(windows: Windows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         targets = Targets(codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.bfloat16):
-            prediction = model(batch.state, batch.goal, batch.image)
+            prediction = model(batch.observation)
         return policy_loss(model, prediction, targets)
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss_on(dataset.train, dataset.train.draw(recipe.seed, step, settings.batch))
+        return loss_on(dataset.train, dataset.train.draw(observation, recipe.seed, step, settings.batch))
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
-        _, parts = loss_on(dataset.held_out, dataset.held_out.draw(recipe.seed, 0, 2048))
+        _, parts = loss_on(dataset.held_out, dataset.held_out.draw(observation, recipe.seed, 0, 2048))
         return {part: float(value) for part, value in parts.items()}
 
     return Stage(

@@ -7,6 +7,7 @@ import tomllib
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal
 
 from specact.errors import ConfigError, unknown_name
@@ -74,6 +75,8 @@ def _typed(hint: Any, value: Any, key: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
+    if origin is UnionType:  # TOML has no value for None, so it is the other one
+        return _typed(next(kind for kind in arguments if kind is not NoneType), value, key)
     if origin is Literal:
         if value not in arguments:
             raise unknown_name(f"value of {key}", str(value), arguments)
@@ -84,7 +87,7 @@ def _typed(hint: Any, value: Any, key: str) -> Any:
         table = _instance(value, dict, key)
         return {name: _typed(arguments[1], entry, f"{key}.{name}") for name, entry in table.items()}
     if origin is tuple:
-        return _strings(value, key, None if arguments[-1] is Ellipsis else len(arguments))
+        return _list(value, key, arguments[0], None if arguments[-1] is Ellipsis else len(arguments))
     return _instance(value, hint, key)
 
 
@@ -95,11 +98,12 @@ def _instance(value: Any, kind: type, key: str) -> Any:
     return value
 
 
-def _strings(value: Any, key: str, size: int | None) -> tuple[str, ...]:
-    wanted = "a list of strings" if size is None else f"a list of {size} strings"
+def _list(value: Any, key: str, kind: type, size: int | None) -> tuple[Any, ...]:
+    entries = {str: "strings", int: "integers"}[kind]
+    wanted = f"a list of {entries}" if size is None else f"a list of {size} {entries}"
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{key} must be {wanted}, got {_found(value)}")
-    other = [entry for entry in value if not isinstance(entry, str)]
+    other = [entry for entry in value if not isinstance(entry, kind) or isinstance(entry, bool)]
     if other or size not in (None, len(value)):
         raise ConfigError(f"{key} must be {wanted}, got {reprlib.repr(list(value))}")
     return tuple(value)

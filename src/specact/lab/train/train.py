@@ -11,17 +11,16 @@ import torch
 
 from specact import __version__
 from specact.families.codes.spec import PolicySpec
-from specact.lab.envs import load_task
-from specact.lab.envs.task import Task
 from specact.lab.train import checkpoint, stages
 from specact.lab.train.export import write_bundle
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import run
-from specact.lab.train.recipe import Recipe, as_dict
+from specact.lab.train.recipe import PolicyRecipe, Recipe, as_dict
 from specact.lab.train.stages import Progress
 from specact.lab.train.tokenizer import ResidualVQ
 from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.locks import locked
+from specact.observation import ObservationSpec
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,20 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
     """
     torch.set_num_threads(threads)
     check_free(out, as_dict(recipe))  # before demonstrations are made, which can take minutes
-    task = load_task(recipe.env)
+    task = stages.task_of(recipe)
     made = stages.demonstrated(recipe, task, data, progress)
+    specs = stages.specs_of(recipe, made)
+    made = stages.needed(made, specs.values())
     dataset = stages.prepare(made, recipe)
     with locked(out):
         claim(out, as_dict(recipe))
-        return _train(recipe, task, dataset, out, progress)
+        with stages.frames_at_hand(made, out / "frames", progress) as made:
+            return _train(recipe, specs, stages.prepare(made, recipe) if made.cameras else dataset, out, progress)
 
 
-def _train(recipe: Recipe, task: Task, dataset: stages.Dataset, out: Path, progress: Progress) -> Trained:
+def _train(
+    recipe: Recipe, specs: dict[str, ObservationSpec], dataset: stages.Dataset, out: Path, progress: Progress
+) -> Trained:
     def advance(stage: str, total: int) -> Callable[[int], None]:
         return lambda done: progress(stage, done, total)
 
@@ -72,17 +76,19 @@ def _train(recipe: Recipe, task: Task, dataset: stages.Dataset, out: Path, progr
     assert isinstance(tokenizer, ResidualVQ)
 
     for name, settings in recipe.policies.items():
-        stage = stages.policy_stage(name, settings, dataset, recipe, tokenizer)
+        stage = stages.policy_stage(name, settings, dataset, recipe, tokenizer, specs[name])
         stage.module.load_state_dict(run(stage, out, advance(name, stage.steps)))
-    return Trained(_export(recipe, task, dataset, tokenizer, out), last_lines(out))
+    return Trained(_export(recipe, specs, dataset, tokenizer, out), last_lines(out))
 
 
-def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: ResidualVQ, out: Path) -> list[Path]:
-    shapes = stages.shapes_of(dataset, recipe)
+def _export(
+    recipe: Recipe, specs: dict[str, ObservationSpec], dataset: stages.Dataset, tokenizer: ResidualVQ, out: Path
+) -> list[Path]:
     folders = []
     for name, (target, draft) in recipe.bundles.items():
         policies = {}
         for role, made in (("target", target), ("draft", draft)):
+            shapes = stages.shapes_of(dataset, recipe, specs[made.removesuffix("@snapshot")])
             model = VQBeT(shapes, replace(recipe.policy(made), dropout=0.0), dataset.statistics)
             weights, _ = checkpoint.read(out / f"{made}.safetensors")
             model.load_state_dict(weights)
@@ -99,7 +105,7 @@ def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: Resi
         write_bundle(
             out / "bundles" / name,
             manifest=manifest,
-            spec=_spec(recipe, task, shapes, recipe.policy(target).sequential),
+            spec=_spec(recipe, dataset, policies["draft"].shapes, policies["target"].shapes, recipe.policy(target)),
             table=stages.decoder_table(tokenizer),
             centre=dataset.centre,
             scale=dataset.scale,
@@ -110,19 +116,19 @@ def _export(recipe: Recipe, task: Task, dataset: stages.Dataset, tokenizer: Resi
     return folders
 
 
-def _spec(recipe: Recipe, task: Task, shapes: Shapes, sequential: bool) -> PolicySpec:
+def _spec(recipe: Recipe, dataset: stages.Dataset, draft: Shapes, target: Shapes, settings: PolicyRecipe) -> PolicySpec:
+    rate_hz = dataset.train.episodes.rate_hz
+    assert rate_hz is not None, "a recipe or its task says it"
     return PolicySpec(
-        window=shapes.window,
-        state=shapes.state,
-        goal=shapes.goal,
-        image=shapes.image,
-        codebooks=shapes.codebooks,
-        codes=shapes.codes,
-        chunk=shapes.chunk,
-        actions=shapes.actions,
+        draft=draft.observation,
+        target=target.observation,
+        codebooks=target.codebooks,
+        codes=target.codes,
+        chunk=target.chunk,
+        actions=target.actions,
         execute=recipe.execute,
         overlap=recipe.overlap,
         temperature=recipe.temperature,
-        rate_hz=task.rate_hz,
-        sequential=sequential,
+        rate_hz=rate_hz,
+        sequential=settings.sequential,
     )

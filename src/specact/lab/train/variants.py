@@ -11,7 +11,7 @@ from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.prune import prune_history
 from specact.lab.train.quantise import Feeds, quantise, tiers
 from specact.lab.train.quantise_inputs import typical_inputs
-from specact.types import Window
+from specact.observation import Window
 
 _DYNAMIC, _STATIC = tiers("int8_dynamic"), tiers("int8_static")
 _TIERS = {tier.name: tier for tier in (*_STATIC, *_DYNAMIC)}

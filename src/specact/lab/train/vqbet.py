@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from specact.lab.train.recipe import PolicyRecipe
+from specact.lab.train.sees import positions
+from specact.observation import Field, ObservationSpec
 
 
 @dataclass(frozen=True)
@@ -17,18 +22,13 @@ class Shapes:
     """Sizes a policy must agree on with its data and its tokenizer.
 
     Attributes:
-        window: T, observations it looks at.
-        state, goal: O and D; D is 0 for policies without a goal.
-        image: (H, W) of the camera frames, or None.
+        observation: what it sees.
         codebooks, codes: G and K.
         chunk, actions: n and A.
-        goal_mode: how the goal enters, see :class:`~specact.lab.train.recipe.Recipe`.
+        goal_mode: how what has no history enters, see :class:`~specact.lab.train.recipe.Recipe`.
     """
 
-    window: int
-    state: int
-    goal: int
-    image: tuple[int, int] | None
+    observation: ObservationSpec
     codebooks: int
     codes: int
     chunk: int
@@ -36,14 +36,9 @@ class Shapes:
     goal_mode: Literal["token", "concatenate"]
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Mean and standard deviation of the training observations; normalisation travels inside the exported graph."""
-
-    state_mean: Tensor
-    state_std: Tensor
-    goal_mean: Tensor
-    goal_std: Tensor
+# Mean and standard deviation of the training observations that are not camera frames, by name, each of the shape of one
+# observation; normalisation travels inside the exported graph.
+Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -51,9 +46,37 @@ def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return ((values - mean) / std).clamp(-6.0, 6.0)
 
 
+def plain(name: str) -> str:
+    """An observation's name as part of a parameter's, in which a dot has a meaning of its own."""
+    return name.replace(".", "_")
+
+
+def moments(values: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over the first axis, the latter not below 0.001; infinite where they overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return torch.from_numpy(values.mean(0)), torch.from_numpy(np.maximum(values.std(0), 1e-3))
+
+
+def hold_statistics(module: nn.Module, spec: ObservationSpec, statistics: Statistics) -> None:
+    """Makes the statistics of everything but camera frames buffers of a module, ``NAME_mean`` and ``NAME_std``."""
+    for name in () if spec.vectors is None else spec.vectors.fields:
+        for moment, values in zip(("mean", "std"), statistics[name], strict=True):
+            module.register_buffer(f"{plain(name)}_{moment}", values.clone())
+
+
+def statistics_of(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
+    """What :func:`hold_statistics` made of an observation: mean and standard deviation."""
+    return getattr(module, f"{plain(name)}_mean"), getattr(module, f"{plain(name)}_std")
+
+
+def flat(values: Tensor, field: Field) -> Tensor:
+    """Each observation as one row of numbers."""
+    return values.flatten(-len(field.shape)) if len(field.shape) > 1 else values
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says at each of its positions ``P``.
+    """What the network says at each of the P positions that predict, see :func:`~specact.lab.train.sees.positions`.
 
     Attributes:
         logits: ``[B, P, G, K]``; with a sequential secondary only the primary's row, ``[B, P, 1, K]``.
@@ -126,25 +149,33 @@ class ImageEncoder(nn.Module):
 
 
 class VQBeT(nn.Module):
-    """The policy network. Training reads all window positions; inference only the last one."""
+    """The policy network. Training reads all positions that predict; inference only the last one.
 
-    state_mean: Tensor
-    state_std: Tensor
-    goal_mean: Tensor
-    goal_std: Tensor
+    What has a history gives one token per observation: numbers and camera frames are embedded apart and added. Where
+    one has a longer history than another, the older tokens hold nothing of the latter, and nothing is predicted there.
+    """
 
     def __init__(self, shapes: Shapes, recipe: PolicyRecipe, statistics: Statistics) -> None:
         super().__init__()
         self.shapes, self.recipe = shapes, recipe
-        width = recipe.width
-        concatenated = shapes.goal if shapes.goal_mode == "concatenate" else 0
-        self.goal_token = bool(shapes.goal) and not concatenated
-        for name in ("state_mean", "state_std", "goal_mean", "goal_std"):
-            self.register_buffer(name, getattr(statistics, name).clone())
-        self.embed_state = nn.Linear(shapes.state + concatenated, width)
-        self.embed_image = ImageEncoder(width) if shapes.image else None
-        self.embed_goal = nn.Linear(shapes.goal, width) if self.goal_token else None
-        tokens = shapes.window + self.goal_token
+        width, fields = recipe.width, shapes.observation.fields
+        hold_statistics(self, shapes.observation, statistics)
+        still = [name for name, field in fields.items() if not field.history]
+        self.joined = [name for name in still if not fields[name].is_image and shapes.goal_mode == "concatenate"]
+        self.own_token = [name for name in still if name not in self.joined]
+        seen = [name for name in fields if name not in still]
+        # Numbers first: the order decides how the weights begin.
+        self.seen = sorted(seen, key=lambda name: fields[name].is_image)
+        for name in (*self.seen, *self.own_token):
+            joined = sum(math.prod(fields[goal].shape) for goal in self.joined) if name == self.seen[0] else 0
+            embed = (
+                ImageEncoder(width)
+                if fields[name].is_image
+                else nn.Linear(math.prod(fields[name].shape) + joined, width)
+            )
+            self.add_module(f"embed_{plain(name)}", embed)
+        self.length, self.predicting = shapes.observation.history, positions(shapes.observation)
+        tokens = self.length + len(self.own_token)
         self.positions = nn.Parameter(torch.randn(tokens, width) * 0.02)
         self.dropout = nn.Dropout(recipe.dropout)
         self.blocks = nn.ModuleList(Block(recipe, tokens) for _ in range(recipe.layers))
@@ -156,29 +187,48 @@ class VQBeT(nn.Module):
         )
         self.secondary_head = _SecondaryHead(width, recipe.head_width, shapes.codes) if recipe.sequential else None
 
-    def forward(self, state: Tensor, goal: Tensor | None = None, image: Tensor | None = None) -> Prediction:
-        """From ``state [B, T, O]``, ``goal [B, D]``, ``image [B, T, H, W, 3]`` to a prediction at all T positions."""
-        return self.heads(self.features(state, goal, image))
+    def forward(self, observation: Mapping[str, Tensor]) -> Prediction:
+        """From arrays ``[B, *window_shape]`` by name to a prediction at all P positions that predict."""
+        return self.heads(self.features(observation))
 
-    def features(self, state: Tensor, goal: Tensor | None, image: Tensor | None) -> Tensor:
-        """What the heads read, ``[B, T, W]``."""
-        state = standardised(state, self.state_mean, self.state_std)
-        if self.training and self.recipe.state_noise:
-            state = state + self.recipe.state_noise * torch.randn_like(state)
-        if goal is not None:
-            goal = (goal - self.goal_mean) / self.goal_std
-            if not self.goal_token:
-                state = torch.cat([state, goal[:, None].expand(-1, state.shape[1], -1)], -1)
-        tokens = self.embed_state(state)
-        if self.embed_image is not None:
-            tokens = tokens + self.embed_image(image)
-        if self.embed_goal is not None:
-            tokens = torch.cat([self.embed_goal(goal)[:, None], tokens], 1)
+    def features(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """What the heads read, ``[B, P, W]``."""
+        values = {name: self._entering(name, observation[name]) for name in self.shapes.observation.fields}
+        for goal in self.joined:
+            base = values[self.seen[0]]
+            values[self.seen[0]] = torch.cat([base, values[goal][:, None].expand(-1, base.shape[1], -1)], -1)
+        tokens = self._padded(self._embedded(self.seen[0], values))
+        for name in self.seen[1:]:
+            tokens = tokens + self._padded(self._embedded(name, values))
+        if self.own_token:
+            own = [self._embedded(name, values)[:, None] for name in self.own_token]
+            tokens = torch.cat([*own, tokens], 1)
         x = self.dropout(tokens + self.positions)
         for block in self.blocks:
             x = block(x)
-        features: Tensor = self.norm(x[:, -self.shapes.window :])
+        features: Tensor = self.norm(x[:, -self.predicting :])
         return features
+
+    def _entering(self, name: str, values: Tensor) -> Tensor:
+        """Numbers in standard deviations, one row per observation; camera frames as they are."""
+        field = self.shapes.observation[name]
+        if field.is_image:
+            return values
+        mean, std = statistics_of(self, name)
+        values = standardised(values, mean, std) if field.history else (values - mean) / std
+        if field.history and self.training and self.recipe.state_noise:
+            values = values + self.recipe.state_noise * torch.randn_like(values)
+        return flat(values, field)
+
+    def _embedded(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
+        """``[B, T, W]``, or ``[B, W]`` for what has no history."""
+        embedded: Tensor = getattr(self, f"embed_{plain(name)}")(values[name])
+        return embedded
+
+    def _padded(self, tokens: Tensor) -> Tensor:
+        """Tokens of the newest observations, with nothing before them, ``[B, T, W]``."""
+        missing = self.length - tokens.shape[1]
+        return nn.functional.pad(tokens, (0, 0, missing, 0)) if missing else tokens
 
     def heads(self, features: Tensor) -> Prediction:
         """Codes and offsets from features ``[B, P, W]``."""

@@ -10,22 +10,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specact.lab.data.episodes import Episodes
+from specact.lab.train.sees import positions
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows and what they should predict; shapes as in :class:`~specact.types.Window` with a leading B.
+    """Windows and what they should predict.
 
     Attributes:
-        state, goal, image: the observations.
-        step: index of the demonstration step behind every position, ``[B, T]``.
-        weight: 1 at real positions, 0 at padding before an episode's start, ``[B, T]``.
+        observation: by name, ``[B, T, ...]``, or ``[B, ...]`` for what has no history.
+        step: index of the demonstration step behind every position that predicts, ``[B, P]``, see
+            :func:`~specact.lab.train.sees.positions`.
+        weight: 1 at real positions, 0 at padding before an episode's start, ``[B, P]``.
     """
 
-    state: Tensor
-    goal: Tensor | None
-    image: Tensor | None
+    observation: dict[str, Tensor]
     step: Tensor
     weight: Tensor
 
@@ -34,45 +35,41 @@ class Windows:
     """All windows of a set of demonstrations.
 
     Windows that reach before an episode's start repeat its first observation, as the device does, and do not count
-    there. Chunks that reach past an episode's end repeat its last action.
+    there. Chunks that reach past an episode's end repeat its last action. Camera frames are read when they are drawn.
 
     Args:
         episodes: demonstrations in the environment's terms.
-        window, chunk: T and n.
-        scale: half range of each action dimension, ``[A]``; chunks are divided by it after subtracting ``centre``.
+        chunk: n.
         centre: middle of each action dimension's range, ``[A]``.
+        scale: half range of each action dimension, ``[A]``; chunks are divided by it after subtracting ``centre``.
     """
 
-    def __init__(
-        self, episodes: Episodes, window: int, chunk: int, centre: NDArray[np.float32], scale: NDArray[np.float32]
-    ) -> None:
-        self.episodes, self.window = episodes, window
-        self.state = torch.from_numpy(episodes.state)
-        self.goal = None if episodes.goal is None else torch.from_numpy(episodes.goal)
+    def __init__(self, episodes: Episodes, chunk: int, centre: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
+        self.episodes = episodes
         lengths = np.diff(episodes.ends, prepend=0)
-        starts, last = np.repeat(episodes.starts, lengths), np.repeat(episodes.ends - 1, lengths)
-        steps = np.arange(episodes.steps)
-        rows = steps[:, None] + np.arange(1 - window, 1)
-        self._rows = torch.from_numpy(np.maximum(rows, starts[:, None]))
-        self._real = torch.from_numpy((rows >= starts[:, None]).astype(np.float32))
-        ahead = np.minimum(steps[:, None] + np.arange(chunk), last[:, None])
+        self._starts, last = np.repeat(episodes.starts, lengths), np.repeat(episodes.ends - 1, lengths)
+        ahead = np.minimum(np.arange(episodes.steps)[:, None] + np.arange(chunk), last[:, None])
         normalised = (episodes.action - centre) / scale
         self.chunks = torch.from_numpy(normalised[ahead].astype(np.float32))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self.episodes.steps
 
-    def draw(self, seed: int, step: int, size: int) -> Batch:
+    def draw(self, spec: ObservationSpec, seed: int, step: int, size: int) -> Batch:
         """The batch of one training step: a function of (seed, step) alone, which is what makes resuming exact."""
-        chosen = stream(seed, Role.DATA, step=step).integers(len(self), size=size)
-        return self.at(torch.from_numpy(chosen))
+        return self.at(spec, stream(seed, Role.DATA, step=step).integers(len(self), size=size))
 
-    def at(self, chosen: Tensor) -> Batch:
-        """The windows that end at these steps."""
-        rows = self._rows[chosen]
-        image = None
-        if self.episodes.image is not None:
-            frames = self.episodes.image[rows.flatten().numpy()]
-            image = torch.from_numpy(np.asarray(frames)).unflatten(0, rows.shape)
-        goal = None if self.goal is None else self.goal[chosen]
-        return Batch(self.state[rows], goal, image, rows, self._real[chosen])
+    def at(self, spec: ObservationSpec, chosen: NDArray[np.int64]) -> Batch:
+        """The windows that end at these steps, as a policy sees them."""
+        first = self._starts[chosen][:, None]
+
+        def rows(length: int) -> NDArray[np.int64]:
+            return chosen[:, None] + np.arange(1 - length, 1)
+
+        observation = {}
+        for name, field in spec.fields.items():
+            index = np.maximum(rows(field.history), first) if field.history else chosen
+            observation[name] = torch.from_numpy(self.episodes.observation[name][index])
+        predicting = rows(positions(spec))
+        step = torch.from_numpy(np.maximum(predicting, first))
+        return Batch(observation, step, torch.from_numpy((predicting >= first).astype(np.float32)))
