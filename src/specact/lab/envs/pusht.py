@@ -112,8 +112,9 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """gym-pusht seen through :func:`observe`, driven by displacements.
 
     Observation: ``{"state": float32 [26]}``, with ``frames`` also ``image``, the scene from above, uint8
-    ``[96, 96, 3]``, and ``agent``, its position as in ``state``, float32 ``[2]``. Action: float32 ``[2]`` in [-1, 1], the displacement from the agent's
-    present position to its target in units of 128 px; the target is kept within the arena.
+    ``[96, 96, 3]``, and ``agent``, its position as in ``state``, float32 ``[2]``. Action: float32 ``[2]`` in [-1, 1],
+    the displacement from the agent's present position to its target in units of 128 px; the target is kept within the
+    arena.
     ``info``: ``coverage`` [0..1] now, ``score`` the largest so far, ``success`` whether that is above 0.85.
     The episode terminates above a coverage of 0.95, as gym-pusht's does, and is truncated after 300 steps (30 s).
 
@@ -175,9 +176,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._best, self._steps = 0.0, 0
         return self.look(), self._info(self._coverage())
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
         """Move towards the target for a tenth of a second; the reward is gym-pusht's."""
         self.command(action)
         self.run(TICKS)

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from specact.errors import ConfigError
 from specact.lab.train.recipe import EncoderRecipe
 
-_STRIDE = 8  # frame pixels per place on a map
-
 
 class ImageEncoder(nn.Module):
     """Camera frames, uint8 ``[N, H, W, 3]``, to features ``[N, width]``.
@@ -20,7 +18,7 @@ class ImageEncoder(nn.Module):
 
     Args:
         recipe: its sizes.
-        height, width: of the frames.
+        shape: of a frame, ``(H, W, 3)``.
 
     Raises:
         ConfigError: for frames so small that nothing can be told apart in them.
@@ -28,13 +26,14 @@ class ImageEncoder(nn.Module):
 
     places: Tensor
 
-    def __init__(self, recipe: EncoderRecipe, height: int, width: int) -> None:
+    def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...]) -> None:
         super().__init__()
-        rows, columns = height // _STRIDE, width // _STRIDE
+        height, width, _ = shape
+        rows, columns = (height // 4 + 1) // 2, (width // 4 + 1) // 2  # after both strides
         if min(rows, columns) < 2:
             raise ConfigError(
                 f"camera frames of {height} x {width} are too small for the image encoder, which needs at least "
-                f"{2 * _STRIDE} x {2 * _STRIDE}; give them a larger size in [observations]"
+                f"12 x 12; give them a larger size in [observations]"
             )
         first, second, *others = recipe.channels
         layers: list[nn.Module] = [nn.Conv2d(3, first, 4, stride=4), nn.ReLU()]
@@ -43,7 +42,7 @@ class ImageEncoder(nn.Module):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
         layers += [nn.Conv2d(recipe.channels[-1], recipe.keypoints, 1)]
         # Channels last, as frames are stored: a third less time on a CPU.
-        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         y, x = torch.meshgrid(torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns), indexing="ij")
         self.register_buffer("places", torch.stack([x, y], -1).flatten(0, 1), persistent=False)
         self.first = nn.Linear(2 * recipe.keypoints, recipe.width)
@@ -60,9 +59,9 @@ class ImageEncoder(nn.Module):
 class ImageEmbedding(nn.Module):
     """Tokens ``[..., W]`` of camera frames, uint8 ``[..., H, W, 3]``, or of features that the encoder gave for them."""
 
-    def __init__(self, recipe: EncoderRecipe, height: int, width: int, tokens: int) -> None:
+    def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> None:
         super().__init__()
-        self.encoder = ImageEncoder(recipe, height, width)
+        self.encoder = ImageEncoder(recipe, shape)
         self.project = nn.Linear(recipe.width, tokens)
 
     def forward(self, seen: Tensor) -> Tensor:

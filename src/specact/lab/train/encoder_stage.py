@@ -1,8 +1,9 @@
-"""The stage in which an image encoder learns to tell a number that demonstrations have, such as a pose, from a frame."""
+"""The stage in which an image encoder learns to tell an observation, such as a pose, from a camera's frame."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from specact.errors import ConfigError
+from specact.errors import ConfigError, unknown_name
+from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Task
 from specact.lab.train.encoder import ImageEncoder
-from specact.lab.train.loop import Metrics, Stage, cosine, decayed_apart
-from specact.lab.train.recipe import EncoderRecipe
-from specact.lab.train.vqbet import Statistics
+from specact.lab.train.loop import Metrics, Stage, cosine
+from specact.lab.train.recipe import EncoderRecipe, Recipe
+from specact.lab.train.stages import Dataset, decayed_apart
 from specact.lab.train.windows import Windows
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
 _AT_ONCE = 256  # frames that are encoded in one pass
@@ -26,85 +29,93 @@ _SMALL = 0.1  # errors below this many standard deviations count squared, larger
 class Telling(nn.Module):
     """An encoder with a linear readout of what it learns, in standard deviations."""
 
-    def __init__(self, encoder: ImageEncoder, recipe: EncoderRecipe, numbers: int) -> None:
+    def __init__(self, encoder: ImageEncoder, width: int, numbers: int) -> None:
         super().__init__()
-        self.encoder, self.readout = encoder, nn.Linear(recipe.width, numbers)
+        self.encoder, self.readout = encoder, nn.Linear(width, numbers)
 
     def forward(self, frames: Tensor) -> Tensor:
         told: Tensor = self.readout(self.encoder(frames))
         return told
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """Frames ``[N, H, W, 3]`` and what is to be told from them, ``[N, ...]``."""
+class Scenes:
+    """Random scenes of an environment, made when they are first asked for.
 
-    frames: Any
-    told: NDArray[np.float32]
+    Args:
+        task: the environment.
+        seed: decides what they show.
+    """
 
-    def some(self, rng: np.random.Generator, number: int) -> tuple[Tensor, NDArray[np.float32]]:
-        rows = rng.integers(len(self.told), size=number)
-        return torch.from_numpy(np.asarray(self.frames[rows])), self.told[rows]
+    def __init__(self, task: Task | None, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._made: dict[int, dict[str, NDArray[Any]]] = {}
+
+    def __call__(self, number: int) -> Mapping[str, NDArray[Any]]:
+        """So many scenes: observations ``[number, ...]`` by name."""
+        assert self._task is not None and self._task.scenes is not None, "learned has seen to it"
+        if number not in self._made:
+            self._made[number] = self._task.scenes(number, stream(self._seed, Role.DATA, episode=4))
+        return self._made[number]
 
 
-def rendered(task: Task | None, recipe: EncoderRecipe, camera: str, seed: int) -> Pictures | None:
-    """The random scenes that a recipe asks for.
+def learned(recipe: Recipe, specs: Mapping[str, ObservationSpec], episodes: Episodes, task: Task | None) -> set[str]:
+    """Names of the observations that a recipe's encoders learn before their policies.
 
     Raises:
-        ConfigError: if the environment has none, or they lack what the encoder needs.
+        ConfigError: if one is not there, is a camera's, or is learned for a policy without a camera; or if the
+            environment shows no random scenes.
     """
-    if not recipe.scenes:
-        return None
-    if task is None or task.scenes is None:
-        raise ConfigError(
-            "encoder.scenes needs an environment that shows random scenes, such as pusht-camera; leave it out to learn "
-            "from the demonstrations' frames alone"
-        )
-    made = task.scenes(recipe.scenes, stream(seed, Role.DATA, episode=4))
-    for name in (camera, recipe.learns):
-        if name not in made:
-            raise ConfigError(f"the random scenes of {task.name!r} have no {name!r}; they have {', '.join(made)}")
-    return Pictures(made[camera], made[recipe.learns])
+    names = set()
+    for name, policy in recipe.policies.items():
+        encoder = policy.encoder
+        if not encoder.learns:
+            continue
+        numbers = [there for there in episodes.observation if there not in episodes.cameras]
+        if encoder.learns not in numbers:
+            raise unknown_name(f"observation in encoder.learns of policy {name!r}", encoder.learns, numbers)
+        if not specs[name].images:
+            raise ConfigError(f"policy {name!r} has encoder.learns, but sees no camera; add one to sees")
+        if encoder.scenes and (task is None or task.scenes is None):
+            raise ConfigError(
+                f"policy {name!r}: encoder.scenes needs an environment that shows random scenes, such as pusht-camera; "
+                "leave it out to learn from the demonstrations' frames alone"
+            )
+        names.add(encoder.learns)
+    return names
 
 
-def encoder_stage(
-    name: str,
-    recipe: EncoderRecipe,
-    camera: str,
-    train: Windows,
-    held_out: Windows,
-    statistics: Statistics,
-    scenes: Pictures | None,
-    seed: int,
-) -> Stage:
+def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Dataset, scenes: Scenes, seed: int) -> Stage:
     """The encoder of one camera of a policy, to be trained before the policy and then frozen."""
     torch.manual_seed(int(stream(seed, Role.DATA, episode=5).integers(2**62)))
-    shown, kept = (
-        Pictures(windows.episodes.frames(camera), windows.episodes.numbers(recipe.learns))
-        for windows in (train, held_out)
-    )
-    mean, std = statistics[recipe.learns]
-    encoder = ImageEncoder(recipe, *shown.frames.shape[1:3])
-    model = Telling(encoder, recipe, mean.numel())
+    mean, std = dataset.statistics[recipe.learns]
+    model = Telling(ImageEncoder(recipe, dataset.train.episodes.frames(camera).shape[1:]), recipe.width, mean.numel())
 
-    def error(frames: Tensor, told: NDArray[np.float32]) -> Tensor:
-        wanted = ((torch.from_numpy(told) - mean) / std).flatten(1)
+    def some(seen: Mapping[str, Any], number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Frames, and what is to be told from them."""
+        rows = rng.integers(len(seen[camera]), size=number)
+        told = (torch.from_numpy(seen[recipe.learns][rows]) - mean) / std
+        return torch.from_numpy(seen[camera][rows]), told.flatten(1)
+
+    def away(frames: Tensor, told: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
             found = model(frames)
-        return found.float() - wanted
+        error: Tensor = found.float() - told
+        return error
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rng = stream(seed, Role.DATA, episode=6, step=step)
-        drawn = [shown.some(rng, recipe.batch - (0 if scenes is None else recipe.batch // 2))]
-        if scenes is not None:
-            drawn.append(scenes.some(rng, recipe.batch // 2))
-        frames, told = zip(*drawn, strict=True)
-        away = error(torch.cat(frames), np.concatenate(told))
-        loss = nn.functional.smooth_l1_loss(away, torch.zeros_like(away), beta=_SMALL)
-        return loss, {"error": away.detach().abs().mean()}
+        rendered = recipe.batch // 2 if recipe.scenes else 0
+        frames, told = some(dataset.train.episodes.observation, recipe.batch - rendered, rng)
+        if rendered:
+            others, others_told = some(scenes(recipe.scenes), rendered, rng)
+            frames, told = torch.cat([frames, others]), torch.cat([told, others_told])
+        error = away(frames, told)
+        loss = nn.functional.smooth_l1_loss(error, torch.zeros_like(error), beta=_SMALL)
+        return loss, {"error": error.detach().abs().mean()}
 
     def validate(module: nn.Module) -> Metrics:
-        return {"error": float(error(*kept.some(stream(seed, Role.DATA, episode=6), 1024)).abs().mean())}
+        rng = stream(seed, Role.DATA, episode=6)
+        return {"error": float(away(*some(dataset.held_out.episodes.observation, 1024, rng)).abs().mean())}
 
     return Stage(
         name=name,
@@ -120,10 +131,12 @@ def encoder_stage(
 
 
 @torch.no_grad()
-def encoded(windows: Windows, camera: str, encoder: ImageEncoder) -> Windows:
-    """The same windows with the encoder's features ``[N, width]`` in the place of a camera's frames."""
-    frames = windows.episodes.frames(camera)
-    parts = [encoder(torch.from_numpy(frames[at : at + _AT_ONCE])) for at in range(0, len(frames), _AT_ONCE)]
-    episodes = windows.episodes
-    seen = {**episodes.observation, camera: torch.cat(parts).numpy()}
-    return windows.showing(replace(episodes, observation=seen))
+def encoded(dataset: Dataset, camera: str, encoder: ImageEncoder) -> Dataset:
+    """The same demonstrations with the encoder's features ``[N, width]`` in the place of a camera's frames."""
+
+    def features(windows: Windows) -> Windows:
+        frames = windows.episodes.frames(camera)
+        parts = [encoder(torch.from_numpy(frames[at : at + _AT_ONCE])) for at in range(0, len(frames), _AT_ONCE)]
+        return windows.showing(camera, torch.cat(parts).numpy())
+
+    return replace(dataset, train=features(dataset.train), held_out=features(dataset.held_out))
