@@ -23,7 +23,7 @@ from specact.lab.train.train import train
 from specact.lab.train.vqbet import VQBeT
 
 SMALL = EncoderRecipe(
-    channels=(8, 16), keypoints=8, width=16, learns="place", steps=60, batch=32, learning_rate=1e-2, average=0.9
+    channels=(8, 16), keypoints=8, width=16, learns="place", steps=250, batch=32, learning_rate=1e-2, average=0.9
 )
 SEEING = PolicyRecipe(
     sees=("image",), history={"image": 2}, encoder=SMALL,
@@ -151,7 +151,7 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
     recipe = replace(RECIPE, observations={name: _source(name) for name in ("image", "place")})
     told: list[str] = []
     made = train(recipe, tmp_path, tmp_path / "run", lambda stage, done, total: told.append(stage))
-    assert list(dict.fromkeys(told)) == ["tokenizer", "sees.image", "sees", "knows"]
+    assert [stage for stage in dict.fromkeys(told) if stage in made.metrics] == ["tokenizer", "sees.image", "sees", "knows"]
     assert made.metrics["sees.image"]["held_out"]["error"] < 0.5
     bundle = load_bundle(made.bundles[0])
     assert tuple(bundle.spec.target.fields) == ("image",) and tuple(bundle.spec.draft.fields) == ("place",)
