@@ -19,8 +19,8 @@ from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
 from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates import Always, Gate, Never
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import Window
 from specact.verification import LocalTarget
 
 INFERENCES = 2000
@@ -63,7 +63,6 @@ def main() -> None:
 def measure(bundle: Bundle, gates: dict[str, Gate]) -> dict[str, list[tuple[float, float]]]:
     """(act, inference) in ms for every inferring step of each gate, on a random walk of observations."""
     rng = np.random.default_rng(0)
-    spec = bundle.spec
     robots = {}
     for name, gate in gates.items():
         draft, target = Timed(bundle.draft), Timed(bundle.target)
@@ -75,14 +74,13 @@ def measure(bundle: Bundle, gates: dict[str, Gate]) -> dict[str, list[tuple[floa
         )
         robots[name] = (policy, draft, target)
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in gates}
-    state, goal = np.zeros(spec.state), np.zeros(spec.goal)
+    seen = {name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()}
     while len(rows["never"]) < INFERENCES:
-        state = np.clip(state + 0.1 * rng.standard_normal(spec.state), -1, 1)
-        observation = {"state": state, "goal": goal} if spec.goal else {"state": state}
+        seen["state"] = np.clip(seen["state"] + 0.1 * rng.standard_normal(seen["state"].shape), -1, 1)
         for name, (policy, draft, target) in robots.items():
             inferring, before = policy.wants_inference, draft.spent + target.spent
             start = time.perf_counter()
-            policy.act(observation)
+            policy.act(seen)
             spent = time.perf_counter() - start
             if inferring:
                 rows[name].append((1e3 * spent, 1e3 * (draft.spent + target.spent - before)))

@@ -44,8 +44,9 @@ from specact.gates.settings import BUNDLES_OWN
 from specact.lab.envs import load_task
 from specact.lab.rollout.rollout import start_of
 from specact.links.link import load_link, round_trip
+from specact.observation import Window
 from specact.rng import Role, StepAddress, stream
-from specact.types import OffloadTimes, Window
+from specact.types import OffloadTimes
 from specact.verification import Answer
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +100,7 @@ class Far:
         self._target, self._clock = bundle.target, clock
         self._rng = stream(0, Role.LINK, robot=life.robot)
         spec = bundle.spec
-        self._up = 4 * (spec.window * spec.state + spec.goal)
+        self._up = spec.target.nbytes
         self._down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:

@@ -17,7 +17,7 @@ from specact.families.codes.spec import PolicySpec
 from specact.lab.train.export import LastPosition, example_inputs, export_policy
 from specact.lab.train.recipe import Recipe, load_recipe
 from specact.lab.train.vqbet import Shapes, Statistics, VQBeT
-from specact.types import Window
+from specact.observation import Window
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 # State, goal and action widths of the environments; the weights are random, which changes no time.

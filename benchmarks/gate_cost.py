@@ -15,7 +15,6 @@ from specact import load_bundle
 from specact.families.codes.draft import CodeDrafter
 from specact.gates.settings import GateChoices
 from specact.rng import Role, stream
-from specact.types import Window
 
 CALLS = 3000
 
@@ -23,12 +22,9 @@ CALLS = 3000
 def main() -> None:
     for name in ("ball", "swarm", "pusht"):
         bundle = load_bundle(name)
-        spec, rng = bundle.spec, stream(0, Role.GATE)
+        rng, window = stream(0, Role.GATE), bundle.observation.zeros()
         drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
         gates = {gate: GateChoices().settings(gate, bundle).build(bundle) for gate in ("learned", "learned_action")}
-        window = Window(
-            np.zeros((spec.window, spec.state), np.float32), np.zeros(spec.goal, np.float32) if spec.goal else None
-        )
         times: dict[str, list[float]] = {"draft": [], **{gate: [] for gate in gates}}
         for _ in range(CALLS):
             timed(times["draft"], bundle.draft.infer, window)  # alone, without sampling and decoding

@@ -89,6 +89,7 @@ def rates(study: dict[str, Summary]) -> str:
     sending = ("random", "adahi", "learned", "learned_action")
     compared: tuple[Pair, ...] = (
         ("learned", CHANCE), ("learned_action", CHANCE), ("learned", ("head_draft",)), ("learned", ("hybrid",)),
+        ("uncertainty", ("adahi",)),
     )  # fmt: skip
     found = list(_at_rates(study))
     tests, heads, remark = _tested([summary for _, _, summary in found], compared, "success")

@@ -33,7 +33,8 @@ RECORDED = [
     "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
 ]
 METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
-# A draft of 5 ms, and a server whose target takes what a 12-layer, 768-wide transformer takes on two cores.
+# A draft at 50 times its time here, and a server whose target takes what a 12-layer, 768-wide transformer takes on two
+# cores.
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 
@@ -57,6 +58,11 @@ SWEEPS: dict[str, list[str]] = {
         "--calibration-episodes", "15",
     ],
     "frontier-pusht": ["--bundle", "pusht", "--levers", *METHODS, "--paces", "0", "--idle", "hold", "last", *FAR],
+    # One link, more episodes: what the robot does while it waits.
+    "idle-ball": [
+        "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", "--paces", "0",
+        "--idle", "last", "neutral", *FAR, "--links", "loopback+delay=100",
+    ],
     "levers-chase": [
         "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "quantisation=0,4,8",
         "--paces", "0", "0.1", "--hardware", *MACHINES,
@@ -85,6 +91,7 @@ def main() -> None:
     parts = [markdown(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
     fill(ROOT / "docs" / "tised.md", "frontier", frontier())
+    fill(ROOT / "docs" / "tised.md", "idle-ball", idling("idle-ball"))
     for name in ("levers-chase", "executions-chase", "levers-pusht"):
         fill(ROOT / "docs" / "tised.md", name, levers(name))
 
@@ -104,7 +111,7 @@ def run(name: str, episodes: str, workers: str | None) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     kept = {"command": " ".join(["specact", *command]), "latency_ms": manifest["latency_ms"], **found}
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
-    for picture in (folder / "analysis").glob("tised-frontier-success*.png"):
+    for picture in (folder / "analysis").glob("tised-frontier-success*.png") if name.startswith("frontier") else ():
         pace, _, rest = picture.stem.partition("-at-pace-")[2].partition("-idle-")
         shutil.copy(picture, ROOT / "docs" / f"{name}-{pace}-{rest.partition('-')[0]}.png")
     for picture, kept_as in PICTURES.get(name, {}).items():
@@ -129,6 +136,21 @@ def frontier() -> str:
                 here = {cell["link"]: cell for name, cell in cells if (name, cell["pace"], cell["idle"]) == own}
                 values = [f"{here[link]['success.mean']:.3f}" if link in here else "-" for link in columns]
                 lines.append(f"| {pair}, {pace:g}, {idle} | {method} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def idling(name: str) -> str:
+    """Success of every method over one link, with each way to idle."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return "Not run yet."
+    cells = _methods(path)
+    ways = sorted({cell["idle"] for _, cell in cells})
+    lines = ["| method | " + " | ".join(f"idle `{way}`" for way in ways) + " |", "|---|" + "---|" * len(ways)]
+    for method in FRONTIER:
+        here = {cell["idle"]: cell for found, cell in cells if found == method}
+        if here:
+            lines.append(f"| {method} | {' | '.join(_interval(here[way], 'success', 3) for way in ways)} |")
     return "\n".join(lines)
 
 

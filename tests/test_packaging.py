@@ -50,7 +50,7 @@ for gate in (specact.gates.Never(), specact.gates.Always(), specact.gates.Action
     policy.reset(episode=0)
     records = {}
     for _ in range(200):
-        observation = {"state": rng.normal(size=bundle.spec.state), "goal": rng.normal(size=bundle.spec.goal)}
+        observation = {name: rng.normal(size=field.shape) for name, field in bundle.observation.fields.items()}
         action = policy.act({key: value.astype(np.float32) for key, value in observation.items()})
         assert action.dtype == np.float32 and action.ndim == 1 and np.isfinite(action).all()
         records[policy.record.address.step] = policy.record.decision.transmit
@@ -72,12 +72,12 @@ from specact.remote.target import remote_verifier
 
 bundle = specact.load_bundle("ball")
 for scheme, sampling in (("ws", "device"), ("ws", "server"), ("http", "server")):
-    with Line(Endpoint(scheme, "127.0.0.1", int(sys.argv[1])), bundle) as line:
+    with Line(Endpoint(scheme, "127.0.0.1", int(sys.argv[1])), bundle.codec.dialect) as line:
         line.connect(10.0)
         verifier = remote_verifier(line, bundle, 5000.0, sampling)
         policy = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier)
         for _ in range(20):
-            policy.act({"state": np.zeros(bundle.spec.state), "goal": np.zeros(bundle.spec.goal)})
+            policy.act({name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()})
         assert policy.counts["missed"] == 0 and policy.counts["verified"] == 8, policy.counts
 """
 

@@ -25,14 +25,15 @@ from specact.families.codes.verify import SpeculativeVerifier, TargetSampler
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
 from specact.gates.prefetch import Forecast
+from specact.observation import Window, vectors
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
-from specact.types import Decision, Miss, OffloadTimes, Origin, Proposal, StepRecord, Window
+from specact.types import Decision, Miss, OffloadTimes, Origin, Proposal, StepRecord
 from specact.verification import Answer, LocalTarget, Pending
 
+SEEN = vectors(2, state=1)
 SPEC = PolicySpec(
-    window=2, state=1, goal=0, image=None, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop",
-    temperature=1.0, rate_hz=10.0,
+    SEEN, SEEN, codebooks=2, codes=3, chunk=3, actions=2, execute=1, overlap="drop", temperature=1.0, rate_hz=10.0
 )  # fmt: skip
 ERROR_RATE = 1e-6
 LARGEST = 1.0 - 2.0**-53
@@ -51,7 +52,7 @@ class Keyed:
         if self.clock is not None:
             self.clock.sleep(self.delay)
         s = self.spec
-        rng = np.random.default_rng([self.seed, int(window.state[-1, 0])])
+        rng = np.random.default_rng([self.seed, int(window["state"][-1, 0])])
         probs = rng.dirichlet(np.ones(s.codes), size=s.codebooks)
         offsets = rng.normal(size=(s.codebooks, s.codes, s.chunk, s.actions)).astype(np.float32) / np.float32(10)
         if not s.sequential:
@@ -70,7 +71,7 @@ class Keyed:
 def pair(spec: PolicySpec = SPEC, *, clock: Clock | None = None) -> Bundle:
     table = np.random.default_rng(9).uniform(-0.6, 0.6, size=(spec.codes**spec.codebooks, spec.chunk, spec.actions))
     scale = np.linspace(2.0, 3.0, spec.actions).astype(np.float32)
-    tokenizer = ActionTokenizer(table.astype(np.float32), scale - 1.0, scale, "none", spec.codes)
+    tokenizer = ActionTokenizer(scale - 1.0, scale, table.astype(np.float32), "none", spec.codes)
     draft, target = cast(Any, Keyed(1, spec, clock, 0.002)), cast(Any, Keyed(2, spec, clock, 0.010))
     return Bundle(Path(), {}, spec, tokenizer, draft, target)
 
@@ -91,7 +92,7 @@ def play(policy: SpeculativePolicy, episode: int, steps: int = 12) -> tuple[np.n
 
 
 def window(i: int) -> Window:
-    return Window(np.array([[max(i - 1, 0)], [i]], np.float32))
+    return Window({"state": np.array([[max(i - 1, 0)], [i]], np.float32)})
 
 
 # ---- which codes are executed ---------------------------------------------------------------------------------------
@@ -374,7 +375,7 @@ def test_inference_is_wanted_once_per_chunk_and_sees_every_observation() -> None
         policy.act_on(policy.observe(at(i)))
     assert wanted == [True, False, False, True, False, False, True]
     assert policy.record is not None
-    assert policy.record.proposal.window.state[:, 0].tolist() == [5.0, 6.0]  # also those between inferences
+    assert policy.record.proposal.window["state"][:, 0].tolist() == [5.0, 6.0]  # also those between inferences
 
 
 # ---- the record -----------------------------------------------------------------------------------------------------
@@ -386,7 +387,7 @@ def test_records_are_consistent() -> None:
     for i, record in enumerate(records):
         assert record.address == StepAddress(1, 0, 4, i)
         draft = bundle.draft.infer(window(i))
-        np.testing.assert_array_equal(record.proposal.window.state, window(i).state)
+        np.testing.assert_array_equal(record.proposal.window["state"], window(i)["state"])
         np.testing.assert_array_equal(record.proposal.evidence.draft.probs, draft.probs)
         np.testing.assert_array_equal(
             record.proposal.actions, bundle.tokenizer.decode(record.proposal.evidence.codes, draft.offsets)
@@ -595,7 +596,7 @@ def test_an_action_that_is_not_finite_is_never_returned(gate: Gate) -> None:
     class Broken(Keyed):
         def infer(self, window: Window) -> CodeDistribution:
             found = super().infer(window)
-            return replace(found, offsets=found.offsets * (np.nan if window.state[-1, 0] == 2.0 else 1.0))
+            return replace(found, offsets=found.offsets * (np.nan if window["state"][-1, 0] == 2.0 else 1.0))
 
     broken = replace(pair(), draft=cast(Any, Broken(1)), local_target=cast(Any, Broken(2)))
     policy = SpeculativePolicy(broken, gate)
@@ -614,7 +615,9 @@ def test_an_answer_that_decodes_to_no_finite_action_is_a_miss(value: float, over
     class Overflowing(Keyed):
         def infer(self, window: Window) -> CodeDistribution:
             found = super().infer(window)
-            return replace(found, offsets=np.full_like(found.offsets, value if 2 <= window.state[-1, 0] < 5 else 0.1))
+            return replace(
+                found, offsets=np.full_like(found.offsets, value if 2 <= window["state"][-1, 0] < 5 else 0.1)
+            )
 
     bundle = replace(pair(replace(SPEC, overlap=overlap)), local_target=cast(Any, Overflowing(2)))
     rule = Fallback(max_consecutive_misses=2, stop_action=STILL)
@@ -798,7 +801,9 @@ def test_another_draft_replaces_the_bundles_even_if_it_is_falsy() -> None:
 
 
 def test_names_in_the_place_of_a_bundle_or_a_gate_are_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"bundle must be a Bundle, got 'ball'; load one: specact\.load_bundle"):
+    with pytest.raises(
+        ConfigError, match=r"pair must be a bundle or another Pair, got 'ball'; load one: specact\.load_bundle"
+    ):
         SpeculativePolicy(cast(Any, "ball"), Never())
     with pytest.raises(ConfigError, match=r"gate must be a Gate, got 'deviation'; make one: specact\.calibrated_gate"):
         SpeculativePolicy(pair(), cast(Any, "deviation"))

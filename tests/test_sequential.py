@@ -77,9 +77,9 @@ def test_the_bundle_says_so_and_its_policies_are_such(trained: Bundle) -> None:
 def test_a_policy_of_the_other_kind_belongs_to_another_bundle(trained: Bundle, tiny_bundle: Path, role: str) -> None:
     plain = load_bundle(tiny_bundle)
     with pytest.raises(BundleError, match=rf"{role}\.onnx gives 3 outputs, .* \(sequential: False\) says 2"):
-        OnnxPolicy(trained.path / f"{role}.onnx", replace(trained.spec, sequential=False))
+        OnnxPolicy(trained.path / f"{role}.onnx", replace(trained.spec, sequential=False), getattr(trained.spec, role))
     with pytest.raises(BundleError, match=rf"{role}\.onnx gives 2 outputs, .* \(sequential: True\) says 3"):
-        OnnxPolicy(plain.path / f"{role}.onnx", replace(plain.spec, sequential=True))
+        OnnxPolicy(plain.path / f"{role}.onnx", replace(plain.spec, sequential=True), getattr(plain.spec, role))
 
 
 def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[StepRecord]:
@@ -87,7 +87,7 @@ def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[St
     policy = SpeculativePolicy(bundle, Always(), verifier=verifier, seed=5, robot=1)
     records = []
     for _ in range(steps):
-        policy.act({"state": rng.uniform(-1, 1, bundle.spec.state), "goal": rng.uniform(-1, 1, bundle.spec.goal)})
+        policy.act({name: rng.uniform(-1, 1, field.shape) for name, field in bundle.observation.fields.items()})
         assert policy.record is not None
         records.append(policy.record)
     return records
@@ -99,7 +99,7 @@ def test_a_remote_pair_draws_what_a_local_one_draws(
     trained: Bundle, server: Child, scheme: str, sampling: Literal["device", "server"]
 ) -> None:
     here = play(trained, None)
-    with Line(Endpoint(scheme, "127.0.0.1", server.port), trained) as line:
+    with Line(Endpoint(scheme, "127.0.0.1", server.port), trained.codec.dialect) as line:
         line.connect(10.0)
         there = play(trained, remote_verifier(line, trained, 20_000.0, sampling))
     assert [record.miss for record in there] == [None] * len(here)
@@ -115,5 +115,5 @@ def test_a_device_of_the_other_kind_is_refused_at_the_handshake(trained: Bundle,
     # Only the manifest's word differs, as where one side has an export of before there were such heads.
     plain = replace(trained, spec=replace(trained.spec, sequential=False))
     refusal = pytest.raises(RemoteError, match="differ in sequential False / True; deploy the same bundle on both")
-    with Line(Endpoint(scheme, "127.0.0.1", server.port), plain) as line, refusal:
+    with Line(Endpoint(scheme, "127.0.0.1", server.port), plain.codec.dialect) as line, refusal:
         line.connect(1.0)

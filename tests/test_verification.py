@@ -8,20 +8,25 @@ import pytest
 from specact.clock import VirtualClock
 from specact.families.codes.values import CodeDistribution
 from specact.lab.rollout.simulated_target import FarTarget
+from specact.observation import Window, vectors
 from specact.remote.target import RemoteTarget
 from specact.rng import StepAddress
-from specact.types import OffloadTimes, Outcome, Proposal, Window
+from specact.types import OffloadTimes, Outcome, Proposal
 from specact.verification import Answer, LocalTarget, TargetVerifier, sound
+from specact.wire.dialect import Dialect, Exchange
 
 HERE = StepAddress(1, 2, 3, 4)
 OTHERS = [HERE._replace(**{name: 9}) for name in StepAddress._fields]
-WINDOW = Window(np.zeros((1, 1), np.float32))
+WINDOW = Window({"state": np.zeros((1, 1), np.float32)})
 
 
 class Numbering:
     """A line that numbers what it is sent, and answers nothing."""
 
+    jpeg_quality: int | None = None
+
     def __init__(self) -> None:
+        self.dialect = Dialect("none", {}, vectors(1, state=1), {"infer": Exchange({}, "answer", {})})
         self.up = True
         self.sent: list[bool] = []  # whether each request was patient
         self.waited_for: list[int] = []
@@ -45,14 +50,14 @@ def line() -> Numbering:
 
 
 @pytest.fixture
-def remote(line: Numbering) -> RemoteTarget:
+def remote(line: Numbering) -> RemoteTarget[Any]:
     return RemoteTarget(cast(Any, line), cast(Any, None), 20_000.0)
 
 
-def test_a_step_takes_up_the_request_that_left_for_it_once(line: Numbering, remote: RemoteTarget) -> None:
+def test_a_step_takes_up_the_request_that_left_for_it_once(line: Numbering, remote: RemoteTarget[Any]) -> None:
     assert remote.prefetch(WINDOW, HERE)
     # The address says which request it is, not the window.
-    remote.submit(Window(np.ones((1, 1), np.float32)), StepAddress(*HERE)).result()
+    remote.submit(Window({"state": np.ones((1, 1), np.float32)}), StepAddress(*HERE)).result()
     assert line.sent == [False] and line.waited_for == [0]
     remote.submit(WINDOW, HERE).result()
     assert line.sent == [False, True] and line.waited_for == [0, 1]
@@ -68,14 +73,14 @@ def test_no_step_takes_up_what_left_for_another(line: Numbering, remote: RemoteT
     assert line.waited_for == [1, 2]
 
 
-def test_the_newest_request_ahead_is_the_one_that_counts(line: Numbering, remote: RemoteTarget) -> None:
+def test_the_newest_request_ahead_is_the_one_that_counts(line: Numbering, remote: RemoteTarget[Any]) -> None:
     for address in (OTHERS[0], HERE, HERE):
         remote.prefetch(WINDOW, address)
     remote.submit(WINDOW, HERE).result()
     assert line.sent == [False] * 3 and line.waited_for == [2]
 
 
-def test_what_could_not_leave_ahead_is_asked_for_again(line: Numbering, remote: RemoteTarget) -> None:
+def test_what_could_not_leave_ahead_is_asked_for_again(line: Numbering, remote: RemoteTarget[Any]) -> None:
     line.up = False
     assert not remote.prefetch(WINDOW, HERE)
     line.up = True

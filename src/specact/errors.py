@@ -77,9 +77,21 @@ class MissingExtraError(SpecactError):
         return type(self), (self.package, self.extra)
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
-    """A :class:`ConfigError` for a name that is not one of ``known``, suggesting the nearest one."""
+class ContractError(SpecactError, AssertionError):
+    """Something of a third party that does not do what :mod:`specact.contracts` expects of its kind."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], *, plugins: bool = False) -> ConfigError:
+    """A :class:`ConfigError` for a name that is not one of ``known``, suggesting the nearest one.
+
+    Args:
+        kind: what was to be named.
+        name: the unknown name.
+        known: those that exist.
+        plugins: whether ``MODULE:NAME`` would have been possible.
+    """
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
+    own = "; or MODULE:NAME for one of your own" if plugins else ""
+    return ConfigError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}{own}")

@@ -35,6 +35,11 @@ def check_name(kind: str, value: object) -> None:
         )
 
 
+def file_stem(name: str) -> str:
+    """``MODULE:NAME`` as part of a file's name: not every file system allows a colon. Other names stay as they are."""
+    return name.replace(":", ".")
+
+
 def write_whole(path: Path, payload: bytes) -> None:
     """Writes beside the old file, flushes to disk, then replaces it in one move; the last of several writers wins.
 

@@ -16,6 +16,8 @@ Observation = Mapping[str, Any] | NDArray[Any]
 DType = Literal["float32", "uint8"]
 # The name of an observation that is one array, not a mapping.
 STATE = "state"
+# Of one observation without its history, and of the fields of a spec: what a message has room for.
+_MOST_DIMENSIONS, _MOST_FIELDS = 3, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,11 @@ class Field:
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = (*self.shape, self.history)
         whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-        if not whole or not self.shape or min(self.shape) < 1 or self.history < 0 or max(self.shape) > 1 << 20:
+        shaped = whole and 1 <= len(self.shape) <= _MOST_DIMENSIONS and 1 <= min(self.shape) <= max(self.shape) <= 1 << 20
+        if not shaped or self.history < 0:
             raise BundleError(
-                f"an observation's shape must be positive integers and its history an integer of at least 0, got "
-                f"{self.shape!r:.60} and {self.history!r:.60}"
+                f"an observation's shape must be 1 to {_MOST_DIMENSIONS} positive integers and its history an integer "
+                f"of at least 0, got {self.shape!r:.60} and {self.history!r:.60}"
             )
         if self.dtype not in get_args(DType):
             raise BundleError(f"an observation is float32 or uint8, got {self.dtype!r:.60}")
@@ -53,6 +56,13 @@ class Field:
     def is_image(self) -> bool:
         """Whether it holds camera frames."""
         return self.dtype == "uint8"
+
+    @property
+    def described(self) -> str:
+        """In words, for a message."""
+        return f"{self.dtype} {list(self.shape)} with " + (
+            f"a history of {self.history}" if self.history else "no history"
+        )
 
     @property
     def window_shape(self) -> tuple[int, ...]:
@@ -101,6 +111,8 @@ class ObservationSpec:
         object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
         if not self.fields:
             raise BundleError("a policy needs at least one observation")
+        if len(self.fields) > _MOST_FIELDS:
+            raise BundleError(f"a policy sees at most {_MOST_FIELDS} observations, got {len(self.fields)}")
         names: tuple[object, ...] = tuple(self.fields)
         for name in names:
             if not isinstance(name, str) or len(name) > 64 or not all(p.isidentifier() for p in name.split(".")):
@@ -114,7 +126,7 @@ class ObservationSpec:
         return self.fields[name]
 
     def __hash__(self) -> int:
-        return hash((tuple(self.fields.items()), self.instruction))
+        return hash((frozenset(self.fields.items()), self.instruction))
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -152,7 +164,10 @@ class ObservationSpec:
         for name, field in other.fields.items():
             mine = merged.setdefault(name, field)
             if (mine.shape, mine.dtype, mine.history > 0) != (field.shape, field.dtype, field.history > 0):
-                raise BundleError(f"the observation {name!r} is {mine} for one policy and {field} for the other")
+                raise BundleError(
+                    f"the observation {name!r} is {mine.described} for one policy and {field.described} for the other; "
+                    "policies that see different things must call them by different names"
+                )
             if field.history > mine.history:
                 merged[name] = field
         return ObservationSpec(merged, self.instruction or other.instruction)

@@ -133,6 +133,11 @@ class SpeculativePolicy:
         self.record, self.stopped = None, False
 
     @property
+    def address(self) -> StepAddress:
+        """Of the next inference."""
+        return self._address
+
+    @property
     def wants_inference(self) -> bool:
         """Whether the next control step needs the policies, or plays on from the last chunk."""
         return self._player.empty or self.expired

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -45,6 +46,11 @@ def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int
     """
     key, counter = _address(seed, role, robot, episode, step)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def streams(role: Role, addresses: Iterable[StepAddress]) -> list[np.random.Generator]:
+    """The random streams of several steps, to be drawn from in any order, as in a batch."""
+    return [stream(seed, role, robot=robot, episode=episode, step=step) for seed, robot, episode, step in addresses]
 
 
 class StepStreams:

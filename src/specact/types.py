@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -98,6 +99,7 @@ class Outcome:
         verified, accepted: how many units (codes, tokens, actions) were verified, and how many of them accepted.
         times: what was waited for.
         evidence: what the family knows besides, such as the verdict on every code.
+        kept: the probability that verification keeps the whole proposal; where the family has none, whether it did.
     """
 
     actions: Chunk
@@ -106,6 +108,7 @@ class Outcome:
     accepted: int
     times: OffloadTimes
     evidence: Any = None
+    kept: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

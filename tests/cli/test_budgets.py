@@ -11,7 +11,7 @@ import pytest
 
 from specact import load_bundle
 from specact.lab.processes import Child, serving
-from specact.wire.exchange import exchange_bytes
+from specact.wire.sizes import exchange_bytes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_held_is_refused_before_anything_moves(
 
 
 def test_the_bytes_of_an_exchange_are_its_arrays_and_a_little_more() -> None:
-    spec = load_bundle("ball").spec
-    arrays = 4 * (spec.window * spec.state + spec.goal)
+    bundle = load_bundle("ball")
+    spec, arrays = bundle.spec, 4 * (8 + 2)
     arrays += spec.codebooks * spec.codes * (8 + 4 * spec.chunk * spec.actions)
-    assert arrays < exchange_bytes(spec) < arrays + 500
+    assert arrays < exchange_bytes(bundle.codec.dialect) < arrays + 500

@@ -243,7 +243,10 @@ def test_a_device_acts_with_the_target_on_the_server(specact_run: Run, tiny_bund
     device = load_bundle(out)
     with pytest.raises(BundleError, match="was exported without its target, which runs on the server"):
         SpeculativePolicy(device, Always())
-    with serving(str(tiny_bundle)) as server, Line(Endpoint("ws", "127.0.0.1", server.port), device) as line:
+    with (
+        serving(str(tiny_bundle)) as server,
+        Line(Endpoint("ws", "127.0.0.1", server.port), device.codec.dialect) as line,
+    ):
         line.connect(10.0)
         actors = [
             SpeculativePolicy(device, Always(), verifier=remote_verifier(line, device, 5000.0, "device")),

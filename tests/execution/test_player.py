@@ -48,6 +48,20 @@ def test_average_is_the_mean_of_all_chunks_that_reach_the_step(n: int, execute: 
         assert executed.dtype == np.float32
 
 
+@pytest.mark.parametrize("execute", [1, 2, 3])
+def test_average_over_chunks_of_different_lengths_is_the_mean_of_those_that_reach_the_step(execute: int) -> None:
+    """As where the target's chunks are shorter than the draft's: an older chunk may reach further than a newer one."""
+    lengths = [9, 3, 4, 3, 9, 3, 3, 3, 12, 3, 3, 5]
+    source = [(chunks(9, 1, seed)[0][0], chunks(n, 1, 100 + seed)[0][1]) for seed, n in enumerate(lengths)]
+    outlived = 0
+    for t, (_, executed) in enumerate(play(ChunkPlayer(execute, "average"), source, execute)):
+        reaching = [i for i, n in enumerate(lengths) if 0 <= t - i * execute < n]
+        votes = [source[i][1][t - i * execute] for i in reaching]
+        np.testing.assert_allclose(executed, np.mean(votes, axis=0), rtol=1e-6, atol=1e-6)
+        outlived += reaching != list(range(reaching[0], t // execute + 1))
+    assert outlived > 0, "no newer chunk ended before an older one, so nothing is tested"
+
+
 @pytest.mark.parametrize("overlap", ["drop", "average"])
 def test_reset_forgets_the_episode(overlap: Literal["drop", "average"]) -> None:
     used, fresh = ChunkPlayer(2, overlap), ChunkPlayer(2, overlap)

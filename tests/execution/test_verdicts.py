@@ -13,13 +13,14 @@ from specact.execution.verdicts import WAIT, Arrived, LateVerdicts
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted
 from specact.families.codes.verify import SpeculativeVerifier
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import Miss, OffloadTimes, Origin, Outcome, Proposal, Window
+from specact.types import Miss, OffloadTimes, Origin, Outcome, Proposal
 from specact.verification import LocalTarget
 
 HERE = StepAddress(1, 2, 3, 4)
 ACTIONS = np.zeros((2, 1), np.float32)
-PROPOSAL = Proposal(Window(np.zeros((1, 1), np.float32)), ACTIONS)
+PROPOSAL = Proposal(Window({"state": np.zeros((1, 1), np.float32)}), ACTIONS)
 OUTCOME = Outcome(ACTIONS, np.full(2, Origin.ACCEPTED, np.uint8), 1, 1, OffloadTimes())
 
 
@@ -129,7 +130,7 @@ def answer(offset: float) -> CodeDistribution:
 @pytest.mark.parametrize("verdicts", [WAIT, LateVerdicts(math.inf)])
 def test_a_finite_answer_that_overflows_in_decoding_is_an_invalid_miss(verdicts: Any, offset: float) -> None:
     clock, one = VirtualClock(), np.ones(1, np.float32)
-    tokenizer = ActionTokenizer(np.zeros((4, 2, 1), np.float32), one, one, "none", 2)
+    tokenizer = ActionTokenizer(one, one, np.zeros((4, 2, 1), np.float32), "none", 2)
     verifier = SpeculativeVerifier(LocalTarget(Same(clock, offset), clock), tokenizer)
     proposal = Proposal(PROPOSAL.window, ACTIONS, Drafted(answer(0.0), np.zeros(2, np.int64)))
     found = verdicts.ask(verifier, proposal, HERE, 0.0)

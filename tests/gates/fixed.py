@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specact.families.codes.values import CodeDistribution
-from specact.types import Window
+from specact.observation import Window
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,15 @@ from specact.families.codes.verify import code_outcome
 from specact.gates import Always, Gate, Never, Random
 from specact.gates.audit import RunningMean, Shadow, expected_true_skip
 from specact.gates.drift import DriftAlarm
+from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
-from specact.types import Decision, OffloadTimes, Proposal, StageTimes, StepRecord, Window
+from specact.types import Decision, OffloadTimes, Proposal, StageTimes, StepRecord
 
 ERROR_RATE = 1e-6
 ADDRESS = StepAddress(0, 0, 0, 0)
 STEP = Proposal(
-    Window(np.zeros((1, 1), np.float32)),
+    Window({"state": np.zeros((1, 1), np.float32)}),
     np.zeros((1, 1), np.float32),
     Drafted(CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)), np.zeros(1, np.int64)),
 )

@@ -16,12 +16,13 @@ from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import ActionDeviation, Gate, Never, Random
 from specact.gates import controller as controller_module
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
+from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import OffloadTimes, Proposal, StageTimes, StepRecord, Window
+from specact.types import OffloadTimes, Proposal, StageTimes, StepRecord
 
 T = 3000
 STEP = Proposal(
-    Window(np.zeros((1, 1), np.float32)),
+    Window({"state": np.zeros((1, 1), np.float32)}),
     np.zeros((1, 1), np.float32),
     Drafted(CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)), np.zeros(1, np.int64)),
 )

@@ -16,7 +16,8 @@ from specact.families.codes.sampling import softmax
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import ActionDeviation, Always, Gate, Never, Oracle, Random, Uncertainty
-from specact.types import Proposal, Window
+from specact.observation import Window
+from specact.types import Proposal
 
 G, K, CHUNK, A = 2, 3, 2, 2
 ERROR_RATE = 1e-6
@@ -46,7 +47,7 @@ def proposal(
     if action is not None:
         chunk[0] = action
     drawn = rng.integers(draft.probs.shape[1], size=len(draft.probs)) if codes is None else np.array(list(codes))
-    return Proposal(Window(np.zeros((1, 2), np.float32)), chunk, Drafted(draft, drawn))
+    return Proposal(Window({"state": np.zeros((1, 2), np.float32)}), chunk, Drafted(draft, drawn))
 
 
 class Told(Gate):
@@ -62,7 +63,7 @@ class Told(Gate):
 
 def tokenizer(books: int = G, codes: int = K) -> ActionTokenizer:
     table = RNG(5).normal(size=(codes**books, CHUNK, A)).astype(np.float32)
-    return ActionTokenizer(table, np.zeros(A, np.float32), np.ones(A, np.float32), "none", codes)
+    return ActionTokenizer(np.zeros(A, np.float32), np.ones(A, np.float32), table, "none", codes)
 
 
 def oracle(threshold: float, target: CodeDistribution, **options: Any) -> Oracle:

@@ -21,16 +21,18 @@ from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
+from specact.lab.data.distillation import Lessons
 from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, teach_head
+from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
-from specact.types import Proposal, Window
+from specact.types import Proposal
 
 G, K, CHUNK, A = 2, 5, 2, 3
 RNG = np.random.default_rng
 TOKENIZER = ActionTokenizer(
-    RNG(5).normal(size=(K**G, CHUNK, A)).astype(np.float32), np.zeros(A, np.float32), np.ones(A, np.float32), "none", K
+    np.zeros(A, np.float32), np.ones(A, np.float32), RNG(5).normal(size=(K**G, CHUNK, A)).astype(np.float32), "none", K
 )
 FEW = HeadRecipe(hidden=32, steps=400, batch=128, rounds=2)
 
@@ -52,8 +54,12 @@ def drafted(seed: int) -> tuple[Proposal, CodeDistribution]:
     offsets = rng.normal(size=(G, K, CHUNK, A)).astype(np.float32)
     draft, target = (CodeDistribution(rng.dirichlet(np.ones(K), size=G), offsets) for _ in range(2))
     codes = sample_codes(draft, rng)
-    window = Window(np.zeros((1, 2), np.float32))
+    window = Window({"state": np.zeros((1, 2), np.float32)})
     return Proposal(window, TOKENIZER.decode(codes, offsets), Drafted(draft, codes)), target
+
+
+def seen(lessons: Lessons, row: int) -> Window:
+    return Window({name: column[row] for name, column in lessons.observation.items()})
 
 
 @pytest.mark.parametrize("on", ["rejection", "action_change"])
@@ -98,7 +104,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     assert metrics["efficiency_0.2"] > 0.4
     gate = GateChoices().settings("learned", bundle).build(bundle)
     for row in range(20):
-        window = Window(lessons.state[row], None if lessons.goal is None else lessons.goal[row])
+        window = seen(lessons, row)
         draft = bundle.draft.infer(window)
         step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
         estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.fingerprint).estimate(window, draft)
@@ -114,9 +120,9 @@ def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]
         others = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 1, pool, lambda done: None)
     assert len(lessons) >= 300
     assert not set(lessons.episode) & set(others.episode)
-    assert lessons.goal is not None
+    assert set(lessons.observation) == {"state", "goal"}
     for row in RNG(0).integers(len(lessons), size=20):
-        window = Window(lessons.state[row], lessons.goal[row])
+        window = seen(lessons, row)
         for policy, probs in ((bundle.target, lessons.target_probs), (bundle.draft, lessons.draft_probs)):
             # Batches of another size may round differently.
             assert np.abs(policy.infer(window).probs - probs[row]).max() < 1e-5

@@ -6,7 +6,6 @@ import pytest
 from specact import load_bundle
 from specact.clock import VirtualClock
 from specact.families.codes.draft import CodeDrafter
-from specact.families.codes.timing import empty_window
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateChoices
 from specact.gates.timing import measure_decision
@@ -22,7 +21,7 @@ def test_every_gate_takes_time(name: str) -> None:
 
 def test_a_gate_that_takes_time_decides_as_it_would_at_once() -> None:
     bundle, clock = load_bundle("ball"), VirtualClock()
-    window = empty_window(bundle.spec)
+    window = bundle.spec.observation.zeros()
     drafter = CodeDrafter(bundle.draft, bundle.tokenizer)
 
     def decisions(gate: ActionDeviation | TimedGate) -> list[tuple[bool, float, str]]:

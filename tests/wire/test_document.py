@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json as plain_json
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.wire.dialects import CHUNKS, CODES, PLAIN, SPEC, dialect_of, of_chunks, of_codes
 
+import specact.observation as observations
 from specact.errors import SpecactError
 from specact.families.codes.spec import PolicySpec
+from specact.observation import Field, ObservationSpec, Window, read_spec, vectors
 from specact.remote import transport as channel
-from specact.rng import Role, stream
+from specact.rng import Role, StepAddress, stream
 from specact.server import acceptor, http, serve, transport
 from specact.server import stream as server_stream
 from specact.server.openapi import described
 from specact.server.settings import ServerSettings
-from specact.types import Window
-from specact.wire import checks, json, msgpack
-from specact.wire.handshake import Hello, read_hello, shared_spec
-from specact.wire.protocol import PROTOCOL, ErrorCode, max_message_bytes
-from specact.wire.request import LONGEST_DEADLINE_MS, REPORTED, InferRequest, request_fields
+from specact.wire import checks, msgpack
+from specact.wire import json as wire_json
+from specact.wire.handshake import Hello, check_hello, read_hello
+from specact.wire.protocol import PROTOCOL, ErrorCode
+from specact.wire.request import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
+from specact.wire.sizes import max_message_bytes
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
-MESSAGES = ("hello", "welcome", "infer", "verify", "distribution", "verdict", "error")
+MESSAGES = ("hello", "welcome", "infer", "error", "verify", "distribution", "verdict", "chunk")
+ANSWERS = ("distribution", "verdict", "chunk")
+DIALECTS = {"codes": CODES, "chunks": CHUNKS}
 
 Row = list[str]
 
@@ -61,33 +66,72 @@ def test_it_is_about_this_version_and_port() -> None:
     assert ServerSettings().port == channel.PORT
 
 
+def rows_of(kind: str) -> list[Row]:
+    """What it says of the fields of a message, those included that several have in common."""
+    rows = tables(section(f"`{kind}`"))[0]
+    if kind in ANSWERS:
+        return [*tables(section("Families"))[0], *rows]
+    return [*tables(section("`infer`"))[0], *rows] if kind == "verify" else rows
+
+
 def test_it_describes_every_field_of_every_message(examples: dict[str, dict[str, Any]]) -> None:
     assert set(re.findall(r"^### `(\w+)`$", DOCUMENT, re.MULTILINE)) == set(MESSAGES) == set(examples)
     for kind in MESSAGES:
-        fields = names(tables(section(f"`{kind}`"))[0])
-        if kind == "verify":
-            fields |= names(tables(section("`infer`"))[0])
-        assert fields == set(examples[kind]), kind
-        said = dict(row[:2] for row in tables(section(f"`{kind}`"))[0] if row[0] == "`v`" or row[0] == "`type`")
-        assert all(word in ("integer", "text") for word in said.values())
+        assert names(rows_of(kind)) == set(examples[kind]), kind
+        said = {row[0]: row[1:] for row in rows_of(kind)}
+        assert said["`v`"] == ["integer", str(PROTOCOL)]
+        assert said["`type`"] in (["text", f"`{kind}`"], ["text", "as below"])
 
 
-def test_it_describes_what_is_inside_spec_report_and_times(
-    spec: PolicySpec, examples: dict[str, dict[str, Any]]
-) -> None:
-    assert names(tables(section("`hello`"))[1]) == set(shared_spec(spec))
+def test_it_describes_both_families_and_what_is_inside_their_specs() -> None:
+    assert set(re.findall(r"^### The family `(\w+)`$", DOCUMENT, re.MULTILINE)) == set(DIALECTS)
+    for family, dialect in DIALECTS.items():
+        assert dialect.family == family
+        text = section(f"The family `{family}`")
+        assert names(tables(text)[0]) == set(dialect.agreed)
+        for kind, exchange in dialect.exchanges.items():
+            assert f"`{kind}`" in text and f"`{exchange.answer}`" in text
+    kinds = {"integer": int, "number": float, "boolean": bool, "map": dict, "text": str}
+    for family, dialect in DIALECTS.items():
+        for name, kind, _ in tables(section(f"The family `{family}`"))[0]:
+            assert type(dialect.agreed[name.strip("`")]) is kinds[kind], name
+
+
+def test_it_describes_what_is_inside_an_observation_s_spec() -> None:
+    whole, array = tables(section("Observations"))
+    described = SPEC.target.describe()
+    assert names(whole) == set(described)
+    assert all(names(array) == set(field) for field in described["fields"].values())
+    # What it says of names, shapes, dtypes and histories.
+    for shape, dtype, history, fits in (
+        ([3], "float32", 0, True), ([1, 2, 3], "float32", 2, True), ([2, 4, 3], "uint8", 1, True),
+        ([], "float32", 1, False), ([1, 1, 1, 1], "float32", 1, False), ([0], "float32", 1, False),
+        ([2, 4, 1], "uint8", 1, False), ([4], "uint8", 1, False), ([3], "float64", 1, False),
+        ([3], "float32", -1, False),
+    ):  # fmt: skip
+        field = {"shape": shape, "dtype": dtype, "history": history}
+        assert _accepts(lambda field=field: read_spec({"fields": {"state": field}, "instruction": False})) is fits
+    for name, fits in (
+        ("state", True), ("image.front", True), ("x" * 64, True), ("x" * 65, False), ("", False), ("a b", False),
+        ("a..b", False), ("1", False),
+    ):  # fmt: skip
+        assert _accepts(lambda name=name: ObservationSpec({name: Field((1,))})) is fits
+
+
+def test_it_describes_what_is_inside_report_and_times(examples: dict[str, dict[str, Any]]) -> None:
     assert names(tables(section("`infer`"))[1]) == set(REPORTED)
     assert names(tables(section("Times"))[0]) == set(examples["verdict"]["times"])
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(
-    whole: bool, spec: PolicySpec, plain_spec: PolicySpec
-) -> None:
-    conditions = () if whole else ("if D > 0", "with a camera", "with a sequential secondary head")
-    replies = {"hello": "welcome", "infer": "distribution", "verify": "verdict"}
+@pytest.mark.parametrize("family", DIALECTS)
+def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(family: str, whole: bool) -> None:
+    conditions = () if whole else ("with an instruction", "with a sequential secondary head")
+    plain = {"codes": of_codes(PLAIN), "chunks": of_chunks(PLAIN.target, 2, 3)}
+    dialect = (DIALECTS if whole else plain)[family]
+    replies = {"hello": "welcome"} | {kind: exchange.answer for kind, exchange in dialect.exchanges.items()}
     for request, reply in replies.items():
-        route = described(request, spec if whole else plain_spec)
+        route = described(request, dialect)
         bodies = {
             request: route["openapi_extra"]["requestBody"]["content"],
             reply: route["responses"][200]["content"],
@@ -95,13 +139,33 @@ def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(
         }
         for kind, content in bodies.items():
             schema = content["application/json"]["schema"]
-            rows = tables(section(f"`{kind}`"))[0]
-            if kind == "verify":
-                rows = [*tables(section("`infer`"))[0], *rows]
-            rows = [row for row in rows if not row[1].endswith(conditions)]
+            rows = [row for row in rows_of(kind) if not row[1].endswith(conditions)]
             assert set(schema["properties"]) == names(rows)
             optional = {row[0].strip("`") for row in rows if "optional" in row[1]}
             assert set(schema["required"]) == names(rows) - optional, kind
+            if "observation" in schema["properties"]:
+                seen = schema["properties"]["observation"]
+                assert set(seen["properties"]) == set(seen["required"]) == set(dialect.observation.fields)
+
+
+def test_its_shapes_and_dtypes_of_arrays_are_the_dialects(examples: dict[str, dict[str, Any]]) -> None:
+    """Every type column that names a shape, read with the sizes of a spec that uses everything."""
+    sizes = {"G": SPEC.codebooks, "K": SPEC.codes, "n": SPEC.chunk, "A": SPEC.actions}
+    compared = 0
+    for kind in MESSAGES:
+        for name, said, _ in rows_of(kind):
+            found = re.match(r"(law|float32|float64|int64|bool) \[([\w, ]+)\]", said)
+            if not found:
+                continue
+            value = examples[kind][name.strip("`")]
+            assert value.shape == tuple(sizes[letter] for letter in found[2].split(", ")), name
+            assert value.dtype == np.dtype({"law": "float64"}.get(found[1], found[1])), name
+            compared += 1
+            dialect = dialect_of(kind)
+            specs = {n: spec for e in dialect.exchanges.values() for n, spec in [*e.request.items(), *e.reply.items()]}
+            if name != "`codes`":
+                assert specs[name.strip("`")].distribution is (found[1] == "law")
+    assert compared == 11
 
 
 def test_it_names_every_error_code_with_its_status() -> None:
@@ -120,9 +184,14 @@ def test_it_names_every_limit_with_its_value() -> None:
     known = {
         "longest `deadline_ms`": LONGEST_DEADLINE_MS,
         "largest `id`": checks.LARGEST_ID,
-        "dimensions of an array": msgpack._MOST_DIMENSIONS,
+        "dimensions of an array": checks.MOST_DIMENSIONS,
+        "dimensions of an observation, without its history": observations._MOST_DIMENSIONS,
+        "arrays of an observation": observations._MOST_FIELDS,
+        "characters of an observation's name": 64,
+        "characters of `instruction`": MOST_INSTRUCTION,
+        "nesting of `spec`": 6,
         "entries of a msgpack map or list": msgpack._MOST_ENTRIES,
-        "nesting of an array field in JSON": json._MOST_DIMENSIONS,
+        "nesting of an array field in JSON": checks.MOST_DIMENSIONS,
         "characters of `robot`": 64,
         "characters of a token, at least": 16,
         "requests under way per robot; the server then stops reading it; unless set otherwise": defaults.max_under_way,
@@ -147,6 +216,9 @@ def test_it_names_every_limit_with_its_value() -> None:
     }
     assert {row[0]: int(row[1]) for row in tables(section("Limits"))[0]} == known
     # Those that have no name in the code.
+    for depth, fits in ((6, True), (7, False)):
+        deep = json.loads("[" * depth + "1" + "]" * depth)
+        assert checks.is_plain(deep) is fits
     for length, fits in ((64, True), (65, False)):
         assert _accepts(lambda size=length: read_hello(_hello("x" * size))) is fits
     for length, fits in ((16, True), (15, False)):
@@ -154,7 +226,7 @@ def test_it_names_every_limit_with_its_value() -> None:
 
 
 def _hello(robot: str) -> dict[str, Any]:
-    return {"v": PROTOCOL, "type": "hello", "robot": robot, "tokenizer": "", "spec": {}}
+    return {"v": PROTOCOL, "type": "hello", "robot": robot, "family": None, "spec": {}}
 
 
 def _accepts(make: Any) -> bool:
@@ -165,19 +237,36 @@ def _accepts(make: Any) -> bool:
     return True
 
 
+SEEN = [
+    vectors(3, goal=2, state=7),
+    ObservationSpec({"image.front": Field((3, 5, 3), "uint8", 2), "touch": Field((2, 4), history=0)}, True),
+    # Large enough that 65536 bytes are not.
+    vectors(40, state=700),
+    ObservationSpec({"image": Field((96, 96, 3), "uint8", 0)}),
+]
+
+
 @pytest.mark.parametrize("sequential", [False, True])
-@pytest.mark.parametrize("image", [None, (3, 5)])
-def test_its_formula_of_the_message_bound_is_the_code_s(
-    image: tuple[int, int] | None, sequential: bool, spec: PolicySpec
-) -> None:
-    spec = dataclasses.replace(spec, image=image, sequential=sequential)
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("codes", [3, 90])
+def test_its_formula_of_the_message_bound_is_the_code_s(seen: ObservationSpec, sequential: bool, codes: int) -> None:
+    spec = PolicySpec(seen, seen, 2, codes, 4, 3, 1, "drop", 0.5, 10.0, sequential)
     [(_, formula)] = example("max_message_bytes")
-    height, width = spec.image or (0, 0)
-    sizes = {
-        "T": spec.window, "O": spec.state, "D": spec.goal, "G": spec.codebooks, "K": spec.codes, "n": spec.chunk,
-        "A": spec.actions, "H": height, "W": width, "S": int(sequential), "max": max,
+    families = {family: (x, y) for family, x, y in tables(section("Limits"))[1]}
+    assert {name.strip("`") for name in families} == set(DIALECTS)
+    frames = {name: seen[name] for name in seen.images}
+    cameras = [(field.history or 1, field.shape[0] * field.shape[1]) for field in frames.values()]
+    rest = [field for name, field in seen.fields.items() if name not in frames]
+    sizes: dict[str, Any] = {
+        "G": spec.codebooks, "K": spec.codes, "n": spec.chunk, "A": spec.actions, "S": int(sequential), "max": max,
+        "V": sum(int(np.prod(field.window_shape)) for field in rest), "F": sum(count for count, _ in cameras),
+        "P": sum(count * pixels for count, pixels in cameras), "N": sum(16 + 12 * len(name) for name in seen.fields),
+        "I": int(seen.instruction),
     }  # fmt: skip
-    assert eval(f"({formula})", {"__builtins__": {}}, sizes) == max_message_bytes(spec)
+    nothing: dict[str, Any] = {"__builtins__": {}}
+    for family, dialect in (("codes", of_codes(spec)), ("chunks", of_chunks(seen, spec.chunk, spec.actions))):
+        x, y = (eval(text, nothing, sizes) for text in families[f"`{family}`"])
+        assert eval(f"({formula})", nothing, sizes | {"X": x, "Y": y}) == max_message_bytes(dialect)
 
 
 def test_its_worked_array_is_what_is_sent() -> None:
@@ -191,10 +280,12 @@ def test_its_worked_array_is_what_is_sent() -> None:
 
 
 def test_its_worked_request_is_what_is_sent() -> None:
-    fields = request_fields(InferRequest(7, 100.0, Window(np.array([[0.5, -1.0]], np.float32))))
+    window = Window({"state": np.array([[0.5, -1.0]], np.float32)})
+    request = Request("infer", 7, 100.0, window, StepAddress(3, 0, 12, 40))
+    fields = request_fields(request, vectors(1, state=2))
     dumps = dict(example("infer"))
     assert bytes.fromhex(dumps["hex"]) == msgpack.encode(fields)
-    assert dumps["json"].strip().encode() == json.encode(fields)
+    assert dumps["json"].strip().encode() == wire_json.encode(fields)
 
 
 def philox(key: list[int], counter: list[int]) -> list[int]:
@@ -212,15 +303,18 @@ def test_its_address_of_the_random_numbers_is_enough_to_make_them() -> None:
     [(_, text)] = example("uniforms")
     seed, robot, episode, step = 7, 1, 2, 3
     words = philox([seed, 2], [1, step, episode, robot])  # 0, incremented before the first block
-    assert [word // 2**11 / 2**53 for word in words] == [*itertools.chain(*plain_json.loads(text))]
+    assert [word // 2**11 / 2**53 for word in words] == [*itertools.chain(*json.loads(text))]
     generator = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step)
-    assert generator.random((2, 2)).tolist() == plain_json.loads(text)
+    assert generator.random((2, 2)).tolist() == json.loads(text)
     # The wrong variant: the counter as it stands.
     assert philox([seed, 2], [0, step, episode, robot]) != words
 
 
 def test_its_hello_is_one() -> None:
-    assert read_hello(_hello("arm")) == Hello("arm", "", {})
+    assert read_hello(_hello("arm")) == Hello("arm", None, {})
+    # One that expects nothing is welcome to everything.
+    for dialect in DIALECTS.values():
+        check_hello(read_hello(_hello("arm")), dialect)
 
 
 def test_its_links_lead_somewhere() -> None:

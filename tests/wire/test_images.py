@@ -13,13 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.example_count import example_count
+from tests.wire.dialects import CODES, SPEC, of_codes
 
 from specact.errors import MissingExtraError, WireError
-from specact.families.codes.spec import PolicySpec
+from specact.observation import Field, ObservationSpec
 from specact.wire import json, msgpack
 from specact.wire.images import read_image, to_jpeg
-from specact.wire.protocol import max_message_bytes
 from specact.wire.request import read_request
+from specact.wire.sizes import max_message_bytes
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -48,7 +49,7 @@ def claiming(width: int, height: int) -> bytes:
 
 def test_a_jpeg_is_read_as_pillow_reads_it() -> None:
     frames = gradient()
-    found = read_image(to_jpeg(frames, 90), SHAPE)
+    found = read_image(to_jpeg(frames, 90), "image", SHAPE)
     assert found.dtype == np.uint8
     for frame, file in zip(found, to_jpeg(frames, 90), strict=True):
         np.testing.assert_array_equal(frame, np.asarray(Image.open(io.BytesIO(file)).convert("RGB")))
@@ -57,31 +58,42 @@ def test_a_jpeg_is_read_as_pillow_reads_it() -> None:
     assert sum(map(len, to_jpeg(frames, 10))) < sum(map(len, to_jpeg(frames, 95)))
 
 
-def test_a_request_carries_frames_raw_or_as_jpeg(spec: PolicySpec, examples: dict[str, dict[str, Any]]) -> None:
-    image = examples["infer"]["image"]
+def test_a_request_carries_frames_raw_or_as_jpeg(examples: dict[str, dict[str, Any]]) -> None:
+    seen = examples["infer"]["observation"]
+    image = seen["image"]
     for codec in (msgpack, json):
-        found = read_request(codec.decode(codec.encode(examples["infer"])), spec).window.image
+        found = read_request(codec.decode(codec.encode(examples["infer"])), CODES).window["image"]
         np.testing.assert_array_equal(found, image)
     files = to_jpeg(image, 100)
-    found = read_request(msgpack.decode(msgpack.encode(examples["infer"] | {"image": files})), spec).window.image
-    np.testing.assert_array_equal(found, read_image(files, image.shape))
+    fields = examples["infer"] | {"observation": seen | {"image": files}}
+    found = read_request(msgpack.decode(msgpack.encode(fields)), CODES).window["image"]
+    np.testing.assert_array_equal(found, read_image(files, "image", image.shape))
+
+
+def test_a_single_frame_without_a_history_is_an_array_of_three_axes_or_a_list_of_one_jpeg() -> None:
+    frame = gradient()[0]
+    assert read_image(frame, "image.front", frame.shape).shape == frame.shape
+    assert read_image(to_jpeg(frame[None], 90), "image.front", frame.shape).shape == frame.shape
+    for wrong in (to_jpeg(gradient(), 90), frame[None], [], to_jpeg(frame[None], 90)[0]):
+        with pytest.raises(WireError, match=r"image\.front must be an array of .*"):
+            read_image(wrong, "image.front", frame.shape)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_four_colours_become_rgb(mode: str) -> None:
-    assert read_image([jpeg((16, 12), mode)] * 2, SHAPE).shape == SHAPE
+    assert read_image([jpeg((16, 12), mode)] * 2, "image", SHAPE).shape == SHAPE
 
 
 @pytest.mark.parametrize("file", [jpeg((16, 12), kind=kind) for kind in ("PNG", "GIF", "BMP", "TIFF")] + [b"", b"\xff"])
 def test_other_formats_are_refused(file: bytes) -> None:
     with pytest.raises(WireError, match="not a readable JPEG"):
-        read_image([file] * 2, SHAPE)
+        read_image([file] * 2, "image", SHAPE)
 
 
 @pytest.mark.parametrize("size", [(12, 16), (16, 13), (17, 12), (10_000, 10_000), (65_500, 65_500)])
 def test_a_size_is_refused_by_its_header(size: tuple[int, int]) -> None:
     with pytest.raises(WireError, match=r"must be a JPEG of \(16, 12\) pixels, got \(\d+, \d+\)"):
-        read_image([claiming(*size)] * 2, SHAPE)
+        read_image([claiming(*size)] * 2, "image", SHAPE)
 
 
 def test_the_usual_way_to_open_a_file_would_raise_an_error_of_its_own() -> None:
@@ -117,30 +129,32 @@ def damaged(draw: st.DrawFn) -> bytes:
 @example(file=b"")
 def test_a_damaged_jpeg_is_read_or_refused_and_nothing_else(file: bytes) -> None:
     try:
-        assert read_image([file], (1, *SHAPE[1:])).shape == (1, *SHAPE[1:])
+        assert read_image([file], "image", (1, *SHAPE[1:])).shape == (1, *SHAPE[1:])
     except WireError as error:
         assert error.code == "bad_message"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 4), (96, 96), (240, 320)])
 def test_even_noise_at_the_highest_quality_fits_into_a_message(
-    size: tuple[int, int], spec: PolicySpec, examples: dict[str, dict[str, Any]]
+    size: tuple[int, int], examples: dict[str, dict[str, Any]]
 ) -> None:
-
-    frames = np.random.default_rng(0).integers(0, 256, (spec.window, *size, 3)).astype(np.uint8)
+    camera = Field((*size, 3), "uint8", 2)
+    frames = np.random.default_rng(0).integers(0, 256, camera.window_shape).astype(np.uint8)
     files = []
     for frame in frames:
         file = io.BytesIO()
         Image.fromarray(frame).save(file, "JPEG", quality=100, subsampling=0)
         files.append(file.getvalue())
-    limit = max_message_bytes(dataclasses.replace(spec, image=size))
-    assert len(msgpack.encode(examples["verify"] | {"image": files})) < limit
+    seen = ObservationSpec({**SPEC.target.fields, "image": camera}, instruction=True)
+    limit = max_message_bytes(of_codes(dataclasses.replace(SPEC, target=seen)))
+    observation = examples["verify"]["observation"] | {"image": files}
+    assert len(msgpack.encode(examples["verify"] | {"observation": observation})) < limit
 
 
 def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     files = to_jpeg(gradient(), 90)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    for call in (lambda: to_jpeg(gradient(), 90), lambda: read_image(files, SHAPE)):
+    for call in (lambda: to_jpeg(gradient(), 90), lambda: read_image(files, "image", SHAPE)):
         with pytest.raises(MissingExtraError, match="pillow"):
             call()
-    read_image(gradient(), SHAPE)  # raw frames need nothing
+    read_image(gradient(), "image", SHAPE)  # raw frames need nothing

@@ -82,11 +82,11 @@ class Server:
     offered_hz: float = 1000.0
     """Offered load of the second measurement: requests per second of all clients. The first one is unlimited."""
     seconds: float = 4.0
-    """Of each measurement."""
+    """Duration of each measurement [s]."""
     rounds: int = 3
     """Number of repetitions of each measurement; 0 for the neighbours alone."""
     neighbours: tuple[int, ...] = (0, 8, 32)
-    """Then drive a robot at 20 Hz, deadline 50 ms, beside so many clients that keep 32 requests in flight each."""
+    """Numbers of clients with 32 requests in flight each, beside which one robot runs at 20 Hz, deadline 50 ms."""
     steps: int = 160
     """Steps of that robot for each number of neighbours; 0 for none."""
     soak_s: float = 0.0

@@ -6,14 +6,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, load_gate
 
 if TYPE_CHECKING:
     from specact.families.codes.bundle import Bundle
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 def calibrate(
     bundle: str,
+    env: str | None = None,
     gate: str = "deviation",
     rate: float = 0.6,
     episodes: int = 40,
@@ -30,6 +31,8 @@ def calibrate(
     gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
     retrain: bool = False,
     lessons: int = 100_000,
+    draft: str | None = None,
+    target: str | None = None,
     out: Path | None = None,
     workers: int | None = None,
     json: bool = False,
@@ -40,35 +43,44 @@ def calibrate(
 
     Args:
         bundle: path or name of a bundle.
-        gate: deviation, uncertainty, learned, learned_action, oracle or oracle_action.
+        env: environment, a name or MODULE:TASK; the bundle's own if not given.
+        gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
+            own.
         rate: target share of inferences to transmit.
-        episodes: per round, and for the held-out check.
-        rounds: on states of the gated policy.
+        episodes: number of episodes per round, and for the held-out check.
+        rounds: number of rounds on states of the gated policy.
         seed: random seed.
         retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME.
+        target: likewise.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
-    from specact.families.codes.bundle import load_bundle
     from specact.families.codes.head import HEAD
+    from specact.families.load import load_pair, of_codes
+    from specact.lab.envs import env_of
     from specact.lab.evaluation.calibrate import TOLERANCE, CalibrationRun
     from specact.lab.evaluation.calibrate import calibrate as run
     from specact.lab.rollout.pool import Pool
 
-    if gate not in CALIBRATED:
-        raise unknown_name("gate that can be calibrated", gate, CALIBRATED)
-    loaded = load_bundle(bundle)
+    if not load_gate(gate).calibrated:
+        raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
+    loaded = load_pair(bundle, draft=draft, target=target)
+    world = env or env_of(loaded, None)
     settings = CalibrationRun(rate, episodes, rounds, seed)
-    total, folder = episodes * (rounds + 2), out or loaded.path / "calibration"
+    total = episodes * (rounds + 2)
+    folder = out or Path(loaded.path or ".") / "calibration"
     check_folder(folder)
     with progress_bars() as update, Pool(workers) as pool:
-        if gate.startswith("learned") and (retrain or not (loaded.path / HEAD).exists()):
-            _teach(loaded, lessons, seed, pool, update)
+        if gate.startswith("learned"):
+            codes = of_codes(loaded, f"the gate {gate!r}")
+            if retrain or not (codes.path / HEAD).exists():
+                _teach(codes, world, lessons, seed, pool, update)
         made = run(
             loaded,
-            loaded.env,
+            world,
             gates.settings(gate, loaded),
             settings,
             pool,
@@ -85,13 +97,12 @@ def calibrate(
         f"{made.held_out['episodes']} episodes",
         highlight=False,
     )
-    for form in ("linear", "logarithmic"):
-        fit = model[form]
-        results.print(f"{form} rejection model: slope {fit['slope']:+.3g}, R² {fit['r2']:.2f}", highlight=False)
-    results.print(f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps", highlight=False)
-    if model["linear"]["slope"] < 0:
-        remarks.print(
-            "the slope is negative: this gate transmits steps that the target would have accepted", style="yellow"
+    if "linear" in model:
+        _say_rejection_model(model)
+    else:
+        results.print(
+            f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps",
+            highlight=False,
         )
     if abs(made.held_out["rate"] - rate) > TOLERANCE:
         remarks.print(
@@ -101,13 +112,26 @@ def calibrate(
     results.print(f"written: {path}", highlight=False)
 
 
-def _teach(bundle: Bundle, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]) -> None:
+def _say_rejection_model(model: dict[str, Any]) -> None:
+    for form in ("linear", "logarithmic"):
+        fit = model[form]
+        results.print(f"{form} rejection model: slope {fit['slope']:+.3g}, R² {fit['r2']:.2f}", highlight=False)
+    results.print(f"Spearman {model['spearman']:+.2f}, AUROC {model['auroc']:.2f} over single steps", highlight=False)
+    if model["linear"]["slope"] < 0:
+        remarks.print(
+            "the slope is negative: this gate transmits steps that the target would have accepted", style="yellow"
+        )
+
+
+def _teach(
+    bundle: Bundle, env: str, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]
+) -> None:
     """Trains the bundle's target head in a folder of its own, which is removed when the head is there."""
     from specact.lab.rollout.distillation import collector
     from specact.lab.train.head import HeadRecipe, teach_head
 
     folder = bundle.path / "gate"
-    metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update), folder, update)
+    metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update, env), folder, update)
     shutil.rmtree(folder)
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"target head, held out: {numbers}", highlight=False)

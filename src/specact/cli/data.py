@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
+
+if TYPE_CHECKING:
+    from specact.lab.data.episodes import Episodes
+    from specact.observation import Field, ObservationSpec
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,8 @@ class Info:
 
     path: tyro.conf.Positional[Path]
     """npz file, zarr replay buffer, LeRobot dataset folder (v2.1, v3.0), or robomimic HDF5 file."""
+    recipe: Path | None = None
+    """A recipe: show the data as it reads them, in its environment's terms, and what each of its policies sees."""
     json: bool = False
     """Print the description as JSON."""
 
@@ -25,15 +31,34 @@ class Info:
         from specact.lab.data.info import describe
         from specact.lab.data.readers import read
 
-        description = describe(read(self.path), self.path)
+        episodes, seen = (read(self.path), {}) if self.recipe is None else self._as_the_recipe_reads_them(self.recipe)
+        description = describe(episodes, self.path)
         if self.json:
-            print_json(description.as_dict())
+            policies = {} if self.recipe is None else {"policies": {who: spec.describe() for who, spec in seen.items()}}
+            print_json(description.as_dict() | policies)
             return
         for name, value in description.as_dict().items():
             if name != "warnings":
                 results.print(f"{name:18} {_short(value)}", highlight=False, soft_wrap=True)
+        for who, spec in seen.items():
+            fields = ", ".join(f"{name} {_window(field)}" for name, field in spec.fields.items())
+            results.print(f"policy {who:11} sees {fields}", highlight=False, soft_wrap=True)
         for warning in description.warnings:
             remarks.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+
+    def _as_the_recipe_reads_them(self, path: Path) -> tuple[Episodes, dict[str, ObservationSpec]]:
+        from specact.lab.data.generate import demonstrations
+        from specact.lab.envs import load_task
+        from specact.lab.train.flow_recipe import load_any_recipe
+        from specact.lab.train.sees import observation_of
+
+        recipe, policies = load_any_recipe(path)
+        task = None if recipe.env is None else load_task(recipe.env)
+        made = demonstrations(
+            task, [self.path], 0, 0.0, recipe.seed, sources=recipe.observations, rate_hz=recipe.rate_hz
+        )
+        seen = {who: observation_of(policy, recipe, made, f"policy {who!r}") for who, policy in policies.items()}
+        return made, seen
 
 
 @dataclass(frozen=True)
@@ -41,7 +66,7 @@ class Generate:
     """Generate demonstrations with a scripted expert."""
 
     env: tyro.conf.Positional[str]
-    """A task with a scripted expert: ball, ball-chase, swarm or peg."""
+    """A task with a scripted expert: ball, ball-chase, swarm, peg, or MODULE:TASK for one of your own."""
     out: Path
     """The .npz file to write."""
     episodes: int = 200
@@ -80,6 +105,12 @@ def data(
 ) -> None:
     """Describe or generate demonstrations."""
     action.run()
+
+
+def _window(field: Field) -> str:
+    """What a policy sees of an observation, as a person wants to read it."""
+    shape = " x ".join(str(size) for size in field.shape)
+    return f"[{shape}] {field.dtype}, " + (f"the last {field.history}" if field.history else "the newest")
 
 
 def _short(value: Any) -> str:

@@ -34,6 +34,8 @@ def eval_(
     deadline_ms: float = 200.0,
     mse: bool = False,
     data: Path | None = None,
+    draft: str | None = None,
+    target: str | None = None,
     workers: int | None = None,
     json: bool = False,
 ) -> None:
@@ -42,18 +44,18 @@ def eval_(
     Args:
         bundle: path or name of a bundle.
         out: run folder: manifest.json, summary.json, episodes/ and steps/ as Parquet.
-        env: environment; the bundle's own if not given.
+        env: environment, a name or MODULE:TASK; the bundle's own if not given.
         methods: comma-separated: draft, head_draft, target, target_on_device, hybrid, random, plain_random,
             random_learned, head_random, adahi, gated_target, uncertainty, learned, learned_action, oracle,
-            oracle_action.
+            oracle_action, or MODULE:GATE to verify where a gate of your own asks for it.
         episodes: number of episodes per method.
         seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
-            forced steps, random_learned and head_random at the learned gate's, plain_random by chance alone.
+            forced steps, random_learned and head_random at the learned gate's, plain_random without forced steps.
         link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
             specact proxy --help.
         offset: offset of verified steps: target, or the ablations draft and stale.
-        overlap: send a request before its draft is computed if the gate's forecast predicts it.
+        overlap: send a request before its draft is computed if the gate is predicted to transmit.
         draft_ms: accounted time of a draft inference; measured if not given.
         gate_ms: accounted time of a gate's decision; measured for each gate if not given.
         head_ms: accounted time of the learned gate's head where it is the draft; measured if not given.
@@ -64,6 +66,8 @@ def eval_(
         deadline_ms: with --realtime: how long a step waits for the target.
         mse: also measure each method's error along the demonstrations that were kept back in training.
         data: with --mse: folder that the recipe's data paths are relative to.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME.
+        target: likewise.
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
@@ -76,7 +80,7 @@ def eval_(
         offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, gate_ms=gate_ms, head_ms=head_ms,
         target_ms=target_ms, kappa=kappa,
         realtime=realtime, wire=wire, deadline_ms=deadline_ms,
-        mse=mse, data=None if data is None else str(data),
+        mse=mse, data=None if data is None else str(data), draft=draft, target=target,
     )  # fmt: skip
     with Pool(workers) as pool, progress_bars() as update:
         summary = evaluate(what, out, update, pool, command=command_line())

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from specact.cli.output import remarks
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
-from specact.gates import Always, DriftAlarm, Never
+from specact.families.load import AnyPair
+from specact.gates import DriftAlarm
 from specact.gates.audit import Shadow, expected_true_skip
 from specact.gates.calibration import calibrated_gate, find_calibration
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
 from specact.gates.gate import Gate
-from specact.gates.settings import BUNDLES_OWN
+from specact.gates.settings import BUNDLES_OWN, load_gate
 from specact.types import StepRecord
 from specact.wire.sizes import exchange_bytes
 
 
 def wanted_budget(
-    hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: Bundle, inferences_hz: float
+    hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: AnyPair, inferences_hz: float
 ) -> Budget | None:
     """What is to be held, if anything.
 
@@ -36,21 +37,22 @@ def wanted_budget(
     return RateBudget(rate) if hold else None
 
 
-def deciding_gate(bundle: Bundle, name: str, rate: float, budget: Budget | None) -> Gate:
+def deciding_gate(bundle: AnyPair, name: str, rate: float, budget: Budget | None) -> Gate:
     """The calibrated gate of this rate, or one under a controller where there is a budget.
 
     Raises:
-        ConfigError: if that gate has no threshold to control, or the bundle no calibration.
+        ConfigError: if there is no such gate, it has no threshold to control, or the bundle has no calibration.
     """
-    plain = {"always": Always, "never": Never}
-    if budget is None:
-        return plain[name]() if name in plain else calibrated_gate(bundle, name, rate)
-    if name in plain:
+    if load_gate(name).calibrated:
+        if budget is None:
+            return calibrated_gate(bundle, name, rate)
+        return Controller(BUNDLES_OWN.settings(name, bundle).build(bundle), budget)
+    if budget is not None:
         raise ConfigError(f"--gate {name} has no threshold, so it cannot hold a budget; choose another gate")
-    return Controller(BUNDLES_OWN.settings(name, bundle).build(bundle), budget)
+    return replace(BUNDLES_OWN.settings(name, bundle), threshold=rate).build(bundle)
 
 
-def watching_shadow(bundle: Bundle, gate: str, rate: float | None) -> Shadow:
+def watching_shadow(bundle: AnyPair, gate: str, rate: float | None) -> Shadow:
     """With an alarm where a calibration says what is to be expected."""
     calibration = None if rate is None else find_calibration(bundle, gate, rate)
     if rate is None or calibration is None:

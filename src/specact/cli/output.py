@@ -77,8 +77,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
             f"{success['low']:.2f}-{success['high']:.2f}",
             *(() if binary else (f"{m['score']['mean']:.3f}",)),
             f"{m['transmission_rate']:.2f}",
-            _optional(m["true_skip_ratio"]),
-            f"{m['gated_loss']:.3f}",
+            _optional(m.get("true_skip_ratio")),
+            f"{m['gated_loss']:.3f}" if "gated_loss" in m else "-",
             _optional(m["action_change_loss"]),
             f"{m['latency']['per_action_ms']:.2f}",
         )

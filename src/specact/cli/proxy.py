@@ -40,7 +40,7 @@ def proxy(
         seed: random seed of delays and losses.
         netem: instead of a relay, configure netem on this network device until the command ends; needs root. Supports
             constant link parameters only, without outages and recordings.
-        end: with --netem: the end of the link that this machine is.
+        end: with --netem: which end of the link this machine is.
         allow_remote: allow a --listen address that other machines can reach. The relay has no authentication.
     """
     model = load_link(link)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from specact.errors import ConfigError, MissingExtraError, ObservationError
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
+from specact.plugins import make_object
 
 # What is told of verdicts that nobody waited for.
 LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
@@ -26,9 +25,10 @@ LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
 def run(
     bundle: str,
     server: str = "ws://127.0.0.1:8600",
+    draft: str | None = None,
     robot: str | None = None,
     env: str | None = None,
-    gate: Literal["deviation", "uncertainty", "learned", "learned_action", "always", "never"] = "deviation",
+    gate: str = "deviation",
     rate: float = 0.6,
     hold: bool = False,
     latency_budget_ms: float | None = None,
@@ -54,39 +54,42 @@ def run(
 ) -> None:
     """Run a real or simulated robot with a server in real time, at its control rate.
 
-    The robot is always stopped at the end: with its stop() method if it has one, otherwise with the stop action. The
-    exit status is 0 after the given time, 2 after an error (1 if the robot raised it), and 130, 143 or 129 after
-    Ctrl-C, SIGTERM or SIGHUP. The summary is printed in each case, if the robot has acted.
+    The robot is stopped at the end, with its stop() method if it has one, otherwise with the stop action. With neither,
+    the last action stays in force. The exit status is 0 after the given time, 2 after an error (1 if the robot raised
+    it), and 130, 143 or 129 after Ctrl-C, SIGTERM or SIGHUP. The summary is printed in each case, if the robot has
+    acted.
 
     Args:
         bundle: path or name of the bundle on this device; the server must serve the same one.
         server: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port.
+        draft: of a pair of chunk policies, where the pair does not hold it: MODULE:NAME.
         robot: MODULE:CLASS with observe() and act(action), optionally stop(), created without arguments; a
             simulated robot if not given.
-        env: environment of the simulated robot; the bundle's own if not given.
-        gate: gate that selects the steps sent to the server.
+        env: environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given.
+        gate: selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always,
+            never, or MODULE:GATE for one of your own.
         rate: wanted share of inferences to transmit.
         hold: hold that rate online, also under drift; needs no calibration.
         latency_budget_ms: hold this mean time of an inference instead of a rate.
         link_share_kbit: hold this share of the link, in kbit/s of requests and replies, instead of a rate.
         audit_rate: share of the skipped steps that are verified anyway, to measure the cost of skipping; 0.02 is
             sufficient.
-        deadline_ms: how long a step waits for the target; one control period if not given, with --late all that a
-            chunk of actions takes.
+        deadline_ms: how long a step waits for the target; if not given, one control period, with --late the
+            duration of a chunk of actions.
         on_miss: what is executed if the target does not reply in time. Without a usable observation there is no draft,
             and execute_draft holds the last action.
         max_consecutive_misses: after more than this the robot stops; steps without a usable observation count.
         stop_action: action that makes this robot stand still; it is sent at the end, unless the robot has stop().
             Required if a miss can stop the robot.
         max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred again, as
-            after a stall. If not given: what a chunk of actions takes, and the longer of deadline and control period.
-        overlap: send a request before its draft is computed if the gate's forecast predicts it.
+            after a stall. If not given: the duration of a chunk plus the longer of deadline and control period.
+        overlap: send a request before its draft is computed if the gate is predicted to transmit.
         late: never wait for the server: execute the draft immediately; a verdict corrects the rest of the chunk of
             actions when it arrives.
-        sampling: on the device, or on the server as in the paper.
+        sampling: where codes are sampled: on the device, or on the server as in the paper.
         rate_hz: control rate; the bundle's own if not given.
         episodes: number of episodes of a simulated robot.
-        seconds: how long a real robot is driven.
+        seconds: how long a real robot runs [s].
         token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
         ca: PEM file of the authority that signed the server's certificate, for wss and https.
         jpeg_quality: send camera frames as JPEG of this quality, 1 to 95; raw if not given.
@@ -96,7 +99,7 @@ def run(
     """
     from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
     from specact.clock import RealClock
-    from specact.families.codes.bundle import load_bundle
+    from specact.families.load import load_pair
     from specact.gates.prefetch import Forecast
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Line
@@ -110,10 +113,10 @@ def run(
     ):  # fmt: skip
         if value is not None and not 0.0 < value < math.inf:
             raise ConfigError(f"--{option} must be positive and finite, got {value}")
-    loaded = load_bundle(bundle)
+    loaded = load_pair(bundle, draft=draft)
     still = None if stop_action is None else np.array(stop_action, np.float32)
-    period_s = 1.0 / (loaded.spec.rate_hz if rate_hz is None else rate_hz)
-    chunk_s = period_s * loaded.spec.execute
+    period_s = 1.0 / (loaded.rate_hz if rate_hz is None else rate_hz)
+    chunk_s = period_s * loaded.execute
     deadline_s = (chunk_s if late else period_s) if deadline_ms is None else deadline_ms / 1e3
     # With --late the draft's actions run at once.
     age_s = chunk_s + (period_s if late else max(period_s, deadline_s))
@@ -157,7 +160,7 @@ def run(
             seed=seed,
         )
         line.report = policy.counts
-        real = None if robot is None else _make(robot)
+        real = None if robot is None else make_object(robot, "robot", ("observe", "act"))
 
         def drive(driven: Robot, proceed: Callable[[], bool]) -> None:
             run_loop(driven, policy, period_s, RealClock(), lambda: proceed() and not policy.stopped, note)
@@ -167,7 +170,7 @@ def run(
                 until = time.monotonic() + seconds
                 drive(real, lambda: time.monotonic() < until)
             else:
-                simulated, start_of = _simulated(env or loaded.env)
+                simulated, start_of = _simulated(env, loaded)
                 with progress_bars() as update:
                     for episode in range(episodes):
                         update("episodes", episode, episodes)
@@ -248,34 +251,11 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def _make(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    # A robot's module usually lies where the command is given.
-    sys.path.insert(0, str(Path.cwd()))
-    # Anything can go wrong in somebody else's module.
+def _simulated(env: str | None, bundle: Any) -> tuple[Any, Any]:
     try:
-        kind = getattr(importlib.import_module(module), attribute or "")
-    except Exception as error:
-        raise ConfigError(
-            f"--robot {path!r} cannot be imported as MODULE:CLASS: {type(error).__name__}: {error}"
-        ) from error
-    try:
-        made = kind()
-    except Exception as error:
-        raise ConfigError(
-            f"--robot {path!r} cannot be created: {type(error).__name__}: {error}; {module}.{attribute}() must work "
-            "without arguments; check that the device is connected and not in use"
-        ) from error
-    if not callable(getattr(made, "observe", None)) or not callable(getattr(made, "act", None)):
-        raise ConfigError(f"--robot {path!r} must have the methods observe() and act(action)")
-    return made
-
-
-def _simulated(env: str) -> tuple[Any, Any]:
-    try:
-        from specact.lab.envs import load_task
+        from specact.lab.envs import env_of, load_task
         from specact.lab.envs.robot import SimulatedRobot
         from specact.lab.rollout.rollout import start_of
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
-    return SimulatedRobot(load_task(env)), start_of
+    return SimulatedRobot(load_task(env or env_of(bundle, None))), start_of

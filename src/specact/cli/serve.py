@@ -1,4 +1,4 @@
-"""``specact serve`` puts a bundle's target where robots can ask it."""
+"""``specact serve`` puts a target where robots can query it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from specact.errors import ConfigError
 
 
 def serve(
-    bundle: str,
+    bundle: str | None = None,
+    policy: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8600,
     token_file: Path | None = None,
@@ -28,11 +29,14 @@ def serve(
     log_steps: bool = False,
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
+    steps: int = 10,
 ) -> None:
-    """Serve a bundle's target to robots: WebSocket stream, JSON over HTTP, /healthz, /metrics and a status page.
+    """Serve a target to robots: WebSocket stream, JSON over HTTP, /healthz, /metrics and a status page.
 
     Args:
-        bundle: path or name of a bundle.
+        bundle: path or name of a bundle, whose target is served.
+        policy: instead, any chunk policy: MODULE:NAME, a .toml file that describes an ONNX file, a flow bundle, or
+            BUNDLE#target.
         host: address to listen on; one that other machines can reach needs a token.
         port: port to listen on; 0 selects a free one.
         token_file: file with the bearer token that devices must send; the variable SPECACT_TOKEN if not given.
@@ -50,8 +54,9 @@ def serve(
         log_steps: also one line about each answered request.
         provider: execution provider of ONNX Runtime, such as CUDAExecutionProvider.
         threads: threads of one inference.
+        steps: Euler steps of a flow policy.
     """
-    from specact.families.codes.bundle import load_bundle
+    from specact.families.load import load_responder
     from specact.server.serve import serve as run
     from specact.server.service import Service
     from specact.server.settings import ServerSettings
@@ -62,7 +67,10 @@ def serve(
         max_robots=max_robots, max_pending=max_pending, max_per_address=max_per_address,
         access_log=access_log, log_steps=log_steps,
     )  # fmt: skip
-    service = Service(load_bundle(bundle, provider=provider, threads=threads).responder, settings)
+    if (bundle is None) == (policy is None):
+        raise ConfigError("give either --bundle or --policy, the target to serve")
+    responder = load_responder(str(policy or bundle), steps=steps, provider=provider, threads=threads)
+    service = Service(responder, settings)
 
     def announce(url: str) -> None:
         page = url.replace("ws", "http", 1)

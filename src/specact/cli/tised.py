@@ -34,7 +34,7 @@ class Sweep:
     levers: tuple[str, ...]
     """NAME, or NAME=STRENGTH,...; specact tised levers lists them."""
     task: str | None = None
-    """Environment; the bundle's own if not given."""
+    """Environment, a name or MODULE:TASK; the bundle's own if not given."""
     paces: tuple[float, ...] = (0.0,)
     """How fast the environment changes by itself, in the task's unit."""
     hardware: tuple[str, ...] = ("this-machine",)
@@ -44,7 +44,7 @@ class Sweep:
     steps: int = 10
     """Euler steps of a flow policy, wherever they are not the lever."""
     execute: int | None = None
-    """Actions played of a chunk; as the pair does, and half of a flow's chunk, if not given."""
+    """Actions executed of each chunk; if not given, the bundle's own, for a flow policy half of the chunk."""
     episodes: int = 200
     """Number of paired episodes for each setting."""
     seed: int = 1
@@ -52,20 +52,21 @@ class Sweep:
     idle: tuple[Literal["hold", "last", "neutral"], ...] = ("hold",)
     """What the robot does while it waits, each in turn: the task's holding action, the last command, or zeros."""
     calibration_episodes: int = 40
-    """Per round, to calibrate each gate that holds a rate at each place where it runs, and to check it."""
+    """Episodes per round to calibrate a gate, and to check it, for each pace, idle, hardware and link."""
     target_ms: float | None = None
     """Time of a server's inference, whatever the robot's hardware."""
     workers: int | None = None
     """Processes; one per core if not given."""
 
     def run(self) -> None:
+        from specact.lab.envs import env_of
         from specact.lab.tised.curves import ON_BOARD
         from specact.lab.tised.levers import settings_of
         from specact.lab.tised.records import read_manifest
         from specact.lab.tised.sweep import Sweep as Request
         from specact.lab.tised.sweep import run_sweep
 
-        subject = _subject(self.bundle, self.steps, self.execute, self.out)
+        subject = _subject(self.bundle, self.task, self.steps, self.execute, self.out)
         asked = [lever.partition("=") for lever in self.levers]
         what = Request(
             fingerprint=subject.bundle.fingerprint,
@@ -73,7 +74,7 @@ class Sweep:
                 setting for name, given, numbers in asked
                 for setting in settings_of(name, subject, _numbers(numbers) if given else None)
             ),
-            task=self.task or subject.bundle.env,
+            task=self.task or env_of(subject.bundle, None),
             paces=self.paces,
             hardware=self.hardware,
             links=self.links or (ON_BOARD,),
@@ -100,7 +101,7 @@ class Analyse:
     out: Path | None = None
     """Folder for analysis.json and the figures (PNG, SVG, CSV); the first sweep's own if not given."""
     figures: bool = True
-    """Whether to draw them."""
+    """Draw the figures."""
     json: bool = False
     """Print everything as JSON."""
 
@@ -138,9 +139,9 @@ class Explain:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of sweeps."""
     lever: str
-    """Its name."""
+    """Name of the lever."""
     strength: float
-    """Of the setting."""
+    """Strength of the setting."""
     pace: float | None = None
     """Only at this pace."""
     idle: str | None = None
@@ -198,9 +199,10 @@ def tised(
     action.run()
 
 
-def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject:
+def _subject(bundle: str, task: str | None, steps: int, execute: int | None, out: Path) -> Subject:
     from specact.families.chunks.bundle import FlowBundle, load_flow
     from specact.families.codes.bundle import find_bundle, load_bundle
+    from specact.lab.envs import env_of
     from specact.lab.tised.drivers import driver_of
     from specact.lab.tised.settings import Subject
     from specact.lab.tised.windows import typical_windows
@@ -215,7 +217,7 @@ def _subject(bundle: str, steps: int, execute: int | None, out: Path) -> Subject
         raise ConfigError(f"--execute must be at least 1, got {execute}")
     played = execute
     driver = driver_of(loaded, steps)
-    variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, loaded.env, played))
+    variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, env_of(loaded, task), played))
     return Subject(loaded, played, variants, steps)
 
 

@@ -19,6 +19,7 @@ def train(
     *,
     out: Path,
     distil: str | None = None,
+    env: str | None = None,
     lessons: int = 100_000,
     data: Path = Path(),
     threads: Annotated[
@@ -34,14 +35,13 @@ def train(
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: instead of a recipe: a bundle, by path or name. Makes NAME-distilled, whose draft is trained on the
             target's output in states of the gated policy.
+        env: with --distil: environment, a name or MODULE:TASK; the bundle's own if not given.
         lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
         data: folder that the recipe's data paths are relative to.
         json: print the result as JSON.
     """
-    from specact.lab.train.flow_recipe import load_flow_recipe
+    from specact.lab.train.flow_recipe import FlowRecipe, load_any_recipe
     from specact.lab.train.flow_train import train_flow
-    from specact.lab.train.recipe import load_recipe
-    from specact.lab.train.toml import read_toml
     from specact.lab.train.train import train as train_pairs
 
     if (recipe is None) == (distil is None):
@@ -51,18 +51,18 @@ def train(
     check_folder(out)
     if recipe is None:
         assert distil is not None
-        path = _distil(distil, lessons, out, threads)
+        path = _distil(distil, env, lessons, out, threads)
         if json:
             print_json({"bundles": [str(path)]})
         else:
             remarks.print(f"bundle: {path}", highlight=False)
         return
-    flow = "kind" in read_toml(recipe)
+    what, _ = load_any_recipe(recipe)
     with progress_bars() as update:
-        if flow:
-            made = train_flow(load_flow_recipe(recipe), data, out, update, threads=threads)
+        if isinstance(what, FlowRecipe):
+            made = train_flow(what, data, out, update, threads=threads)
         else:
-            made = train_pairs(load_recipe(recipe), data, out, update, threads=threads)
+            made = train_pairs(what, data, out, update, threads=threads)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return
@@ -73,12 +73,12 @@ def train(
         remarks.print(f"bundle: {path}", highlight=False)
 
 
-def _distil(name_or_path: str, lessons: int, out: Path, threads: int) -> Path:
+def _distil(name_or_path: str, env: str | None, lessons: int, out: Path, threads: int) -> Path:
     from specact.families.codes.bundle import load_bundle
     from specact.lab.rollout.distillation import collector
     from specact.lab.rollout.pool import Pool
     from specact.lab.train.distil import DistilRecipe, distil
 
     with progress_bars() as update, Pool() as pool:
-        roll = collector(lessons, pool, update)
+        roll = collector(lessons, pool, update, env)
         return distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update, threads=threads)

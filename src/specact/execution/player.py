@@ -64,7 +64,9 @@ class ChunkPlayer:
             # The chunk ``age`` inferences old predicts this step at its position ``played + age * execute``.
             reach = [(pair[1], self._played + age * self._execute) for age, pair in enumerate(reversed(self._chunks))]
             votes = [chunk[at] for chunk, at in reach if at < len(chunk)]
-            while len(self._chunks) > len(votes):
+            # The oldest that are used up; a shorter chunk in between may be used up before a longer one that is older.
+            while reach[-1][1] >= len(reach[-1][0]):
+                reach.pop()
                 self._chunks.popleft()
             executed = np.asarray(np.mean(votes, axis=0, dtype=np.float32))
         else:

@@ -62,7 +62,7 @@ class RunningMean:
         self._count, self._sum, self._variance = 0, 0.0, 0.0
 
     def take(self, value: float) -> None:
-        """Takes in a value in [0, 1]."""
+        """Adds a value in [0, 1]."""
         guess = (self._sum + 0.5) / (self._count + 1)
         self._variance += (value - guess) ** 2
         self._count += 1
@@ -83,7 +83,7 @@ class Shadow:
 
     Each such step is audited with the same probability, so the estimate is unbiased as long as the probability stays.
     Audits without an answer are left out and counted; that misses have nothing to do with R(z) is then assumed.
-    Meaningful with exact speculative verification, whose verdicts carry rejection probabilities.
+    With action codes an audit gives the probability that all of them are kept, which varies less than whether they are.
 
     Args:
         alarm: on the values ``1 - R(z)`` of the audits; None for none. Its guarantee needs audits so far apart that one
@@ -100,13 +100,13 @@ class Shadow:
         self._mean = RunningMean(error_rate)
 
     def take(self, record: StepRecord) -> bool:
-        """Takes in any inference; True if it raises the alarm."""
+        """Records any inference; True if it raises the alarm."""
         if record.decision.reason != "audit":
             return False
         if record.outcome is None:
             self.missed += 1
             return False
-        kept = 1.0 - record.outcome.evidence.verdict.rejected_any
+        kept = record.outcome.kept
         self._mean.take(kept)
         return self.alarm is not None and self.alarm.take(kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,8 +15,15 @@ from specact.types import Proposal
 class Never(Gate):
     """Never transmits: the draft alone."""
 
+    calibrated: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__(math.inf, force_first=False)
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Never:
+        """It has no settings."""
+        return cls()
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """Always 0."""
@@ -25,8 +33,15 @@ class Never(Gate):
 class Always(Gate):
     """Transmits every step: hybrid inference without a gate."""
 
+    calibrated: ClassVar[bool] = False
+
     def __init__(self) -> None:
         super().__init__(-math.inf, force_first=False)
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Always:
+        """It has no settings."""
+        return cls()
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """Always 0."""
@@ -41,11 +56,18 @@ class Random(Gate):
         max_skips, force_first: see :class:`~specact.gates.gate.Gate`; what they force comes on top of the rate.
     """
 
+    calibrated: ClassVar[bool] = False
+
     def __init__(self, rate: float, *, max_skips: int | None = None, force_first: bool = False) -> None:
         if not 0.0 <= rate <= 1.0:
             raise ConfigError(f"a transmission rate must lie in [0, 1], got {rate}")
         super().__init__(1.0 - rate, max_skips=max_skips, force_first=force_first)
         self.rate = rate
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, *, tie_probability: float = 0.0, **settings: Any) -> Random:
+        """Its settings' threshold is the rate; it has no ties."""
+        return cls(threshold, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """A uniform number in (0, 1]."""

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
-from specact.families.codes.bundle import Bundle
-from specact.files import write_json
+from specact.families.load import AnyPair
+from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
 
@@ -75,10 +75,10 @@ class Calibration:
 
 def file_name(gate: str, rate: float) -> str:
     """Name of a calibration's file."""
-    return f"{gate}-{rate:.2f}.json"
+    return f"{file_stem(gate)}-{rate:.2f}.json"
 
 
-def read_calibration(path: Path, bundle: Bundle) -> Calibration:
+def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
     """Reads a calibration and refuses one made for other weights.
 
     Raises:
@@ -90,6 +90,12 @@ def read_calibration(path: Path, bundle: Bundle) -> Calibration:
         calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate") from None
+    # Whoever asks for a gate by name gets that one: a bundle cannot name somebody else's code in its place.
+    if file_name(calibration.settings.name, calibration.rate) != path.name:
+        raise BundleError(
+            f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}, which "
+            "its name does not say; make it again with: specact calibrate"
+        )
     if calibration.fingerprint != bundle.fingerprint:
         raise BundleError(
             f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.path} has "
@@ -98,18 +104,20 @@ def read_calibration(path: Path, bundle: Bundle) -> Calibration:
     return calibration
 
 
-def find_calibration(bundle: Bundle, gate: str, rate: float) -> Calibration | None:
+def find_calibration(bundle: AnyPair, gate: str, rate: float) -> Calibration | None:
     """The calibration stored in the bundle for this gate and rate, or None."""
+    if bundle.path is None:
+        return None
     path = bundle.path / "calibration" / file_name(gate, rate)
     return read_calibration(path, bundle) if path.is_file() else None
 
 
-def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
+def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
     """A gate that holds a transmission rate, from the bundle's stored calibration.
 
     Args:
         bundle: the policies.
-        gate: one of :data:`~specact.gates.settings.CALIBRATED`.
+        gate: one of :data:`~specact.gates.settings.CALIBRATED`, or ``MODULE:GATE``.
         rate: wanted share of inferences to transmit, in (0, 1).
 
     Raises:
@@ -118,7 +126,8 @@ def calibrated_gate(bundle: Bundle, gate: str, rate: float) -> Gate:
     """
     calibration = find_calibration(bundle, gate, rate)
     if calibration is None:
-        stored = sorted(path.stem for path in (bundle.path / "calibration").glob("*.json"))
+        folder = None if bundle.path is None else bundle.path / "calibration"
+        stored = sorted(path.stem for path in folder.glob("*.json")) if folder is not None else []
         raise ConfigError(
             f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}; "
             f"it has {', '.join(stored) or 'none'}. Make one with: "

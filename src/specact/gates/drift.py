@@ -52,7 +52,7 @@ class DriftAlarm:
         self._evidence = np.zeros(2 * len(_STAKES))
 
     def take(self, value: float) -> bool:
-        """Takes in a value in [0, 1]; True if this one raises the alarm."""
+        """Adds a value in [0, 1]; True if this one raises the alarm."""
         if self.raised:
             return False
         self._evidence = (self._evidence + 1.0) * (self._offsets + self._slopes * value)

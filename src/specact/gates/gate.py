@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ class Gate(ABC):
 
     A subclass gives the score; this class turns it into a decision. A gate belongs to one robot: call :meth:`reset`
     when an episode starts, :meth:`decide` before and :meth:`learn` after every inference, and :meth:`update` once per
-    executed action.
+    executed action. :func:`specact.contracts.check_gate` checks a subclass.
 
     Args:
         threshold: a step is transmitted if its score is above this.
@@ -33,6 +33,12 @@ class Gate(ABC):
     Raises:
         ConfigError: for a value outside its range.
     """
+
+    calibrated: ClassVar[bool] = True
+    """Whether its threshold comes from a calibration for a transmission rate."""
+
+    family: ClassVar[str | None] = None
+    """The family whose evidence it reads; None for a gate that looks at actions alone and serves every family."""
 
     def __init__(
         self,
@@ -56,6 +62,17 @@ class Gate(ABC):
         self.audit_rate = audit_rate
         self._skips = 0
         self._first = True
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        """A gate for one robot, from stored settings. Override it if the gate needs something of the pair.
+
+        Args:
+            pair: the bundle of the policies.
+            threshold: of a gate that is not calibrated, the transmission rate.
+            settings: keywords of the constructor, ``tie_probability`` and ``max_skips`` among them.
+        """
+        return cls(threshold, **settings)
 
     @abstractmethod
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:

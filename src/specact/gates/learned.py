@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from specact.families.codes.head import TargetHead
+from specact.errors import BundleError
+from specact.families.codes.head import HEAD, TargetHead, load_head
 from specact.families.codes.values import CodeDistribution
+from specact.gates.gate import Gate
 from specact.gates.rejection import Lookahead
 from specact.types import Proposal
 
@@ -25,6 +27,22 @@ class Learned(Lookahead):
         super().__init__(threshold, **settings)
         self.weights = head.fingerprint
         self._head = head
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        """With the head that the pair's bundle holds.
+
+        Raises:
+            BundleError: if that head is not the one of the fingerprint ``weights``, a setting.
+            ConfigError: if the bundle has none.
+        """
+        head, weights = load_head(pair), settings.pop("weights")
+        if head.fingerprint != weights:
+            raise BundleError(
+                f"{pair.path / HEAD} has fingerprint {head.fingerprint}, but the gate was calibrated for {weights}; "
+                f"calibrate again with: specact calibrate --bundle {pair.path} --gate learned"
+            )
+        return super().for_pair(pair, threshold, head=head, **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
         """The head's estimate of what the target would say."""

@@ -48,7 +48,7 @@ class Forecast:
         return self._shares[-3 if self._last is None else self._last] > self._limit
 
     def learn(self, decision: Decision) -> None:
-        """Takes in what the gate decided."""
+        """Learns from the gate's decision."""
         if self._last is not None and decision.reason not in ("first", "max_skips"):
             self._shares[self._last] += _MEMORY * (decision.transmit - self._shares[self._last])
         self._last = _place(decision)

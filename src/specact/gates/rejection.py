@@ -35,6 +35,8 @@ class Lookahead(Gate):
         ConfigError: for an unknown quantity.
     """
 
+    family = "codes"
+
     def __init__(
         self, threshold: float, *, tokenizer: ActionTokenizer, on: Quantity = "rejection", **limits: Any
     ) -> None:
@@ -43,6 +45,11 @@ class Lookahead(Gate):
             raise unknown_name("quantity to judge a step by", on, get_args(Quantity))
         self.on = on
         self._tokenizer = tokenizer
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        """With the pair's tokenizer."""
+        return cls(threshold, tokenizer=pair.tokenizer, **settings)
 
     @abstractmethod
     def target(self, proposal: Proposal) -> CodeDistribution:

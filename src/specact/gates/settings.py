@@ -4,36 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from inspect import isabstract
 from typing import Any, Literal, get_args
 
-from specact.errors import BundleError, ConfigError, unknown_name
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.head import HEAD, head_fingerprint, load_head
-from specact.families.codes.spec import CodePolicy
-from specact.gates.baseline import Always, Never, Random
-from specact.gates.deviation import ActionDeviation, Reading, Source
+from specact.errors import ConfigError, SpecactError, unknown_name
+from specact.families.codes.head import head_fingerprint
+from specact.families.codes.spec import InfersCodes
+from specact.families.load import AnyPair, of_codes
+from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
-from specact.gates.learned import Learned
-from specact.gates.oracle import Oracle
-from specact.gates.uncertainty import Kind, Uncertainty
+from specact.gates.uncertainty import Kind
+from specact.plugins import is_plugin, load_object
 
-# The gates that need a threshold, and so a calibration.
-CALIBRATED = ("deviation", "uncertainty", "learned", "learned_action", "oracle", "oracle_action")
+GATES = {
+    "never": "specact.gates.baseline:Never",
+    "always": "specact.gates.baseline:Always",
+    "random": "specact.gates.baseline:Random",
+    "deviation": "specact.gates.deviation:ActionDeviation",
+    "uncertainty": "specact.gates.uncertainty:Uncertainty",
+    "learned": "specact.gates.learned:Learned",
+    "learned_action": "specact.gates.learned:Learned",
+    "oracle": "specact.gates.oracle:Oracle",
+    "oracle_action": "specact.gates.oracle:Oracle",
+}
+
+
+def load_gate(name: str) -> type[Gate]:
+    """The class of a gate: one of :data:`GATES`, or ``MODULE:GATE``, a subclass of :class:`~specact.gates.gate.Gate`.
+
+    Raises:
+        ConfigError: if there is none, or it cannot be imported.
+    """
+    kind: type[Gate]
+    if is_plugin(name):
+        kind = load_object(name, "subclass of specact.gates.Gate that implements score", _is_gate)
+        return kind
+    if name not in GATES:
+        raise unknown_name("gate", name, GATES, plugins=True)
+    module, _, attribute = GATES[name].partition(":")
+    kind = getattr(import_module(module), attribute)
+    return kind
+
+
+def _is_gate(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Gate) and not isabstract(found)
+
+
+# The built-in gates that need a threshold, and so a calibration.
+CALIBRATED = tuple(name for name in GATES if load_gate(name).calibrated)
 
 
 @dataclass(frozen=True)
 class GateChoices:
-    """The readings that the papers leave open, by name; what is not given is as the bundle recommends.
+    """Settings that the papers do not specify; the bundle's own if not given.
 
     Attributes:
-        reading: of the action deviation, see :class:`~specact.gates.deviation.ActionDeviation`; euclidean where the
-            bundle recommends none.
-        alpha: weight of the newest action in the average; 0.5.
-        source: which actions feed the average, executed or draft; executed.
-        uncertainty: kind of uncertainty, see :class:`~specact.gates.uncertainty.Uncertainty`; disagreement.
-        max_skips: longest run of skipped inferences; no limit. Asked for, it holds for the deviation gate and the
-            learned ones; recommended by a bundle, for the deviation alone.
-        learned_max_skips: what a bundle recommends for the learned gates; no limit.
+        reading: of the action deviation, see docs/choices.md; euclidean if the bundle recommends none.
+        alpha: weight of the newest action in the average; 0.5 if the bundle recommends none.
+        source: which actions feed the average, executed or draft; executed if the bundle recommends none.
+        uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the bundle recommends none.
+        max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation, the
+            learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the bundle recommends none.
+        learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
 
     Raises:
         ConfigError: for a value that is not allowed.
@@ -72,17 +105,20 @@ class GateChoices:
                 raise unknown_name("gate choice", name, names)
         return replace(GateChoices(**recommended), **{k: v for k, v in vars(self).items() if v is not None})
 
-    def settings(self, gate: str, bundle: Bundle) -> GateSettings:
+    def settings(self, gate: str, bundle: AnyPair) -> GateSettings:
         """Settings of a gate that still needs its threshold; what is not chosen is as the bundle recommends.
 
         Raises:
             ConfigError: for an unknown gate, or a learned one that the bundle does not have.
         """
         choices = self.over(bundle.recommended_gates)
+        family = load_gate(gate).family
+        if family not in (None, bundle.codec.dialect.family):
+            raise ConfigError(
+                f"the gate {gate!r} reads what the family {family!r} knows of a draft, but {bundle.name} is of the "
+                f"family {bundle.codec.dialect.family!r}; choose a gate that looks at actions alone, such as deviation"
+            )
         options: dict[str, dict[str, Any]] = {
-            "never": {},
-            "always": {},
-            "random": {},
             "deviation": {
                 "reading": choices.reading or "euclidean",
                 "alpha": 0.5 if choices.alpha is None else choices.alpha,
@@ -94,15 +130,15 @@ class GateChoices:
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
         }
-        if gate not in options:
-            raise unknown_name("gate", gate, options)
         if gate.startswith("learned"):
-            options[gate]["weights"] = head_fingerprint(bundle)
-        # What suits the deviation costs a gate that knows better when to ask, so each has a recommendation of its own.
+            options[gate]["weights"] = head_fingerprint(of_codes(bundle, f"the gate {gate!r}"))
+        # A limit that helps the deviation can lower the success of a learned gate, so each has its own recommendation.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
-        limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(gate)
+        limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(
+            gate, self.max_skips if is_plugin(gate) else None
+        )
         return GateSettings(
-            gate, max_skips=None if limit == "unlimited" else limit, options=tuple(options[gate].items())
+            gate, max_skips=None if limit == "unlimited" else limit, options=tuple(options.get(gate, {}).items())
         )
 
 
@@ -114,7 +150,7 @@ class GateSettings:
     """A gate in plain values: what crosses process borders and goes into manifests.
 
     Attributes:
-        name: ``never``, ``always``, ``random`` or one of :data:`CALIBRATED`.
+        name: one of :data:`GATES`, or ``MODULE:GATE``.
         threshold: for ``random`` the probability of transmission.
         tie_probability: see :class:`~specact.gates.gate.Gate`.
         max_skips: likewise.
@@ -149,7 +185,7 @@ class GateSettings:
         """What was asked for, before calibration found the threshold."""
         return replace(self, threshold=0.0, tie_probability=0.0)
 
-    def build(self, bundle: Bundle, target: CodePolicy | None = None) -> Gate:
+    def build(self, bundle: AnyPair, target: InfersCodes | None = None) -> Gate:
         """A fresh gate for one robot.
 
         Args:
@@ -158,29 +194,21 @@ class GateSettings:
 
         Raises:
             BundleError: if the bundle's learned gate is not the one that was calibrated.
-            ConfigError: if the bundle has no learned gate.
+            ConfigError: if the bundle has no learned gate, or a gate of the user's own cannot be created.
         """
-        if self.name == "never":
-            return Never()
-        if self.name == "always":
-            return Always()
-        if self.name == "random":
-            return Random(self.threshold, max_skips=self.max_skips, **dict(self.options))
-        if self.name not in CALIBRATED:
-            raise unknown_name("gate", self.name, ["never", "always", "random", *CALIBRATED])
-        options = dict(self.options)
-        limits: dict[str, Any] = {"tie_probability": self.tie_probability, "max_skips": self.max_skips}
-        if self.name == "deviation":
-            return ActionDeviation(self.threshold, **options, **limits)
-        if self.name == "uncertainty":
-            return Uncertainty(self.threshold, **options, **limits)
-        limits["tokenizer"] = bundle.tokenizer
-        if self.name.startswith("learned"):
-            head, weights = load_head(bundle), options.pop("weights")
-            if head.fingerprint != weights:
-                raise BundleError(
-                    f"{bundle.path / HEAD} has fingerprint {head.fingerprint}, but the gate was calibrated for "
-                    f"{weights}; calibrate again with: specact calibrate --bundle {bundle.path} --gate learned"
-                )
-            return Learned(self.threshold, head=head, **options, **limits)
-        return Oracle(self.threshold, target=bundle.target if target is None else target, **options, **limits)
+        options = {**dict(self.options), "tie_probability": self.tie_probability, "max_skips": self.max_skips}
+        if self.name.startswith("oracle"):
+            options["target"] = target
+        kind = load_gate(self.name)
+        if not is_plugin(self.name):
+            return kind.for_pair(bundle, self.threshold, **options)
+        try:
+            return kind.for_pair(bundle, self.threshold, **options)
+        except SpecactError:
+            raise
+        # Anything can go wrong in somebody else's class.
+        except Exception as error:
+            raise ConfigError(
+                f"the gate {self.name!r} cannot be created: {type(error).__name__}: {error}; its constructor takes "
+                "threshold and **limits and passes both on to Gate's, or it overrides for_pair"
+            ) from error

@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair
 from specact.gates.gate import Gate
 from specact.rng import Role, stream
 
 
-def measure_decision(gate: Gate, bundle: Bundle, repeats: int = 200) -> float:
+def measure_decision(gate: Gate, bundle: AnyPair, repeats: int = 200) -> float:
     """Median seconds of one decision, a learned gate's head included, on an observation of zeros, after a warm-up.
 
     Args:

@@ -20,7 +20,7 @@ class Uncertainty(Gate):
 
     ``temperature`` (U-HLM): draw M temperatures uniformly in (0, T_max], sample codes from each tempered softmax, and
     take the share that differs from the drafted codes in any codebook. With several codebooks that share is 1 in many
-    steps, and a gate can only toss a coin among them. ``disagreement``: the same share in expectation, from the
+    steps, and a gate can only choose among them at random. ``disagreement``: the same share in expectation, from the
     probabilities instead of samples: ``1 - mean_T prod_k q_k^(T)(z_k)`` over M evenly spaced temperatures; it is graded
     and has no ties. ``entropy``: ``sum_k H(q_k)`` in nats. ``one_minus_q``: ``1 - prod_k q_k(z_k)``.
 
@@ -36,6 +36,8 @@ class Uncertainty(Gate):
     Raises:
         ConfigError: for an unknown kind or a value outside its range.
     """
+
+    family = "codes"
 
     def __init__(
         self,

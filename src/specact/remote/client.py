@@ -43,7 +43,7 @@ class LineSettings:
             connection that did not last for ``longest_delay_s`` is a failure, too; after one that did the wait is 0. A
             random part is added, up to half of the wait and at least up to half of ``first_delay_s``, so that the
             robots of one server do not all come back at once.
-        silence_s: without a sign of life for this long, in spite of asking, the connection is given up [s].
+        silence_s: the connection is closed if nothing was received for this long, although pings were sent [s].
 
     Raises:
         ConfigError: for a value that is not positive and finite.
@@ -66,9 +66,9 @@ class Line:
     """Sends requests and waits for their replies, from the control loop's thread; a thread of its own keeps it open.
 
     A request whose reply did not come in time is forgotten: the reply is dropped and counted when it comes, and
-    nothing is sent again after a reconnection. After three missed deadlines in a row nothing more is sent until the
-    server gives a sign of life, and then one request until one is answered in time: a dead link costs three deadlines
-    and not one per step.
+    nothing is sent again after a reconnection. After three missed deadlines in a row nothing more is sent until
+    something is received from the server, and then one request until one is answered in time: a dead link costs three
+    deadlines and not one per step.
 
     Use it as a context manager, or call :meth:`close`.
 
@@ -76,12 +76,12 @@ class Line:
         endpoint: the server.
         dialect: what this device speaks.
         robot: its name on the server's status page.
-        settings: how patient it is.
+        settings: its timeouts.
         jpeg_quality: 1 to 95 sends camera frames as JPEG, which needs Pillow and a WebSocket; None sends them raw.
 
     Attributes:
         dialect, jpeg_quality: as given.
-        welcome: the server's consent, or None before the first connection.
+        welcome: the server's answer to the hello, or None before the first connection.
         problem: why there is no connection at the moment, or None.
         report: counters that travel with every request, for the server's status page; a policy's ``counts``.
         counts: ``connections``, ``sent``, ``answered``, ``late`` (replies after their deadline), ``unwanted`` (replies
@@ -113,7 +113,7 @@ class Line:
         self._random = random.Random()
         # The reply to the newest request, if it came before it was waited for.
         self._early: Fields | None = None
-        # Deadlines missed in a row, when the last of them was, and when a sign of life was asked for.
+        # Deadlines missed in a row, when the last of them was, and when a ping was sent.
         self._misses, self._missed, self._pinged = 0, 0.0, 0.0
         self.welcome: Welcome | None = None
         self.problem: str | None = f"no connection to {endpoint} yet"
@@ -158,7 +158,7 @@ class Line:
             patient: whether to wait as long for a reply nobody wants that blocks the channel, as it can with HTTP.
 
         Returns:
-            The id, or None if there is no connection, none that gives a sign of life, or none that is free in time.
+            The id, or None if there is no connection, or none that responds, or none that is free in time.
         """
         until = time.monotonic() + deadline_s
         with self._lock:
@@ -306,7 +306,7 @@ class Line:
             self._lock.release()
 
     def _drain(self, channel: Channel, patience_s: float = 0.0) -> None:
-        """Takes in replies that nobody waits for at the moment; those that would take long the next time."""
+        """Reads replies that nobody waits for at the moment, for a bounded time; the rest the next time."""
         last = time.monotonic() + patience_s + _GLANCE_S
         while (payload := channel.receive(patience_s if channel.busy else 0.0)) is not None:
             fields, newest = self._read(channel, payload), self._next_id
@@ -324,9 +324,9 @@ class Line:
         self._wake.set()
 
     def _suspects(self, channel: Channel) -> bool:
-        """Whether the server may be gone. With every sign of life it does not until the next miss: one try, not three.
+        """Whether the server may be gone. Not after something was received, until the next miss: one try, not three.
 
-        Where all replies are late, each would otherwise earn more requests than it answers.
+        If all replies are late, each would otherwise allow more requests than it answers.
         """
         return self._misses >= _SUSPECT_AFTER and channel.heard <= self._missed
 

@@ -1,4 +1,4 @@
-"""JSON over HTTP, as ADAHI's test bed did it: one request at a time, and no way to drop a late reply but to hang up."""
+"""JSON over HTTP, as in ADAHI's test bed: one request at a time; to drop a late reply the connection is closed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HttpChannel:
         return reply
 
     def ping(self) -> None:
-        """HTTP has no sign of life."""
+        """Does nothing: HTTP has no ping."""
 
     def close(self) -> None:
         self._socket.close()

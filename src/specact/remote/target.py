@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from specact.errors import ConfigError, unknown_name
 from specact.observation import Window
@@ -111,7 +111,7 @@ class _Expected(Generic[T_co]):
 
 
 def remote_verifier(
-    line: Line, pair: Pair[A], deadline_ms: float, sampling: Literal["device", "server"] = "device"
+    line: Line, pair: Pair[Any], deadline_ms: float, sampling: Literal["device", "server"] = "device"
 ) -> Verifier:
     """A pair's own verification, with the target on a server.
 

@@ -60,7 +60,7 @@ class Channel(Protocol):
         ...
 
     def ping(self) -> None:
-        """Asks for a sign of life, where the channel has such a thing."""
+        """Sends a ping, if the channel has pings."""
         ...
 
     @property

@@ -125,7 +125,7 @@ class WebSocketChannel:
             raise
 
     def _read(self, timeout: float) -> None:
-        """Takes in a bounded part of what is there, waiting for at most ``timeout`` seconds."""
+        """Reads a bounded part of the received data, waiting for at most ``timeout`` seconds."""
         if not self._next():
             try:
                 data = receive_some(self._socket, timeout)

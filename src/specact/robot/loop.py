@@ -73,7 +73,7 @@ class Journal:
         self._unusable: Counter[str] = Counter()
 
     def note(self, tick: Tick) -> None:
-        """Takes in one tick."""
+        """Records one tick."""
         self._stalls.append(tick.stall_s)
         self._lateness.append(tick.late_s)
         self._outdated += not tick.acted

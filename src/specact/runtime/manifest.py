@@ -13,10 +13,11 @@ from specact.errors import BundleError
 from specact.files import is_name, write_json
 
 FORMAT = 2
-Kind = Literal["pair", "flow"]
+Kind = Literal["pair", "flow", "chunks"]
 _KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target, which load_bundle reads",
     "flow": "a flow policy, which load_flow reads",
+    "chunks": "a pair of chunk policies, which load_pair reads",
 }
 # What is read of a manifest, and what it must be.
 _ENTRIES: dict[type, tuple[str, ...]] = {

@@ -46,7 +46,7 @@ async def serve_stream(socket: WebSocket, service: Service) -> None:
 
 
 async def _dismiss(socket: WebSocket) -> None:
-    """Says goodbye to a robot whose token is no longer valid, and does not wait for it to listen."""
+    """Closes the stream of a robot whose token is no longer valid, without waiting for the robot."""
     try:
         async with asyncio.timeout(_GOODBYE_WITHIN_S):
             await socket.send_bytes(msgpack.encode(refusal(unauthorized())))

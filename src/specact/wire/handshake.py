@@ -102,7 +102,7 @@ def check_hello(hello: Hello, dialect: Dialect) -> None:
     ours = dialect.agreed
     differs = [name for name in ours if name not in hello.spec or not _same(hello.spec[name], ours[name])]
     if differs:
-        both = ", ".join(f"{name} {str(hello.spec.get(name))[:200]} / {str(ours[name])[:200]}" for name in differs)
+        both = ", ".join(f"{name} {ascii(hello.spec.get(name))[:200]} / {ascii(ours[name])[:200]}" for name in differs)
         raise WireError(ErrorCode.MISMATCH, f"device and server differ in {both}; deploy the same bundle on both")
 
 

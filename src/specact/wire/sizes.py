@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from specact.observation import Field
 from specact.rng import StepAddress
 from specact.wire import msgpack
 from specact.wire.dialect import ArraySpec, Dialect
@@ -21,14 +22,11 @@ def max_message_bytes(dialect: Dialect) -> int:
     """What the largest valid message needs as JSON, rounded up, and 8 kB for all that is not an array.
 
     A number takes up to 23 characters, a comma, and brackets where an axis has length 1. A pixel takes up to 18
-    characters, and a JPEG, which need not be smaller than its pixels, has a head. A character of an instruction takes
-    up to 12.
+    characters for its three numbers, and a JPEG, which need not be smaller than its pixels, has a head. A character of
+    a name or an instruction takes up to 12.
     """
     seen = sum(
-        _frames(field.window_shape) * 1024 + 18 * math.prod(field.window_shape)
-        if field.is_image
-        else 30 * math.prod(field.window_shape)
-        for field in dialect.observation.fields.values()
+        16 + 12 * len(name) + _field_bytes(field) for name, field in dialect.observation.fields.items()
     ) + (12 * MOST_INSTRUCTION if dialect.observation.instruction else 0)
     requests = max(seen + 30 * _numbers(exchange.request) for exchange in dialect.exchanges.values())
     replies = max(30 * _numbers(exchange.reply) for exchange in dialect.exchanges.values())
@@ -51,8 +49,9 @@ def array_bytes(dialect: Dialect) -> tuple[int, int]:
     return dialect.observation.nbytes + 4 * _numbers(exchange.request), 4 * _numbers(exchange.reply)
 
 
-def _frames(window_shape: tuple[int, ...]) -> int:
-    return window_shape[0] if len(window_shape) == 4 else 1
+def _field_bytes(field: Field) -> int:
+    numbers = math.prod(field.window_shape)
+    return max(1, field.history) * 1024 + 6 * numbers if field.is_image else 30 * numbers
 
 
 def _numbers(specs: Mapping[str, ArraySpec]) -> int:

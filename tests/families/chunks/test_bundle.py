@@ -17,6 +17,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import FLOW_PARTS, NETWORKS, load_flow
 from specact.families.chunks.policy import ChunkSpec
 from specact.files import write_json
+from specact.observation import vectors
 from specact.runtime.manifest import fingerprint_of, kind_of
 
 Damage = Callable[[Path], Any]
@@ -113,7 +114,7 @@ def test_pairs_and_flows_are_not_taken_for_each_other(tiny_bundle: Path, tiny_fl
 def test_what_is_loaded(tiny_flow: Path) -> None:
     bundle = load_flow(tiny_flow)
     assert (bundle.name, bundle.env, bundle.path) == ("tiny-flow", "ball", tiny_flow)
-    assert bundle.spec == ChunkSpec(window=2, state=8, goal=2, chunk=6, actions=2, rate_hz=20.0)
+    assert bundle.spec == ChunkSpec(vectors(2, goal=2, state=8), chunk=6, actions=2, rate_hz=20.0)
     assert len(bundle.fingerprint) == 16
     assert bundle.manifest["recipe"]["bundle"] == "tiny-flow"
     assert bundle.manifest["training"]["flow"]["step"] == 100

@@ -9,7 +9,7 @@ from specact import SpeculativePolicy, gates, load_bundle
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec, Inpainting
-from specact.observation import ObservationWindow
+from specact.observation import ObservationHistory, vectors
 from specact.rng import Role, stream
 
 
@@ -20,10 +20,10 @@ def observation(seed: int) -> dict[str, np.ndarray]:
 
 def test_the_chunk_is_the_one_an_agent_executes(tiny_bundle: Path) -> None:
     bundle = load_bundle(tiny_bundle)
-    policy: ChunkPolicy = CodeChunks(bundle.draft, bundle.tokenizer, bundle.spec)
-    assert policy.spec == ChunkSpec(window=2, state=8, goal=2, chunk=2, actions=2, rate_hz=20.0)
+    policy: ChunkPolicy = CodeChunks(bundle.draft, bundle.tokenizer, bundle.spec, bundle.spec.draft)
+    assert policy.spec == ChunkSpec(vectors(2, goal=2, state=8), chunk=2, actions=2, rate_hz=20.0)
     assert not policy.inpaints
-    agent, window = SpeculativePolicy(bundle, gates.Never(), seed=5), ObservationWindow(policy.spec)
+    agent, window = SpeculativePolicy(bundle, gates.Never(), seed=5), ObservationHistory(policy.spec.observation)
     for step in range(8):
         seen = observation(step)
         action = agent.act(seen)
@@ -34,8 +34,8 @@ def test_the_chunk_is_the_one_an_agent_executes(tiny_bundle: Path) -> None:
 
 def test_it_draws_and_is_a_function_of_the_generator(tiny_bundle: Path) -> None:
     bundle = load_bundle(tiny_bundle)
-    policy = CodeChunks(bundle.target, bundle.tokenizer, bundle.spec)
-    window = ObservationWindow(policy.spec).push(observation(0))
+    policy = CodeChunks(bundle.target, bundle.tokenizer, bundle.spec, bundle.spec.target)
+    window = ObservationHistory(policy.spec.observation).push(observation(0))
     drawn = {policy.infer(window, np.random.default_rng(seed)).tobytes() for seed in range(20)}
     assert len(drawn) > 1
     assert policy.infer(window, np.random.default_rng(3)).tobytes() in drawn
@@ -43,18 +43,24 @@ def test_it_draws_and_is_a_function_of_the_generator(tiny_bundle: Path) -> None:
 
 def test_it_says_that_it_cannot_inpaint(tiny_bundle: Path) -> None:
     bundle = load_bundle(tiny_bundle)
-    policy = CodeChunks(bundle.target, bundle.tokenizer, bundle.spec)
-    window = ObservationWindow(policy.spec).push(observation(0))
+    policy = CodeChunks(bundle.target, bundle.tokenizer, bundle.spec, bundle.spec.target)
+    window = ObservationHistory(policy.spec.observation).push(observation(0))
     last = Inpainting(np.zeros((2, 2), np.float32), np.ones(2, np.float32))
     with pytest.raises(ConfigError, match="cannot inpaint"):
         policy.infer(window, np.random.default_rng(0), last)
 
 
-@pytest.mark.parametrize("wrong", [{"window": 0}, {"chunk": 0}, {"actions": 0}, {"goal": -1}, {"rate_hz": 0.0}])
+@pytest.mark.parametrize("wrong", [{"chunk": 0}, {"actions": 0}, {"rate_hz": 0.0}])
 def test_sizes_that_no_policy_can_have(wrong: dict[str, int]) -> None:
-    sizes = {"window": 1, "state": 1, "goal": 0, "chunk": 1, "actions": 1, "rate_hz": 1.0} | wrong
+    sizes = {"chunk": 1, "actions": 1, "rate_hz": 1.0} | wrong
     with pytest.raises(BundleError, match="its manifest says"):
-        ChunkSpec(**sizes)  # type: ignore[arg-type]
+        ChunkSpec(vectors(1, state=1), **sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"history": -1}, {"goal": -1}, {"state": 0}])
+def test_observations_that_no_policy_can_see(wrong: dict[str, int]) -> None:
+    with pytest.raises(BundleError, match="shape must be positive integers and its history"):
+        vectors(**({"history": 1, "state": 1} | wrong))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.flow_networks import Array
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.lab.envs import load_task
-from specact.observation import ObservationWindow
-from specact.types import Window
+from specact.observation import ObservationHistory, Window
 
 SHELF = Path(__file__).parents[3] / "pretrained"
 PUSHT = SHELF / "pusht-flow"
@@ -26,7 +25,8 @@ def bundle(tiny_flow: Path) -> FlowBundle:
 
 def some_window(seed: int = 0) -> Window:
     rng = np.random.default_rng(seed)
-    return Window(0.5 * rng.standard_normal((2, 8), dtype=np.float32), 0.5 * rng.standard_normal(2, dtype=np.float32))
+    state = 0.5 * rng.standard_normal((2, 8), dtype=np.float32)
+    return Window({"state": state, "goal": 0.5 * rng.standard_normal(2, dtype=np.float32)})
 
 
 def noisy(count: int) -> tuple[Array, Array]:
@@ -37,18 +37,18 @@ def noisy(count: int) -> tuple[Array, Array]:
 def test_one_cache_serves_many_chunks_and_times(bundle: FlowBundle) -> None:
     """What a method needs that drafts and verifies several Euler steps at once."""
     networks, (chunks, times) = bundle.networks, noisy(7)
-    cache = networks.cache(some_window())
+    cache = networks.cache([some_window()])
     assert cache.shape == (1, 2, 2, 2, 3, 8)  # layers, keys and values, heads, goal and two observations, width
     together = networks.velocity(chunks, times, cache)
     for chunk, time, velocity in zip(chunks, times, together, strict=True):
         np.testing.assert_allclose(networks.velocity(chunk[None], time[None], cache)[0], velocity, atol=1e-5)
     assert np.abs(together - networks.velocity(chunks, 1.0 - times, cache)).max() > 0.01
-    assert np.abs(together - networks.velocity(chunks, times, networks.cache(some_window(1)))).max() > 0.01
+    assert np.abs(together - networks.velocity(chunks, times, networks.cache([some_window(1)]))).max() > 0.01
 
 
 def test_as_many_caches_as_chunks(bundle: FlowBundle) -> None:
     networks, (chunks, times) = bundle.networks, noisy(3)
-    caches = [networks.cache(some_window(seed)) for seed in range(3)]
+    caches = [networks.cache([some_window(seed)]) for seed in range(3)]
     together = networks.velocity(chunks, times, np.concatenate(caches))
     for row in range(3):
         alone = networks.velocity(chunks[row : row + 1], times[row : row + 1], caches[row])
@@ -59,7 +59,7 @@ def test_a_chunk_is_the_sum_of_its_euler_steps(bundle: FlowBundle) -> None:
     policy: ChunkPolicy = bundle.policy(steps=3)
     assert policy.inpaints
     x = np.random.default_rng(5).standard_normal((1, 6, 2), dtype=np.float32)
-    cache = bundle.networks.cache(some_window())
+    cache = bundle.networks.cache([some_window()])
     for step in range(3):
         x = x + bundle.networks.velocity(x, np.array([step / 3], np.float32), cache) / np.float32(3)
     found = policy.infer(some_window(), np.random.default_rng(5))
@@ -84,7 +84,7 @@ def test_the_pull_is_the_exact_gradient(bundle: FlowBundle) -> None:
     Taking the Jacobian for the identity, as some do to save the way back, is far off.
     """
     networks, rng = bundle.networks, np.random.default_rng(0)
-    cache, (wanted, _) = networks.cache(some_window()), noisy(1)
+    cache, (wanted, _) = networks.cache([some_window()]), noisy(1)
     chunk, weights = rng.standard_normal((1, 6, 2), dtype=np.float32), rng.random((1, 6), dtype=np.float32)
     worst, identity = 0.0, 0.0
     for time in (0.0, 0.4, 0.9):
@@ -119,7 +119,7 @@ def test_what_cannot_be_used_is_refused(bundle: FlowBundle) -> None:
         ConfigError, match=r"chunks have shape \(6, 2\), but the actions to inpaint have shape \(5, 2\)"
     ):
         bundle.policy().infer(some_window(), np.random.default_rng(0), short)
-    lost = Window(np.full((2, 8), np.nan, np.float32), np.zeros(2, np.float32))
+    lost = Window({"state": np.full((2, 8), np.nan, np.float32), "goal": np.zeros(2, np.float32)})
     with pytest.raises(ObservationError, match="not finite"):
         bundle.policy().infer(lost, np.random.default_rng(0))
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_used_is_refused(bundle: FlowBundle) -> None:
 def pusht_windows(count: int) -> list[Window]:
     """Moments of PushT, half a second apart, under the policy itself."""
     bundle, env = load_flow(PUSHT), load_task("pusht").make()
-    policy, window = bundle.policy(steps=4), ObservationWindow(bundle.spec)
+    policy, window = bundle.policy(steps=4), ObservationHistory(bundle.spec.observation)
     seen = window.push(env.reset(seed=7)[0])
     windows = []
     for number in range(count):
@@ -175,7 +175,7 @@ def test_the_ball_policy_does_what_it_is_shipped_for() -> None:
     """
     bundle = load_flow(SHELF / "ball-chase-flow")
     policy, task = bundle.policy(steps=3), load_task(bundle.env)
-    env, window, reached = task.make(pace=0.05), ObservationWindow(bundle.spec), 0
+    env, window, reached = task.make(pace=0.05), ObservationHistory(bundle.spec.observation), 0
     for episode in range(20):
         window.reset()
         seen, done, rng = window.push(env.reset(seed=episode)[0]), False, np.random.default_rng(episode)

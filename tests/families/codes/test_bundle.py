@@ -26,8 +26,8 @@ from specact.lab.train import checkpoint, export, stages
 from specact.lab.train.export import PARITY, LastPosition, example_inputs
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.vqbet import VQBeT
+from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
-from specact.types import Window
 
 Damage = Callable[[Path], Any]
 MANIFEST = "manifest.json"
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "spec of another version": (edit_spec(colour=3), r"no usable spec.*export the bundle again"),
     "another window": (edit_spec(window=3), r"draft\.onnx takes .* do not match"),
     "another number of codes": (edit_spec(codes=4), r"tokenizer\.safetensors holds no decoder table"),
-    "another execute": (edit_spec(execute=3), r"executes between 1 and chunk = 2"),
+    "another execute": (edit_spec(execute=3), r"execute must lie between 1 and chunk = 2"),
     "a goal less": (edit_spec(goal=0), r"draft\.onnx takes .* do not match"),
     "a sequential head more": (
         edit_spec(sequential=True),
@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a temperature of NaN": (edit_spec(temperature=math.nan), r"temperature must be positive and finite"),
     "an endless rate": (edit_spec(rate_hz=math.inf), r"rate_hz must be positive and finite"),
     "a text for a rate": (edit_spec(rate_hz="20"), r"rate_hz must be positive and finite, but its manifest says '20'"),
-    "another overlap": (edit_spec(overlap="sum"), r"overlap is drop or average"),
+    "another overlap": (edit_spec(overlap="sum"), r"overlap must be drop or average"),
     "an image of one size": (edit_spec(image=[96]), r"image must be height and width"),
     "an image of text": (edit_spec(image="96"), r"image"),
     "no centre": (retype(centre=None), r"tokenizer\.safetensors holds no centre of 2 actions in float32"),
@@ -240,7 +240,7 @@ def networks(tiny_run: Path, tiny_recipe: Path) -> dict[str, VQBeT]:
 def some_windows(model: VQBeT, count: int) -> tuple[list[Window], torch.Tensor, torch.Tensor]:
     state, goal, _ = example_inputs(model, count)
     assert goal is not None
-    windows = [Window(s.numpy(), g.numpy()) for s, g in zip(state, goal, strict=True)]
+    windows = [Window({"state": s.numpy(), "goal": g.numpy()}) for s, g in zip(state, goal, strict=True)]
     return windows, state, goal
 
 

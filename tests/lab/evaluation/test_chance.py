@@ -6,10 +6,11 @@ import pytest
 from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import Random
 from specact.lab.evaluation.chance import expected_rate, free_probability
-from specact.types import Proposal, Window
+from specact.observation import Window
+from specact.types import Proposal
 
 STEP = Proposal(
-    Window(np.zeros((1, 1), np.float32)),
+    Window({"state": np.zeros((1, 1), np.float32)}),
     np.zeros((1, 1), np.float32),
     Drafted(CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32)), np.zeros(1, np.int64)),
 )

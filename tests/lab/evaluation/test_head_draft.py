@@ -18,9 +18,9 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, read_gates, read_table
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
-from specact.observation import ObservationWindow
+from specact.lab.rollout.steps import SEEN
+from specact.observation import ObservationHistory, Window
 from specact.runtime.parameters import count_parameters
-from specact.types import Window
 
 DRAFT_MS, HEAD_MS, GATE_MS, TARGET_MS = 2.0, 1.0, 0.5, 11.0
 METHODS = ("draft", "head_draft", "head_random", "learned", "random_learned")
@@ -36,7 +36,7 @@ def windows(bundle: Bundle) -> list[Window]:
     env = load_task("ball").make()
     for seed in range(4):
         observation, _ = env.reset(seed=seed)
-        found.append(ObservationWindow(bundle.spec).push(observation))
+        found.append(ObservationHistory(bundle.spec.observation).push(observation))
     env.close()
     return found
 
@@ -75,7 +75,7 @@ def test_what_is_rejected_is_judged_by_the_heads_distribution(ball: Bundle, made
     assert len(table["step"]) > 10
     head = load_head(ball)
     for row in range(len(table["step"])):
-        window = Window(table["state"][row], table["goal"][row])
+        window = Window({name: table[SEEN + name][row] for name in ("state", "goal")})
         estimate, target = head.estimate(window, ball.draft.infer(window)), table["target_probs"][row]
         np.testing.assert_allclose(table["draft_probs"][row], estimate, atol=1e-4)
         for k in range(2):

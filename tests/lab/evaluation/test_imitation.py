@@ -17,8 +17,8 @@ from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.pool import Pool
 from specact.lab.train import stages
 from specact.lab.train.recipe import load_recipe
+from specact.observation import Window
 from specact.rng import Role, stream
-from specact.types import Window
 
 NEVER, ALWAYS = GateSettings("never"), GateSettings("always")
 
@@ -30,7 +30,7 @@ def test_the_demonstrations_are_those_that_training_kept_back(tiny_bundle: Path,
     )
     kept_back = stages.prepare(made, recipe).held_out.episodes
     found = held_out_demonstrations(load_bundle(tiny_bundle), None)
-    assert np.array_equal(found.state, kept_back.state)
+    assert np.array_equal(found.observation["state"], kept_back.observation["state"])
     assert np.array_equal(found.action, kept_back.action)
 
 
@@ -39,12 +39,12 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
     bundle = load_bundle(tiny_bundle)
     shown = held_out_demonstrations(bundle, None)
     found = imitation_error(Imitation(str(tiny_bundle), shown, "draft", NEVER, 3))
-    assert shown.goal is not None
+    state, goal = (np.asarray(shown.observation[name]) for name in ("state", "goal"))
     expected = []
     for number, span in enumerate(shown.slices()):
         errors = []
         for step, t in enumerate(range(span.start, span.stop)):
-            window = Window(shown.state[[max(t - 1, span.start), t]], shown.goal[t])
+            window = Window({"state": state[[max(t - 1, span.start), t]], "goal": goal[t]})
             draft = bundle.draft.infer(window)
             codes = sample_codes(draft, stream(3, Role.DRAFT, episode=number, step=step))
             action = bundle.tokenizer.to_environment(bundle.tokenizer.decode(codes, draft.offsets)[0])

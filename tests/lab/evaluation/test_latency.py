@@ -13,7 +13,7 @@ from specact.lab.evaluation.latency import WAYS, SlowDraft, Way, _blocks, _calib
 from specact.lab.evaluation.latency import _summary as summary
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
-from specact.types import Decision, OffloadTimes, StageTimes, StepRecord, Window
+from specact.types import Decision, OffloadTimes, StageTimes, StepRecord
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_gate_is_calibrated_on_the_steps_that_are_timed(ball: Bundle) -> Non
 
 
 def test_a_slow_draft_answers_as_before_but_later(ball: Bundle) -> None:
-    window = Window(np.zeros((ball.spec.window, ball.spec.state), np.float32), np.zeros(ball.spec.goal, np.float32))
+    window = ball.observation.zeros()
     began = time.monotonic()
     answer = SlowDraft(ball.draft, 0.02).infer(window)
     assert time.monotonic() - began >= 0.02

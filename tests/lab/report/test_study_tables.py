@@ -43,6 +43,20 @@ def test_every_table_can_be_made_of_what_is_kept(tables: ModuleType, study: dict
         assert tables.whole(name, summary).startswith(f"### {name}")
 
 
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("README.md", "overview"), ("README.md", "costs"), ("docs/gates.md", "rates"), ("docs/reproduce.md", "rows"),
+        ("docs/speed.md", "sockets"),
+    ],
+)  # fmt: skip
+def test_published_tables_are_those_of_the_stored_results(
+    tables: ModuleType, study: dict[str, Any], page: str, name: str
+) -> None:
+    text = (BENCHMARKS.parent / page).read_text()
+    assert f"<!-- {name} -->\n{getattr(tables, name)(study)}\n<!-- end of {name} -->" in text
+
+
 def test_p_is_holms_over_all_contrasts_of_a_table(tables: ModuleType) -> None:
     """Three pairs: the smallest p counts three times, the next twice, in whichever line they stand."""
     study = {
@@ -59,6 +73,12 @@ def test_a_learned_gate_stands_beside_the_chance_with_its_own_privileges(tables:
     table = tables.overview({"ball-table": both, "swarm-table": made(("learned", "random", 0.02))})
     column = cells(table)[0].index("learned - random_learned or random")
     assert [row[column].rsplit("p = ")[1] for row in cells(table)[1:]] == ["0.02", "0.02"]
+
+
+def test_gates_at_their_rates_show_uncertainty_against_adahi(tables: ModuleType) -> None:
+    table = cells(tables.rates({"ball-rate-0.4": made(("uncertainty", "adahi", 0.03), ("learned", "random", 0.5))}))
+    column = table[0].index("uncertainty - adahi")
+    assert [row[column].rsplit("p = ")[1] for row in table[1:]] == ["0.06"]
 
 
 def test_the_contrasts_of_one_run_are_one_family(tables: ModuleType) -> None:

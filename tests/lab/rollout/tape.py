@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Seen, Task
-from specact.types import Window
+from specact.observation import Window, vectors
 
 RATE_HZ = 10.0
 PERIOD_S = 1 / RATE_HZ
@@ -82,7 +82,7 @@ class Prophet:
     """
 
     def __init__(self, window: int = 1, inpaints: bool = False) -> None:
-        self.spec = ChunkSpec(window=window, state=1, goal=0, chunk=CHUNK, actions=1, rate_hz=RATE_HZ)
+        self.spec = ChunkSpec(vectors(window, state=1), chunk=CHUNK, actions=1, rate_hz=RATE_HZ)
         self.inpaints = inpaints
         self.told: list[Inpainting | None] = []
         self.windows: list[NDArray[np.float32]] = []
@@ -91,5 +91,8 @@ class Prophet:
         self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
     ) -> NDArray[np.float32]:
         self.told.append(inpainting)
-        self.windows.append(window.state[:, 0])
-        return (window.state[-1:] + PERIOD_S * np.arange(CHUNK)[:, None]).astype(np.float32)
+        self.windows.append(window["state"][:, 0])
+        return (window["state"][-1:] + PERIOD_S * np.arange(CHUNK)[:, None]).astype(np.float32)
+
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
+        return [self.infer(window, rng) for window, rng in zip(windows, rngs, strict=True)]

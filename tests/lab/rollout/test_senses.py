@@ -16,11 +16,11 @@ ACTION = np.ones(1, np.float32)
 def robot(window: int, task: Task = TAPE) -> Senses:
     world = MovingWorld(task)
     world.reset(0)
-    return Senses(world, Prophet(window).spec)
+    return Senses(world, Prophet(window).spec.observation)
 
 
 def times(senses: Senses) -> list[float]:
-    return [round(float(time), 3) for time in senses.window().state[:, 0]]
+    return [round(float(time), 3) for time in senses.window()["state"][:, 0]]
 
 
 def test_a_robot_that_never_waits_sees_every_control_period() -> None:
@@ -61,9 +61,9 @@ def test_rolled_forward_every_observation_is_of_as_many_actions_later() -> None:
     for _ in range(4):
         senses.play(ACTION)
     ahead = np.ones((2, 1), np.float32)
-    rolled = senses.window(ahead).state[:, 0]
+    rolled = senses.window(ahead)["state"][:, 0]
     np.testing.assert_allclose(rolled, np.array([0.2, 0.3, 0.4]) + 2 * PERIOD_S, rtol=1e-6)
-    np.testing.assert_allclose(senses.window(ahead[:0]).state[:, 0], [0.2, 0.3, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(senses.window(ahead[:0])["state"][:, 0], [0.2, 0.3, 0.4], rtol=1e-6)
 
 
 def test_rolled_forward_through_the_actions_that_followed() -> None:

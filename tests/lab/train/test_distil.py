@@ -19,8 +19,8 @@ from specact.lab.rollout.distillation import collect
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil
 from specact.locks import locked
+from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
-from specact.types import Window
 
 FEW = DistilRecipe(rates=(0.0, 0.5), steps=600, batch=128)
 
@@ -42,8 +42,7 @@ def distilled(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def rejection(bundle: Bundle, states: Lessons) -> float:
     """Mean total variation of draft and target over states and codebooks."""
-    assert states.goal is not None
-    windows = [Window(state, goal) for state, goal in zip(states.state, states.goal, strict=True)]
+    windows = [Window({name: values[row] for name, values in states.observation.items()}) for row in range(len(states))]
     draft, target = (policy.infer_batch(windows) for policy in (bundle.draft, bundle.target))
     return float(np.mean([0.5 * np.abs(q.probs - p.probs).sum(-1) for q, p in zip(draft, target, strict=True)]))
 

@@ -27,7 +27,7 @@ from specact.lab.train.flow_train import train_flow
 from specact.lab.train.loop import Stage, run
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
-from specact.lab.train.vqbet import Statistics
+from specact.observation import vectors
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,7 +37,7 @@ RECIPE = FlowRecipe(
     dropout=0.1, state_noise=0.1, steps=400, batch=64, draws=2, learning_rate=3e-3, warmup=20, average=0.98,
     bfloat16=False,
 )  # fmt: skip
-SPEC = ChunkSpec(window=2, state=1, goal=0, chunk=3, actions=1, rate_hz=10.0)
+SPEC = ChunkSpec(vectors(2, state=1), chunk=3, actions=1, rate_hz=10.0)
 
 
 def two_ways(episodes: int = 60, length: int = 12) -> Episodes:
@@ -45,7 +45,7 @@ def two_ways(episodes: int = 60, length: int = 12) -> Episodes:
     rng = np.random.default_rng(0)
     side = np.repeat(rng.choice([-1.0, 1.0], episodes), length)[:, None]
     return Episodes(
-        state=rng.normal(size=(episodes * length, 1)).astype(np.float32),
+        {"state": rng.normal(size=(episodes * length, 1)).astype(np.float32)},
         action=(side + rng.normal(0.0, 0.05, side.shape)).astype(np.float32),
         ends=np.arange(1, episodes + 1) * length,
     )
@@ -63,7 +63,7 @@ def drawn(model: Flow, steps: int, count: int = 200) -> np.ndarray:
     rng = np.random.default_rng(1)
     noise = rng.standard_normal((count, 3, 1), dtype=np.float32)
     with torch.no_grad():
-        cache = model.cache(torch.from_numpy(rng.standard_normal((count, 2, 1), dtype=np.float32)), None)
+        cache = model.cache({"state": torch.from_numpy(rng.standard_normal((count, 2, 1), dtype=np.float32))})
 
         def velocity(x: np.ndarray, time: float) -> np.ndarray:
             found: Tensor = model.expert(torch.from_numpy(x), torch.full((count,), time), cache)
@@ -144,8 +144,8 @@ def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
     recipe = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
     spec = bundle.spec
     weights, _ = checkpoint.read(tiny_flow.parents[1] / "flow.safetensors")
-    names = ("state_mean", "state_std", "goal_mean", "goal_std")
-    statistics = Statistics(*(weights[f"encoder.{name}"] for name in names))
+    names = spec.observation.fields
+    statistics = {name: (weights[f"encoder.{name}_mean"], weights[f"encoder.{name}_std"]) for name in names}
     model = Flow(spec, recipe, statistics)
     model.load_state_dict(weights)
     export.round_to_half(model.eval().requires_grad_(False))
@@ -204,7 +204,7 @@ def test_a_recipe_that_cannot_be_meant(tmp_path: Path, line: str, sentence: str)
 
 def test_a_recipe_that_says_too_little(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('kind = "flow"\n')
-    with pytest.raises(ConfigError, match=r"the recipe has no bundle and no env; it needs kind, bundle, env"):
+    with pytest.raises(ConfigError, match="the recipe has no bundle; it needs kind, bundle"):
         load_flow_recipe(tmp_path / "r.toml")
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,9 +46,11 @@ def demonstrations() -> Episodes:
     rng = np.random.default_rng(0)
     steps = 60
     return Episodes(
-        state=rng.normal(size=(steps, 8)).astype(np.float32),
-        action=rng.uniform(-1, 1, (steps, 2)).astype(np.float32),
-        goal=rng.uniform(-1, 1, (steps, 2)).astype(np.float32),
+        {
+            "state": rng.normal(size=(steps, 8)).astype(np.float32),
+            "goal": rng.uniform(-1, 1, (steps, 2)).astype(np.float32),
+        },
+        rng.uniform(-1, 1, (steps, 2)).astype(np.float32),
         ends=np.arange(10, steps + 1, 10),
         rate_hz=20.0,
     )
@@ -104,8 +105,28 @@ BROKEN_RECIPES = [
     (with_line('seed = "one"'), "seed must be an integer, got a string: 'one'"),
     (with_line("window = true"), "window must be an integer, got a boolean: True"),
     (with_line("window = 1.5"), "window must be an integer, got a number: 1.5"),
-    (with_line("image = 1"), "image must be true or false, got an integer: 1"),
-    (with_line('image = true'), "image = true, but these demonstrations have no camera frames"),
+    (in_target("sequential = 1"), "policies.target.sequential must be true or false, got an integer: 1"),
+    (in_target('sees = "state"'), "policies.target.sees must be a list of strings, got a string: 'state'"),
+    (in_target('sees = ["image"]'), "unknown observation of policy 'target' 'image'"),
+    (in_target('sees = ["goal"]'), "policy 'target' needs at least one observation with a history of 1 or more"),
+    (in_target("history = { state = -1 }"), "[policies.target]: history.state must be at least 0, got -1"),
+    (in_target("history = { stat = 1 }"), "unknown observation of policy 'target' 'stat'; did you mean 'state'?"),
+    (with_line('observations = { state = "stat" }'), "unknown key of this dataset 'stat'; did you mean 'state'?"),
+    (
+        with_line('observations = { state = { size = [4, 4] } }'),
+        "the observation 'state' is not made of camera frames, so it has no size and no crop",
+    ),
+    (
+        with_line('observations = { state = { size = [4] } }'),
+        "observations.state.size must be a list of 2 integers, got [4]",
+    ),
+    (with_line("rate_hz = 20.0"), "either env = \"NAME\", whose control rate is known, or rate_hz = HZ"),
+    (
+        GOOD.replace('env = "ball"\ndata = ["made.npz"]', "rate_hz = 20.0\ngenerate_episodes = 3"),
+        "generate_episodes lets an environment's expert demonstrate",
+    ),
+    (GOOD.replace('env = "ball"', "rate_hz = 30.0"), "was recorded at 20 Hz, but the recipe says rate_hz = 30"),
+    (GOOD.replace('env = "ball"', "rate_hz = 0.0"), "rate_hz must be above 0, got 0.0"),
     (with_line('data = "made.npz"'), "data must be a list of strings, got a string: 'made.npz'"),
     (with_line("data = [1]"), "data must be a list of strings, got [1]"),
     (with_line("generate_episodes = 5"), "either data = [...] or generate_episodes = N, and not both"),
@@ -116,7 +137,7 @@ BROKEN_RECIPES = [
     (with_line('gates = { reading = "zscor" }'), "unknown value of the gate choice 'reading' 'zscor'; did you mean"),
     (with_line("gates = { max_skips = -1 }"), 'max_skips must be an integer of at least 0, or "unlimited", got -1'),
     (with_line("gates = { alpha = nan }"), "alpha must be a number above 0 and at most 1, got nan"),
-    (GOOD.replace('env = "ball"\n', ""), "the recipe has no env; it needs env"),
+    (GOOD.replace('env = "ball"\n', ""), "a recipe needs either env = \"NAME\", whose control rate is known"),
     (GOOD.replace('data = ["made.npz"]', 'data = ["other.npz"]'), "there is nothing at"),
     (in_tokenizer("steps = 0"), "[tokenizer]: steps must be at least 1, got 0"),
     (in_tokenizer("codes = 0"), "[tokenizer]: codes must be at least 1, got 0"),
@@ -167,14 +188,16 @@ def test_a_broken_recipe_is_refused_before_the_folder_is_made(tmp_path: Path, re
 
 def spoiled(name: str, row: int, column: int, value: float) -> Episodes:
     made = demonstrations()
-    getattr(made, name)[row, column] = value
+    (made.action if name == "action" else made.numbers(name))[row, column] = value
     return made
 
 
 def wide(name: str, width: int) -> Episodes:
     made = demonstrations()
-    changed: dict[str, Any] = {name: np.zeros((made.steps, width), np.float32)}
-    return replace(made, **changed)
+    rows = np.zeros((made.steps, width), np.float32)
+    return (
+        replace(made, action=rows) if name == "action" else replace(made, observation={**made.observation, name: rows})
+    )
 
 
 def one_episode() -> Episodes:
@@ -198,7 +221,7 @@ BROKEN_DATA: list[tuple[Callable[[], Episodes], str]] = [
     (lambda: wide("state", 5), "has action width 2, goal width 2, state width 5; the task 'ball' needs"),
     (lambda: wide("action", 3), "needs action width 2, goal width 2, state width 8"),
     (lambda: wide("goal", 1), "has action width 2, goal width 1, state width 8"),
-    (lambda: replace(demonstrations(), goal=None), "has action width 2, state width 8; the task 'ball' needs"),
+    (lambda: demonstrations().only("state"), "has action width 2, state width 8; the task 'ball' needs"),
     (
         lambda: replace(demonstrations(), rate_hz=30.0),
         "was recorded at 30 Hz, but the task 'ball' runs at 20 Hz; resample",

@@ -20,9 +20,8 @@ from specact.files import write_json
 from specact.lab.train.export import PARITY
 from specact.lab.train.prune import prune_history
 from specact.lab.train.quantise_fold import folded
-from specact.lab.train.rebuild import rebuild
-from specact.observation import ObservationWindow
-from specact.types import Window
+from specact.lab.train.rebuild import Role, rebuild
+from specact.observation import ObservationHistory, ObservationSpec, Window
 
 PUSHT = Path(__file__).parents[3] / "pretrained" / "pusht"
 
@@ -33,10 +32,18 @@ def pusht() -> Bundle:
 
 
 def some_windows(bundle: Bundle, count: int = 8) -> list[Window]:
-    rng, spec = np.random.default_rng(0), bundle.spec
-    goals = rng.normal(size=(count, spec.goal)).astype(np.float32) if spec.goal else [None] * count
-    states = 0.4 * rng.standard_normal((count, spec.window, spec.state), dtype=np.float32)
-    return [Window(state, goal) for state, goal in zip(states, goals, strict=True)]
+    rng, fields = np.random.default_rng(0), bundle.observation.fields
+    return [
+        Window(
+            {name: 0.4 * rng.standard_normal(field.window_shape, dtype=np.float32) for name, field in fields.items()}
+        )
+        for _ in range(count)
+    ]
+
+
+def shorter_spec(bundle: Bundle, role: Role, window: int) -> ObservationSpec:
+    whole = getattr(bundle.spec, role)
+    return ObservationSpec({name: replace(field, history=window) for name, field in whole.fields.items()})
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +61,9 @@ def assert_same(variant: OnnxPolicy, original: OnnxPolicy, bundle: Bundle) -> No
 
 
 def test_all_of_the_history_is_the_original_exactly(pusht: Bundle, pruned: dict[int, Path], tmp_path: Path) -> None:
-    assert_same(OnnxPolicy(pruned[5], pusht.spec), pusht.draft, pusht)
-    assert_same(OnnxPolicy(prune_history(pusht, 5, tmp_path / "5.onnx"), pusht.spec), pusht.target, pusht)
+    assert_same(OnnxPolicy(pruned[5], pusht.spec, pusht.spec.draft), pusht.draft, pusht)
+    whole = prune_history(pusht, 5, tmp_path / "5.onnx")
+    assert_same(OnnxPolicy(whole, pusht.spec, pusht.spec.target), pusht.target, pusht)
 
 
 def test_a_goal_stays_where_it_was(tiny_bundle: Path) -> None:
@@ -65,10 +73,9 @@ def test_a_goal_stays_where_it_was(tiny_bundle: Path) -> None:
     shorter = rebuild(bundle, "target", 1)
     assert torch.equal(shorter.positions, model.positions[:2])
     for window in some_windows(bundle, 3):
-        assert window.goal is not None
-        state, goal = torch.from_numpy(window.state)[None], torch.from_numpy(window.goal)[None]
+        seen = {name: torch.from_numpy(values)[None] for name, values in window.arrays.items()}
         with torch.no_grad():
-            whole, first = model(state, goal).offsets[0], shorter(state[:, :1], goal).offsets[0]
+            whole, first = model(seen).offsets[0], shorter(seen | {"state": seen["state"][:, :1]}).offsets[0]
         np.testing.assert_allclose(whole[1].numpy(), bundle.target.infer(window).offsets, atol=PARITY)
         torch.testing.assert_close(first[0], whole[0], rtol=0.0, atol=1e-5)
 
@@ -79,12 +86,13 @@ def test_a_shorter_history_is_an_earlier_position_of_the_trained_network(
     """Position k - 1 of the whole network, which never sees what comes later; read at the end it would be another."""
     whole = rebuild(pusht, "draft", 5)
     for k in (1, 3):
-        variant = OnnxPolicy(pruned[k], replace(pusht.spec, window=k))
+        variant = OnnxPolicy(pruned[k], pusht.spec, shorter_spec(pusht, "draft", k))
         for window in some_windows(pusht, 3):
-            shown = torch.from_numpy(np.concatenate([window.state[-k:], window.state[: 5 - k]]))[None]
+            state = window["state"]
+            shown = torch.from_numpy(np.concatenate([state[-k:], state[: 5 - k]]))[None]
             with torch.no_grad():
-                offsets = whole(shown).offsets[0]
-            found = variant.infer(Window(window.state[-k:])).offsets
+                offsets = whole({"state": shown}).offsets[0]
+            found = variant.infer(Window({"state": state[-k:]})).offsets
             np.testing.assert_allclose(found, offsets[k - 1].numpy(), atol=1e-4)
             assert np.abs(found - offsets[4].numpy()).max() > 1e-3
 
@@ -108,11 +116,11 @@ def test_less_history_is_less_work(pruned: dict[int, Path]) -> None:
 
 
 def test_it_is_driven_with_a_window_of_its_own(pusht: Bundle, pruned: dict[int, Path]) -> None:
-    spec = replace(pusht.spec, window=3)
-    policy = CodeChunks(OnnxPolicy(pruned[3], spec), pusht.tokenizer, spec)
-    window = ObservationWindow(policy.spec)
+    seen_by = shorter_spec(pusht, "draft", 3)
+    policy = CodeChunks(OnnxPolicy(pruned[3], pusht.spec, seen_by), pusht.tokenizer, pusht.spec, seen_by)
+    window = ObservationHistory(seen_by)
     for seen in some_windows(pusht, 6):
-        assert policy.infer(window.push(seen.state[0]), np.random.default_rng(0)).shape == (4, 2)
+        assert policy.infer(window.push(seen["state"][0]), np.random.default_rng(0)).shape == (4, 2)
 
 
 def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: Bundle, tmp_path: Path) -> None:

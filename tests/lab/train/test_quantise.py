@@ -19,7 +19,7 @@ from specact.lab.train.quantise_cost import measure_variant
 from specact.lab.train.quantise_fold import folded
 from specact.lab.train.quantise_inputs import typical_inputs
 from specact.lab.train.quantise_layers import GROUPS, layer_groups
-from specact.types import Window
+from specact.observation import Window
 
 SHELF = Path(__file__).parents[3] / "pretrained"
 TIERS = {tier.name: tier for kind in ("int8_dynamic", "int8_static") for tier in tiers(kind)}
@@ -27,12 +27,13 @@ Inputs = dict[str, list[Feeds]]
 
 
 def windows(bundle: Bundle | FlowBundle, count: int, spread: float = 0.4) -> list[Window]:
-    rng, spec = np.random.default_rng(0), bundle.spec
+    seen = bundle.observation if isinstance(bundle, Bundle) else bundle.spec.observation
+    rng, fields = np.random.default_rng(0), seen.fields
 
-    def normal(*shape: int) -> np.ndarray:
+    def normal(shape: tuple[int, ...]) -> np.ndarray:
         return spread * rng.standard_normal(shape, dtype=np.float32)
 
-    return [Window(normal(spec.window, spec.state), normal(spec.goal) if spec.goal else None) for _ in range(count)]
+    return [Window({name: normal(field.window_shape) for name, field in fields.items()}) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tm
     assert len(static) == wanted["int8_static"]
     assert [path.name for path in out.parent.iterdir()] == ["q.onnx"]
     window = windows(bundle, 1)[0]
-    answer, original = OnnxPolicy(out, bundle.spec).infer(window), bundle.target.infer(window)
+    answer, original = OnnxPolicy(out, bundle.spec, bundle.spec.target).infer(window), bundle.target.infer(window)
     assert not np.array_equal(answer.offsets, original.offsets)
     np.testing.assert_allclose(answer.probs, original.probs, atol=0.1)
 
@@ -182,6 +183,6 @@ def test_what_is_not_quantised_stays_exactly_as_it_was(tiny_bundle: Path, tmp_pa
     bundle = load_bundle(tiny_bundle)
     out = quantise(tiny_bundle / "target.onnx", tmp_path / "q.onnx", Tier("none", {}))
     for window in windows(bundle, 3):
-        ours, theirs = OnnxPolicy(out, bundle.spec).infer(window), bundle.target.infer(window)
+        ours, theirs = OnnxPolicy(out, bundle.spec, bundle.spec.target).infer(window), bundle.target.infer(window)
         np.testing.assert_allclose(ours.probs, theirs.probs, atol=1e-6)
         np.testing.assert_allclose(ours.offsets, theirs.offsets, atol=1e-6)

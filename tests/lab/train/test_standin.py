@@ -6,7 +6,7 @@ import numpy as np
 
 from specact import load_bundle
 from specact.lab.train.heavy import make_stand_in
-from specact.types import Window
+from specact.observation import Window
 
 
 def test_a_stand_in_answers_as_the_target_and_computes_more(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -16,7 +16,10 @@ def test_a_stand_in_answers_as_the_target_and_computes_more(tiny_bundle: Path, t
     rng, spec = np.random.default_rng(0), bundle.spec
     windows = [
         Window(
-            rng.normal(size=(spec.window, spec.state)).astype(np.float32), rng.normal(size=spec.goal).astype(np.float32)
+            {
+                name: rng.normal(size=field.window_shape).astype(np.float32)
+                for name, field in bundle.observation.fields.items()
+            }
         )
         for _ in range(3)
     ]

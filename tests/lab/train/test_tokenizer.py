@@ -12,6 +12,7 @@ from specact.lab.train import stages
 from specact.lab.train.losses import chunk_of
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
 from specact.lab.train.tokenizer import ResidualVQ, measure
+from specact.observation import vectors
 
 SMALL = TokenizerRecipe(codebooks=2, codes=4, latent=6, hidden=32, steps=300, batch=128, dead_share=0.02)
 
@@ -183,7 +184,7 @@ def recipe(steps: int = 50) -> Recipe:
 def dataset() -> stages.Dataset:
     rng = np.random.default_rng(0)
     episodes = Episodes(
-        state=rng.normal(size=(60, 3)).astype(np.float32),
+        {"state": rng.normal(size=(60, 3)).astype(np.float32)},
         action=rng.uniform(-1, 1, (60, 2)).astype(np.float32),
         ends=np.array([20, 40, 60]),
     )
@@ -196,7 +197,7 @@ def test_training_a_policy_leaves_the_tokenizer_alone() -> None:
     assert isinstance(tokenizer, ResidualVQ)
     tokenizer.eval().requires_grad_(False)
     before = {name: value.clone() for name, value in tokenizer.state_dict().items()}
-    stage = stages.policy_stage("p", torch_recipe.policies["p"], data, torch_recipe, tokenizer)
+    stage = stages.policy_stage("p", torch_recipe.policies["p"], data, torch_recipe, tokenizer, vectors(2, state=3))
     weights = [parameter.clone() for parameter in stage.module.parameters()]
     for step in range(5):
         stage.optimizer.zero_grad()

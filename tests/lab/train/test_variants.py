@@ -15,7 +15,7 @@ from specact.lab.tised.levers import settings_of
 from specact.lab.tised.settings import Subject
 from specact.lab.tised.windows import typical_windows
 from specact.lab.train.variants import BundleVariants
-from specact.types import Window
+from specact.observation import Window
 
 BALL = load_bundle("ball")
 
@@ -48,14 +48,14 @@ def test_static_tiers_see_the_policy_at_work_and_are_made_once(tmp_path: Path) -
 
 def test_typical_windows_are_those_of_an_episode() -> None:
     windows = typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=30)
-    states = np.stack([window.state[-1] for window in windows])
+    states = np.stack([window["state"][-1] for window in windows])
     assert len(states) == 30
     # A ball that rolls: no two are alike, and one after the other they are near.
     assert len(np.unique(states, axis=0)) == 30
     steps = np.linalg.norm(np.diff(states[:5, :2], axis=0), axis=1)
     assert (steps > 0.0).all() and (steps < 0.5).all()
-    assert [window.state.tobytes() for window in windows] == [
-        window.state.tobytes() for window in typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=30)
+    assert [window["state"].tobytes() for window in windows] == [
+        window["state"].tobytes() for window in typical_windows(driver_of(BALL), "ball", BALL.spec.execute, count=30)
     ]
 
 
@@ -65,6 +65,6 @@ def test_a_window_that_is_cut_is_made_of_the_pair_it_is_named_after(tmp_path: Pa
     settings = settings_of("window", Subject(pusht, pusht.spec.execute, variants), (2.0,))
     drivers = [setting.driver for setting in settings]
     assert [driver.window for driver in drivers if isinstance(driver, CodesDriver)] == [None, 2]
-    assert isinstance(drivers[1], CodesDriver) and drivers[1].build().spec.window == 2
+    assert isinstance(drivers[1], CodesDriver) and drivers[1].build().spec.observation.history == 2
     with pytest.raises(ConfigError, match="1 to 5 observations"):
         settings_of("window", Subject(pusht, pusht.spec.execute, variants), (6.0,))

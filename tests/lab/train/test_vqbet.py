@@ -13,29 +13,27 @@ from torch import Tensor, nn
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.data.zarr_buffer import read_zarr
+from specact.lab.data.readers import read
 from specact.lab.train import stages
 from specact.lab.train.export import PARITY, LastPosition, example_inputs, export_policy
 from specact.lab.train.losses import Targets, chunk_of, code_logits, policy_loss, sampled_codes
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
 from specact.lab.train.tokenizer import ResidualVQ
-from specact.lab.train.vqbet import Prediction, Shapes, Statistics, VQBeT, standardised
+from specact.lab.train.vqbet import Prediction, Shapes, VQBeT, standardised, statistics_of
 from specact.lab.train.windows import Windows
-from specact.types import Window
+from specact.observation import Field, ObservationSpec, Window, vectors
 
-SHAPES = Shapes(window=4, state=3, goal=2, image=None, codebooks=2, codes=5, chunk=2, actions=3, goal_mode="token")
+SHAPES = Shapes(vectors(4, goal=2, state=3), codebooks=2, codes=5, chunk=2, actions=3, goal_mode="token")
 PLAIN = PolicyRecipe(layers=2, heads=2, width=8, head_width=6, dropout=0.0, bfloat16=False)
 DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
 def network(shapes: Shapes = SHAPES, recipe: PolicyRecipe = PLAIN) -> VQBeT:
     torch.manual_seed(0)
-    statistics = Statistics(
-        torch.full((shapes.state,), 0.5),
-        torch.full((shapes.state,), 2.0),
-        torch.zeros(shapes.goal),
-        torch.ones(shapes.goal),
-    )
+    statistics = {
+        "state": (torch.full((3,), 0.5), torch.full((3,), 2.0)),
+        "goal": (torch.zeros(2), torch.ones(2)),
+    }
     model = VQBeT(shapes, recipe, statistics)
     for block in model.blocks:  # freshly made, attention hardly mixes; here every path shall count
         for parameter in block.parameters():
@@ -43,10 +41,10 @@ def network(shapes: Shapes = SHAPES, recipe: PolicyRecipe = PLAIN) -> VQBeT:
     return model.eval()
 
 
-def observations(batch: int = 2, shapes: Shapes = SHAPES) -> tuple[Tensor, Tensor]:
+def observations(batch: int = 2) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    state = torch.randn(batch, shapes.window, shapes.state, generator=generator)
-    return state, torch.randn(batch, shapes.goal, generator=generator)
+    state = torch.randn(batch, 4, 3, generator=generator)
+    return {"state": state, "goal": torch.randn(batch, 2, generator=generator)}
 
 
 @pytest.mark.parametrize("mode", ["token", "concatenate"])
@@ -54,7 +52,7 @@ def observations(batch: int = 2, shapes: Shapes = SHAPES) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("head_width", [0, 6])
 def test_shapes(mode: Literal["token", "concatenate"], sequential: bool, head_width: int) -> None:
     model = network(replace(SHAPES, goal_mode=mode), replace(PLAIN, sequential=sequential, head_width=head_width))
-    prediction = model(*observations())
+    prediction = model(observations())
     assert prediction.logits.shape == (2, 4, 1 if sequential else 2, 5)
     assert prediction.offsets.shape == (2, 4, 2, 5, 2, 3)
     assert prediction.features.shape == (2, 4, 8)
@@ -64,13 +62,13 @@ def test_shapes(mode: Literal["token", "concatenate"], sequential: bool, head_wi
 @pytest.mark.parametrize("mode", ["token", "concatenate"])
 def test_no_position_sees_the_future(mode: Literal["token", "concatenate"]) -> None:
     model = network(replace(SHAPES, goal_mode=mode))
-    state, goal = observations()
+    seen = observations()
     with torch.no_grad():
-        before = model(state, goal)
+        before = model(seen)
         for newest in range(4):
-            changed = state.clone()
+            changed = seen["state"].clone()
             changed[:, newest] += 1.0
-            after = model(changed, goal)
+            after = model(seen | {"state": changed})
             for got, was in ((after.logits, before.logits), (after.offsets, before.offsets)):
                 torch.testing.assert_close(got[:, :newest], was[:, :newest])
                 for position in range(newest, 4):  # and every later one sees the past
@@ -80,33 +78,32 @@ def test_no_position_sees_the_future(mode: Literal["token", "concatenate"]) -> N
 @pytest.mark.parametrize("mode", ["token", "concatenate"])
 def test_every_position_sees_the_goal(mode: Literal["token", "concatenate"]) -> None:
     model = network(replace(SHAPES, goal_mode=mode))
-    state, goal = observations()
+    seen = observations()
     assert model.positions.shape[0] == (5 if mode == "token" else 4)
-    assert model.embed_state.in_features == (3 if mode == "token" else 5)
+    assert model.get_parameter("embed_state.weight").shape == (8, 3 if mode == "token" else 5)
     with torch.no_grad():
-        before, after = model(state, goal).logits, model(state, goal + 1.0).logits
+        before, after = model(seen).logits, model(seen | {"goal": seen["goal"] + 1.0}).logits
     for position in range(4):
         assert not torch.allclose(before[:, position], after[:, position], atol=1e-4)
 
 
 def test_observations_are_standardised_inside_and_limited() -> None:
     model = network()
-    inside = [standardised(torch.full((1, 1, 3), x), model.state_mean, model.state_std) for x in (2.5, 1e9)]
+    inside = [standardised(torch.full((1, 1, 3), x), *statistics_of(model, "state")) for x in (2.5, 1e9)]
     torch.testing.assert_close(inside[0], torch.ones(1, 1, 3))
     assert inside[1].max() == 6.0
-    state, goal = observations()
+    seen = observations()
     with torch.no_grad():
-        wild, limit = state.clone(), state.clone()
+        wild, limit = seen["state"].clone(), seen["state"].clone()
         wild[..., 0], limit[..., 0] = 1e9, 12.5
-        assert torch.equal(model(wild, goal).logits, model(limit, goal).logits)
+        assert torch.equal(model(seen | {"state": wild}).logits, model(seen | {"state": limit}).logits)
 
 
 def test_the_deployed_network_answers_for_the_newest_position() -> None:
     for sequential in (False, True):
         model = network(recipe=replace(PLAIN, sequential=sequential))
-        state, goal = observations()
         with torch.no_grad():
-            whole, deployed = model(state, goal), LastPosition(model)(state, goal)
+            whole, deployed = model(observations()), LastPosition(model)(observations())
             torch.testing.assert_close(deployed[0], whole.logits[:, -1])
             torch.testing.assert_close(deployed[1], whole.offsets[:, -1])
             if sequential:
@@ -146,7 +143,7 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
     weight = torch.tensor([[0.0, 1, 1, 1], [0, 0, 1, 1]])
     what = targets(weight=weight)
     with torch.no_grad():
-        prediction = model(*observations())
+        prediction = model(observations())
         loss, parts = policy_loss(model, prediction, what)
         total = nll = offset_l1 = accuracy = 0.0
         for b, t in weight.nonzero().tolist():
@@ -177,7 +174,7 @@ def test_the_loss_by_hand(sequential: bool, focal: float) -> None:
 
 def test_without_focus_the_code_loss_is_torchs_cross_entropy() -> None:
     model = network(recipe=replace(PLAIN, focal=0.0, offset_weight=0.0, primary_weight=1.0, secondary_weight=1.0))
-    prediction, what = model(*observations()), targets()
+    prediction, what = model(observations()), targets()
     wanted = nn.functional.cross_entropy(prediction.logits.flatten(0, 2), what.codes.flatten()) * 2
     torch.testing.assert_close(policy_loss(model, prediction, what)[0], wanted)
 
@@ -185,7 +182,7 @@ def test_without_focus_the_code_loss_is_torchs_cross_entropy() -> None:
 @pytest.mark.parametrize("on", ["ground_truth", "sampled"])
 def test_only_offsets_of_the_chosen_codes_are_moved(on: Literal["ground_truth", "sampled"]) -> None:
     model, what = network(recipe=replace(PLAIN, offset_on=on)), targets()
-    prediction = model(*observations())
+    prediction = model(observations())
     offsets = prediction.offsets.detach().requires_grad_()
     prediction = Prediction(prediction.logits, offsets, prediction.features)
     torch.manual_seed(5)
@@ -204,7 +201,7 @@ def test_sampled_codes_follow_the_joint_law_of_a_sequential_secondary() -> None:
 
     model = network(recipe=replace(PLAIN, sequential=True))
     with torch.no_grad():
-        one = model(*observations(1))
+        one = model(observations(1))
         logits, features = one.logits[:, -1:] * 3, one.features[:, -1:]
         many = Prediction(logits.expand(20_000, -1, -1, -1), one.offsets, features.expand(20_000, -1, -1))
         torch.manual_seed(0)
@@ -220,7 +217,7 @@ def test_padding_carries_no_weight(on: Literal["ground_truth", "sampled"]) -> No
     model = network(recipe=replace(PLAIN, offset_on=on))
     weight = torch.tensor([[0.0, 0, 1, 1], [0, 1, 1, 1]])
     with torch.no_grad():
-        made = model(*observations())
+        made = model(observations())
     logits, offsets = made.logits.requires_grad_(), made.offsets.requires_grad_()
     prediction, what = Prediction(logits, offsets, made.features), targets(weight=weight)
     torch.manual_seed(1)
@@ -245,45 +242,58 @@ def test_windows_by_brute_force() -> None:
     rng = np.random.default_rng(0)
     ends = np.array([1, 4, 9, 16])  # one shorter than window and chunk
     episodes = Episodes(
-        state=rng.normal(size=(16, 2)).astype(np.float32),
-        action=rng.normal(size=(16, 3)).astype(np.float32),
-        ends=ends,
-        goal=rng.normal(size=(16, 1)).astype(np.float32),
-        image=rng.integers(0, 256, (16, 2, 2, 3), dtype=np.uint8),
+        {
+            "state": rng.normal(size=(16, 2)).astype(np.float32),
+            "goal": rng.normal(size=(16, 1)).astype(np.float32),
+            "image": rng.integers(0, 256, (16, 2, 2, 3), dtype=np.uint8),
+        },
+        rng.normal(size=(16, 3)).astype(np.float32),
+        ends,
     )
+    fields = {"state": Field((2,), "float32", 4), "goal": Field((1,), "float32", 0)}
+    spec = ObservationSpec(fields | {"image": Field((2, 2, 3), "uint8", 2)})
     centre, scale = np.array([0.1, 0.2, 0.3], np.float32), np.array([1.0, 2.0, 4.0], np.float32)
-    windows = Windows(episodes, 4, 3, centre, scale)
+    windows = Windows(episodes, 3, centre, scale)
     assert len(windows) == 16
-    batch = windows.at(torch.arange(16))
-    assert batch.goal is not None
-    assert batch.image is not None
-    assert episodes.image is not None
-    assert episodes.goal is not None
+    batch = windows.at(spec, np.arange(16))
+    assert {name: tuple(values.shape) for name, values in batch.observation.items()} == {
+        "state": (16, 4, 2), "goal": (16, 1), "image": (16, 2, 2, 2, 3)
+    }  # fmt: skip
+    assert batch.step.shape == batch.weight.shape == (16, 2)  # only the newest two see a frame
+    state, goal, frames = episodes.numbers("state"), episodes.numbers("goal"), episodes.frames("image")
     for step in range(16):
         episode = int(np.searchsorted(ends, step, side="right"))
         start, last = (0, *ends)[episode], ends[episode] - 1
         for position, row in enumerate(range(step - 3, step + 1)):
             real = row >= start
             index = max(row, start)
-            assert batch.weight[step, position] == float(real)
-            assert batch.step[step, position] == index
-            assert np.array_equal(batch.state[step, position].numpy(), episodes.state[index])
-            assert np.array_equal(batch.image[step, position].numpy(), episodes.image[index])
-        assert np.array_equal(batch.goal[step].numpy(), episodes.goal[step])
+            assert np.array_equal(batch.observation["state"][step, position].numpy(), state[index])
+            if position >= 2:
+                assert batch.weight[step, position - 2] == float(real)
+                assert batch.step[step, position - 2] == index
+                assert np.array_equal(batch.observation["image"][step, position - 2].numpy(), frames[index])
+        assert np.array_equal(batch.observation["goal"][step].numpy(), goal[step])
         for ahead in range(3):
             action = (episodes.action[min(step + ahead, last)] - centre) / scale
             np.testing.assert_allclose(windows.chunks[step, ahead].numpy(), action, rtol=1e-6)
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    episodes = Episodes(np.arange(50, dtype=np.float32)[:, None], np.zeros((50, 1), np.float32), np.array([20, 50]))
-    windows = Windows(episodes, 2, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
-    first = windows.draw(0, 7, 8).state
-    windows.draw(0, 8, 8)
-    assert torch.equal(windows.draw(0, 7, 8).state, first)
-    assert not torch.equal(windows.draw(0, 8, 8).state, first)
-    assert not torch.equal(windows.draw(1, 7, 8).state, first)
-    everything = torch.cat([windows.draw(0, step, 64).state[:, -1, 0] for step in range(20)])
+    state = np.arange(50, dtype=np.float32)[:, None]
+    windows = Windows(
+        Episodes({"state": state}, np.zeros((50, 1), np.float32), np.array([20, 50])),
+        1, np.zeros(1, np.float32), np.ones(1, np.float32),
+    )  # fmt: skip
+
+    def drawn(seed: int, step: int, size: int = 8) -> Tensor:
+        return windows.draw(vectors(2, state=1), seed, step, size).observation["state"]
+
+    first = drawn(0, 7)
+    drawn(0, 8)
+    assert torch.equal(drawn(0, 7), first)
+    assert not torch.equal(drawn(0, 8), first)
+    assert not torch.equal(drawn(1, 7), first)
+    everything = torch.cat([drawn(0, step, 64)[:, -1, 0] for step in range(20)])
     assert set(everything.int().tolist()) == set(range(50))
 
 
@@ -298,43 +308,47 @@ def synthetic() -> Episodes:
     for frame, (row, column) in zip(image, place, strict=True):
         frame[row - 3 : row + 4, column - 3 : column + 4] = 255
     action = ((place - 16) / 12).astype(np.float32)
-    return Episodes(rng.normal(size=(200, 2)).astype(np.float32), action, np.arange(20, 201, 20), image=image)
+    state = rng.normal(size=(200, 2)).astype(np.float32)
+    return Episodes({"state": state, "image": image}, action, np.arange(20, 201, 20))
 
 
 def real() -> Episodes:
     path = DATA / "pusht" / "pusht_cchi_v7_replay.zarr"
     if not path.exists():
         pytest.skip(f"there are no PushT images at {path}; set SPECACT_DATA to the folder of recorded data")
-    whole = read_zarr(path)
-    assert whole.image is not None
-    steps = int(whole.ends[1])
-    return Episodes(whole.state[:steps], whole.action[:steps], whole.ends[:2], image=np.asarray(whole.image[:steps]))
+    return read(path).select(np.arange(2))
 
 
 @pytest.mark.parametrize("source", [synthetic, real])
 def test_images_train_and_the_policy_exports(source: object, tmp_path: Path) -> None:
     episodes: Episodes = source()  # type: ignore[operator]
-    assert episodes.image is not None
     settings = PolicyRecipe(
-        layers=1, heads=1, width=16, head_width=0, dropout=0.0, steps=30, batch=16, warmup=2, bfloat16=False
+        sees=("state", "image"),
+        layers=1,
+        heads=1,
+        width=16,
+        head_width=0,
+        dropout=0.0,
+        steps=30,
+        batch=16,
+        warmup=2,
+        bfloat16=False,
     )
     recipe = Recipe(
         env="pusht",
         data=("given",),
         window=2,
         chunk=2,
-        image=True,
         tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8),
         policies={"p": settings},
     )
-    data = stages.prepare(episodes, recipe)
+    data, spec = stages.prepare(episodes, recipe), stages.specs_of(recipe, episodes)["p"]
     tokenizer = stages.tokenizer_stage(data, recipe).module.eval().requires_grad_(False)
     assert isinstance(tokenizer, ResidualVQ)
-    stage = stages.policy_stage("p", settings, data, recipe, tokenizer)
+    stage = stages.policy_stage("p", settings, data, recipe, tokenizer, spec)
     model = stage.module
     assert isinstance(model, VQBeT)
-    assert model.embed_image is not None
-    convolution = next(model.embed_image.parameters())
+    convolution = next(model.get_submodule("embed_image").parameters())
     before, losses = convolution.clone(), []
     for step in range(30):
         for group in stage.optimizer.param_groups:
@@ -347,22 +361,21 @@ def test_images_train_and_the_policy_exports(source: object, tmp_path: Path) -> 
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     assert not torch.equal(convolution, before), "the image encoder does not learn"
     if source is real:
-        assert episodes.image.shape[1:] == (96, 96, 3)
+        assert spec["image"] == Field((96, 96, 3), "uint8", 2)
         return
 
-    shapes = stages.shapes_of(data, recipe)
     assert export_policy(model, tmp_path / "p.onnx", half=True) < PARITY
-    spec = PolicySpec(2, 2, 0, (32, 32), 2, 4, 2, 2, 1, "drop", 1.0, 10.0)
-    policy = OnnxPolicy(tmp_path / "p.onnx", spec)
-    assert shapes.image == spec.image
-    state, _, image = example_inputs(model, 3)
-    assert image is not None
-    answers = policy.infer_batch([Window(s.numpy(), None, i.numpy()) for s, i in zip(state, image, strict=True)])
+    assert spec["image"] == Field((32, 32, 3), "uint8", 2)
+    pair = PolicySpec(spec, spec, 2, 4, 2, 2, 1, "drop", 1.0, 10.0)
+    policy = OnnxPolicy(tmp_path / "p.onnx", pair, spec)
+    seen = example_inputs(model, 3)
+    windows = [Window({name: values[row].numpy() for name, values in seen.items()}) for row in range(3)]
+    answers = policy.infer_batch(windows)
     with torch.no_grad():
-        logits, offsets = LastPosition(model)(state, None, image)
+        logits, offsets = LastPosition(model)(seen)
     for answer, row, offset in zip(answers, logits, offsets, strict=True):
         np.testing.assert_allclose(answer.probs, row.softmax(-1).numpy(), atol=1e-4)
         np.testing.assert_allclose(answer.offsets, offset.numpy(), atol=PARITY)
     # It looks: another picture, another answer.
-    other = policy.infer(Window(state[0].numpy(), None, 255 - image[0].numpy()))
+    other = policy.infer(Window({**windows[0].arrays, "image": 255 - windows[0]["image"]}))
     assert not np.allclose(other.probs, answers[0].probs, atol=1e-4)

@@ -87,7 +87,8 @@ def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:
         for name in names
     ):
         raise BundleError(
-            f"{file} does not hold {', '.join(names)} of {spec.actions} actions: it does not belong to this bundle"
+            f"{file} does not hold {', '.join(names)} of {spec.actions} actions: it does not belong to this bundle; "
+            "copy the bundle again"
         )
     check_units(file, tensors, spec.actions)
     low, high = tensors["low"], tensors["high"]

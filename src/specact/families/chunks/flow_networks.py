@@ -95,5 +95,5 @@ class FlowNetworks:
             if found != wanted[part]:
                 raise BundleError(
                     f"{files[part]} takes {found}, but the bundle's manifest and its other parts say {wanted[part]}: "
-                    "they do not match"
+                    "they do not match; export the bundle again"
                 )

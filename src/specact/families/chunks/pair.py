@@ -6,13 +6,16 @@ from the target's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, InfersChunks
 from specact.families.chunks.wire import ChunkCodec
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepAddress, StepStreams
@@ -30,11 +33,15 @@ class ChunkPair:
         draft: the small policy.
         units: of the actions; distances between actions are measured in them.
         target_spec: of the target, wherever it runs.
-        local_target: the target in this process, or None where it is only on a server.
+        load_target: makes the target in this process, when it is first asked for; None where it is only on a server.
         execute: how many actions of a chunk are executed before the next inference.
         accept_within: the drafted actions are executed up to the first one that is further from the target's
             [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
         overlap: see :class:`~specact.pair.Pair`.
+        env: name of the task it was made for, or empty.
+        fingerprint: of both policies together: what a calibration has to have been made for.
+        path: its folder, where it has one.
+        named: draft and target as they were named when it was loaded, where that was not left to the manifest.
 
     Raises:
         ConfigError: for policies that do not fit together, or a number out of range.
@@ -44,13 +51,18 @@ class ChunkPair:
     draft: ChunkPolicy
     units: ActionUnits
     target_spec: ChunkSpec
-    local_target: ChunkPolicy | None
+    load_target: Callable[[], ChunkPolicy] | None
     execute: int
     accept_within: float = 0.0
     overlap: Literal["drop", "average"] = "drop"
+    env: str = ""
+    fingerprint: str = ""
+    path: Path | None = None
+    named: tuple[str | None, str | None] = (None, None)
 
     def __post_init__(self) -> None:
         draft, target = self.draft.spec, self.target_spec
+        _ = self.observation
         if draft.actions != target.actions or draft.rate_hz != target.rate_hz:
             raise ConfigError(
                 f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
@@ -61,6 +73,11 @@ class ChunkPair:
             raise ConfigError(f"execute must lie between 1 and {most}, the shorter of both chunks; got {self.execute}")
         if not self.accept_within >= 0.0:
             raise ConfigError(f"accept_within must be at least 0, got {self.accept_within}")
+
+    @property
+    def recommended_gates(self) -> dict[str, Any]:
+        """None: nobody has chosen any for these two."""
+        return {}
 
     @property
     def observation(self) -> ObservationSpec:
@@ -75,16 +92,25 @@ class ChunkPair:
     @property
     def drafter(self) -> ChunkDrafter:
         """See :class:`~specact.pair.Pair`."""
-        return ChunkDrafter(self.draft, self.units)
+        return ChunkDrafter(self.draft, self.draft.spec.observation, self.units)
 
     @property
     def target(self) -> ChunkAnswers:
         """See :class:`~specact.pair.Pair`."""
-        if self.local_target is None:
+        return ChunkAnswers(self.target_policy)
+
+    @cached_property
+    def target_policy(self) -> ChunkPolicy:
+        """The target as a chunk policy.
+
+        Raises:
+            BundleError: where it is only on a server.
+        """
+        if self.load_target is None:
             raise BundleError(
                 f"the target of {self.name} is only on its server; connect to it, as with specact run --server URL"
             )
-        return ChunkAnswers(self.local_target)
+        return self.load_target()
 
     def verifier(self, target: Target[Chunk]) -> ChunkVerifier:
         """See :class:`~specact.pair.Pair`."""
@@ -101,15 +127,17 @@ class ChunkDrafter:
 
     Args:
         policy: the draft.
+        observation: what it needs to see, and all that it gets to see.
         units: of the proposed actions.
     """
 
-    def __init__(self, policy: ChunkPolicy, units: ActionUnits) -> None:
-        self._policy, self._units = policy, units
+    def __init__(self, policy: InfersChunks, observation: ObservationSpec, units: ActionUnits) -> None:
+        self._policy, self._observation, self._units = policy, observation, units
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafted chunk; there is no other evidence."""
-        return Proposal(window, self._units.from_environment(self._policy.infer(window, rng)))
+        chunk = self._policy.infer(self._observation.select(window), rng)
+        return Proposal(window, self._units.from_environment(chunk))
 
 
 class ChunkAnswers:
@@ -123,8 +151,9 @@ class ChunkAnswers:
         self._policy, self._streams = policy, StepStreams()
 
     def answer(self, window: Window, address: StepAddress) -> Chunk:
-        """The chunk, in the environment's units."""
-        return self._policy.infer(window, self._streams(Role.VERIFY, address))
+        """The chunk, in the environment's units; as on a server it sees no more than it needs, and may be NaN."""
+        seen = self._policy.spec.observation.select(window)
+        return self._policy.infer_batch([seen], [self._streams(Role.VERIFY, address)])[0]
 
 
 class ChunkVerifier(TargetVerifier[Chunk]):
@@ -143,12 +172,22 @@ class ChunkVerifier(TargetVerifier[Chunk]):
     def judge(self, answer: Answer[Chunk], proposal: Proposal, address: StepAddress) -> Outcome:
         """See :class:`~specact.verification.TargetVerifier`; as many actions as both have."""
         wanted = self._units.from_environment(answer.value)
-        count = min(len(wanted), len(proposal.actions))
-        accepted = accepted_prefix(proposal.actions[:count], wanted[:count], self._within)
-        actions = np.concatenate([proposal.actions[:accepted], wanted[accepted:count]])
-        origins = np.full(count, Origin.REPLACED, np.uint8)
+        actions, accepted = replaced_after_prefix(proposal.actions, wanted, self._within)
+        origins = np.full(len(actions), Origin.REPLACED, np.uint8)
         origins[:accepted] = Origin.ACCEPTED
-        return Outcome(actions, origins, count, accepted, answer.times, evidence=wanted)
+        return Outcome(actions, origins, len(actions), accepted, answer.times, wanted, float(accepted == len(actions)))
+
+
+def replaced_after_prefix(drafted: Chunk, wanted: Chunk, within: float) -> tuple[Chunk, int]:
+    """The accepted prefix of the drafted actions and then the wanted ones, as many as both have, and its length.
+
+    Args:
+        drafted, wanted: ``[n, A]`` and ``[m, A]``, normalised.
+        within: see :func:`accepted_prefix`.
+    """
+    count = min(len(wanted), len(drafted))
+    accepted = accepted_prefix(drafted[:count], wanted[:count], within)
+    return np.concatenate([drafted[:accepted], wanted[accepted:count]]), accepted
 
 
 def accepted_prefix(drafted: Chunk, wanted: Chunk, within: float) -> int:

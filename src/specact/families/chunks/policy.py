@@ -69,6 +69,14 @@ class Inpainting:
             raise ConfigError(f"weights of inpainting must lie in [0, 1], got {self.weights.tolist()}")
 
 
+class InfersChunks(Protocol):
+    """Answers an observation window with a chunk of actions."""
+
+    def infer(self, window: Window, rng: np.random.Generator) -> Chunk:
+        """A chunk ``[H, A]``, in the environment's units, drawn from ``rng``."""
+        ...
+
+
 class ChunkPolicy(Protocol):
     """A policy that answers an observation window with a chunk of actions, drawn from what it learned."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from specact.errors import BundleError, WireError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
 from specact.observation import read_spec
-from specact.rng import Role, StepStreams
+from specact.rng import Role, streams
 from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
 from specact.wire.request import Request
@@ -46,11 +46,10 @@ class ChunkResponder:
     def __init__(self, policy: ChunkPolicy, name: str, fingerprint: str) -> None:
         self._policy, self.name, self.fingerprint = policy, name, fingerprint
         self.dialect = ChunkCodec(policy.spec).dialect
-        self._streams = StepStreams()
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         """See :class:`~specact.wire.request.Responder`; what is random is drawn from each request's own stream."""
-        rngs = [self._streams(Role.VERIFY, request.address) for request in requests]
+        rngs = streams(Role.VERIFY, (request.address for request in requests))
         chunks = self._policy.infer_batch([request.window for request in requests], rngs)
         return [
             {"chunk": chunk} if np.isfinite(chunk).all() else bad("the target has no finite answer to this observation")

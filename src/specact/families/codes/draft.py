@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from specact.families.codes.sampling import sample_codes
-from specact.families.codes.spec import CodePolicy
+from specact.families.codes.spec import InfersCodes
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import Drafted
 from specact.observation import Window
@@ -20,7 +20,7 @@ class CodeDrafter:
         tokenizer: turns codes into actions.
     """
 
-    def __init__(self, policy: CodePolicy, tokenizer: ActionTokenizer) -> None:
+    def __init__(self, policy: InfersCodes, tokenizer: ActionTokenizer) -> None:
         self._policy, self._tokenizer = policy, tokenizer
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:

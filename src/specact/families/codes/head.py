@@ -84,7 +84,10 @@ class TargetHead:
         wanted = seen | {"draft_probs": [spec.codebooks, spec.codes]}
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
-            raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match")
+            raise BundleError(
+                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; train it again "
+                f"with: specact calibrate --bundle {path.parent} --gate learned --retrain"
+            )
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:
         """``p^``, ``[G, K]``."""

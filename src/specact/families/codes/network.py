@@ -87,7 +87,10 @@ class OnnxPolicy:
         wanted = self.observation.shapes
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
-            raise BundleError(f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match")
+            raise BundleError(
+                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; "
+                "export the bundle again"
+            )
         outputs = self._session.get_outputs()
         if len(outputs) != 2 + spec.sequential:
             raise BundleError(
@@ -98,7 +101,7 @@ class OnnxPolicy:
         if offsets != [spec.codebooks, spec.codes, spec.chunk, spec.actions]:
             raise BundleError(
                 f"{path} gives offsets of shape {offsets}, but the bundle's manifest says "
-                f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not match"
+                f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not match; export the bundle again"
             )
 
 

@@ -52,16 +52,16 @@ class PolicySpec:
         check_positive("rate_hz", self.rate_hz)
         if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):
             raise BundleError(
-                "a bundle's overlap is drop or average and its sequential true or false, its manifest says "
+                "a bundle's overlap must be drop or average and its sequential true or false, but its manifest says "
                 f"{self.overlap!r:.60} and {self.sequential!r:.60}"
             )
         if not 1 <= self.execute <= self.chunk:
             raise BundleError(
-                f"a bundle executes between 1 and chunk = {self.chunk} actions, its manifest says {self.execute}"
+                f"a bundle's execute must lie between 1 and chunk = {self.chunk}, but its manifest says {self.execute}"
             )
         if self.sequential and self.codebooks != 2:
             raise BundleError(
-                f"a sequential secondary head needs 2 codebooks, the bundle's manifest says {self.codebooks}"
+                f"a sequential secondary head needs 2 codebooks, but the bundle's manifest says {self.codebooks}"
             )
 
     @property
@@ -75,12 +75,16 @@ class PolicySpec:
         return {"draft": self.draft.describe(), "target": self.target.describe(), **own}
 
 
-class CodePolicy(Protocol):
-    """A policy that answers an observation window with a distribution over action codes; it never samples."""
+class InfersCodes(Protocol):
+    """Answers an observation window with a distribution over action codes; it never samples."""
 
     def infer(self, window: Window) -> CodeDistribution:
         """The distribution for one window."""
         ...
+
+
+class CodePolicy(InfersCodes, Protocol):
+    """A policy of action codes."""
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """The distributions for several windows, in one pass."""

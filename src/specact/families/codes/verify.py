@@ -83,4 +83,5 @@ def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: 
     kept = bool(verdict.accepted.all())
     origins = np.full(len(actions), Origin.ACCEPTED if kept else Origin.REPLACED, np.uint8)
     accepted = int(verdict.accepted.sum())
-    return Outcome(actions, origins, len(verdict.accepted), accepted, times, Verified(verdict, target))
+    evidence, kept_all = Verified(verdict, target), 1.0 - verdict.rejected_any
+    return Outcome(actions, origins, len(verdict.accepted), accepted, times, evidence, kept_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from specact.errors import DataError
 from specact.lab.data.frames import Frames, as_frames, join_frames
 from specact.rng import Role, stream
 
-Observed = NDArray[np.float32] | Frames
+Observed = NDArray[Any] | Frames
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from specact.errors import MissingExtraError, RenderError, unknown_name
+from specact.errors import ConfigError, MissingExtraError, RenderError, unknown_name
 from specact.lab.envs.drawing import cannot_draw
+from specact.plugins import is_plugin, load_object
 
 if TYPE_CHECKING:
     from specact.lab.envs.task import Task
@@ -26,16 +27,21 @@ TASKS = {
 
 
 def load_task(name: str) -> Task:
-    """The task of this name.
+    """The task of this name: a built-in one, or ``MODULE:TASK``, an instance of :class:`~specact.lab.envs.task.Task`.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is none, or it cannot be imported.
         MissingExtraError: if its simulator is not installed.
         RenderError: if MUJOCO_GL names a renderer that MuJoCo cannot load.
     """
-    if name not in TASKS:
-        raise unknown_name("environment", name, TASKS)
+    if name not in TASKS and not is_plugin(name):
+        raise unknown_name("environment", name, TASKS, plugins=True)
     try:
+        from specact.lab.envs.task import Task
+
+        if is_plugin(name):
+            own: Task = load_object(name, "Task, see specact.lab.envs.task", lambda found: isinstance(found, Task))
+            return own
         module = import_module(TASKS[name])
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -49,3 +55,34 @@ def load_task(name: str) -> Task:
         raise RenderError(f"{cannot_draw(error)}, or unset it if nothing is rendered") from error
     task: Task = module.TASK
     return task
+
+
+class MadeFor(Protocol):
+    """A pair, or a policy, that was made for an environment."""
+
+    @property
+    def env(self) -> str:
+        """Its name; empty where nobody said."""
+        ...
+
+
+def env_of(bundle: MadeFor, given: str | None) -> str:
+    """The environment that a bundle was made for.
+
+    A bundle cannot run code: where it names its environment as ``MODULE:TASK``, the user has to name it too.
+
+    Args:
+        bundle: any.
+        given: the environment that the user named, or None.
+
+    Raises:
+        ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another, or none; or nobody named any.
+    """
+    if not bundle.env and given is None:
+        raise ConfigError("these policies were made for no environment that has a name; give it with --env")
+    if is_plugin(bundle.env) and bundle.env != given:
+        raise ConfigError(
+            f"this bundle was made for the environment {bundle.env!r}, which is code that does not come "
+            f"with specact; if you trust it, name it yourself: --env {bundle.env}"
+        )
+    return bundle.env

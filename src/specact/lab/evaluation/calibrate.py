@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair, named_again
 from specact.gates.calibration import Calibration, threshold_for_rate
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.rejection import rejection_models
@@ -49,7 +51,7 @@ class CalibrationRun:
 
 
 def calibrate(
-    bundle: Bundle, env: str, gate: GateSettings, run: CalibrationRun, pool: Pool, advance: Callable[[int], None]
+    bundle: AnyPair, env: str, gate: GateSettings, run: CalibrationRun, pool: Pool, advance: Callable[[int], None]
 ) -> Calibration:
     """Finds a gate's threshold for a rate and checks it on held-out episodes.
 
@@ -84,6 +86,7 @@ def calibrate(
                 "loopback",
                 0,
                 0,
+                named=named_again(bundle),
             )
             for i in range(0, run.episodes, run.shard)
         ]
@@ -106,9 +109,16 @@ def calibrate(
             "inferences": len(checked["transmitted"]),
         },
         rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
-        model=rejection_models({name: checked[name][free] for name in ("score", "rejection", "rejection_0")}),
+        model=_model({name: column[free] for name, column in checked.items()}),
         made_by={"env": env, **dataclasses.asdict(run)},
     )
+
+
+def _model(steps: dict[str, np.ndarray]) -> dict[str, Any]:
+    """How the score goes with what verification would change: a rejection, or where nothing is rejected the action."""
+    if "rejection" in steps:
+        return rejection_models({name: steps[name] for name in ("score", "rejection", "rejection_0")})
+    return {"spearman": float(stats.spearmanr(steps["score"], steps["distance"]).statistic)}
 
 
 @dataclass(frozen=True)

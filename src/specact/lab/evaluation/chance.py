@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.methods import load_method
@@ -19,7 +19,7 @@ from specact.lab.rollout.methods import load_method
 _LONG: tuple[int, ...] = (1000,)
 
 
-def asked_gate(name: str, what: Evaluation, bundle: Bundle) -> GateSettings:
+def asked_gate(name: str, what: Evaluation, bundle: AnyPair) -> GateSettings:
     """A method's gate, which still needs its threshold; chance has the forced first step and the limit of its rival.
 
     Raises:

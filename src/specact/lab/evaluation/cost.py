@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.codes.head import HEAD, HeadDraft, load_head
-from specact.families.codes.timing import measure_inference
+from specact.families.codes.timing import measure_call, measure_inference
+from specact.families.load import AnyPair
 from specact.gates.timing import measure_decision
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.methods import load_method
@@ -50,19 +53,20 @@ class Timing:
         return (self.target_on_device_ms if load_method(method).on_device else self.target_ms) / 1e3
 
 
-def measure(what: Evaluation, bundle: Bundle) -> Timing:
+def measure(what: Evaluation, pair: AnyPair) -> Timing:
     """The times of an evaluation: those that it names, and those of this machine for the others."""
     methods = [load_method(name) for name in what.methods]
     draft_ms, head_ms, target_ms = what.draft_ms, what.head_ms, what.target_ms
     if draft_ms is None:
-        draft_ms = 1e3 * measure_inference(bundle.draft, bundle.spec.draft)
+        draft_ms = 1e3 * measure_proposal(pair)
     if target_ms is None:
-        target_ms = 1e3 * measure_inference(bundle.target, bundle.spec.target)
+        target_ms = 1e3 * measure_answer(pair)
     if not any(method.uses_head for method in methods):
         head_ms = 0.0
     elif head_ms is None:
-        both = 1e3 * measure_inference(HeadDraft(bundle.draft, load_head(bundle)), bundle.spec.draft)
-        head_ms = max(0.0, both - 1e3 * measure_inference(bundle.draft, bundle.spec.draft))
+        assert isinstance(pair, Bundle), "the method's gate has seen to it"
+        both = 1e3 * measure_inference(HeadDraft(pair.draft, load_head(pair)), pair.spec.draft)
+        head_ms = max(0.0, both - 1e3 * measure_inference(pair.draft, pair.spec.draft))
     gate_ms = {}
     for gate in sorted({method.gate for method in methods}):
         if gate in _WITHOUT_TIME:
@@ -70,9 +74,25 @@ def measure(what: Evaluation, bundle: Bundle) -> Timing:
         elif what.gate_ms is not None:
             gate_ms[gate] = what.kappa * what.gate_ms
         else:
-            built = what.gates.settings(gate, bundle).build(bundle)
-            gate_ms[gate] = what.kappa * 1e3 * measure_decision(built, bundle)
+            built = what.gates.settings(gate, pair).build(pair)
+            gate_ms[gate] = what.kappa * 1e3 * measure_decision(built, pair)
     return Timing(what.kappa * draft_ms, what.kappa * head_ms, target_ms, what.kappa * target_ms, gate_ms)
+
+
+def measure_proposal(pair: AnyPair) -> float:
+    """Median seconds of one inference of the draft on this machine."""
+    if isinstance(pair, Bundle):
+        return measure_inference(pair.draft, pair.spec.draft)
+    rng = np.random.default_rng(0)
+    return measure_call(lambda window: pair.draft.infer(window, rng), pair.observation.zeros())
+
+
+def measure_answer(pair: AnyPair) -> float:
+    """Median seconds of one inference of the target on this machine."""
+    if isinstance(pair, Bundle):
+        return measure_inference(pair.target, pair.spec.target)
+    rng = np.random.default_rng(0)
+    return measure_call(lambda window: pair.target_policy.infer(window, rng), pair.observation.zeros())
 
 
 def read_timing(manifest: dict[str, Any]) -> Timing:
@@ -80,7 +100,7 @@ def read_timing(manifest: dict[str, Any]) -> Timing:
     return Timing(**manifest["timing"])
 
 
-def method_cost(name: str, bundle: Bundle, timing: Timing) -> dict[str, float]:
+def method_cost(name: str, bundle: AnyPair, timing: Timing) -> dict[str, float]:
     """Size and time of the networks that a method evaluates; 0 for those that it does not.
 
     Returns:
@@ -89,18 +109,16 @@ def method_cost(name: str, bundle: Bundle, timing: Timing) -> dict[str, float]:
         inference; ``gate_ms``: of one decision, of a learned gate with its head.
     """
     method = load_method(name)
-    sizes = {
-        part: count_parameters(bundle.path / file) if used else 0
-        for part, file, used in (
-            ("draft", PARTS["draft"], method.waits_for_draft),
-            ("head", HEAD, method.uses_head),
-            ("target", PARTS["target"], method.gate != "never"),
-        )
-    }
+    used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
+    sizes = {}
+    if isinstance(bundle, Bundle):
+        files = {"draft": PARTS["draft"], "head": HEAD, "target": PARTS["target"]}
+        sizes = {part: count_parameters(bundle.path / file) if used[part] else 0 for part, file in files.items()}
     return {
+        # Nobody has counted those of somebody else's policy.
         **{f"{part}_parameters": size for part, size in sizes.items()},
-        "draft_ms": timing.draft_ms if sizes["draft"] else 0.0,
+        "draft_ms": timing.draft_ms if used["draft"] else 0.0,
         "gate_ms": timing.gate_ms[method.gate],
-        "head_ms": timing.head_ms if sizes["head"] else 0.0,
-        "target_ms": 1e3 * timing.target_s(name) if sizes["target"] else 0.0,
+        "head_ms": timing.head_ms if used["head"] else 0.0,
+        "target_ms": 1e3 * timing.target_s(name) if used["target"] else 0.0,
     }

@@ -40,6 +40,7 @@ class Evaluation:
             :func:`~specact.lab.evaluation.imitation.imitation_error`.
         data: folder that the demonstrations' paths are relative to, where they are files.
         demonstrations: at most so many of them; None for all that were kept back.
+        draft, target: of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
         wire, deadline_ms: of the real sockets, see :class:`~specact.lab.rollout.realtime.RealTime`.
     """
 
@@ -66,6 +67,8 @@ class Evaluation:
     mse: bool = False
     data: str | None = None
     demonstrations: int | None = None
+    draft: str | None = None
+    target: str | None = None
 
     def __post_init__(self) -> None:
         for method in self.methods:

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from specact.errors import BundleError, ConfigError, RenderError, SpecactError
-from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.load import AnyPair, load_pair
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
 from specact.lab.evaluation.cost import read_timing
 from specact.lab.evaluation.run import read_gates
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Robot, Shard
 
@@ -99,7 +100,7 @@ def load_films(
 
 
 def _check_bundle(what: dict[str, Any]) -> None:
-    found = load_bundle(what["bundle"]).fingerprint
+    found = load_pair(what["bundle"], draft=what["draft"], target=what["target"]).fingerprint
     if found != what["fingerprint"]:
         raise BundleError(
             f"the bundle {what['bundle']!r} has fingerprint {found}, but {what['fingerprint']} was evaluated; "
@@ -130,7 +131,9 @@ def _make(order: _Order) -> list[Film]:
         if isinstance(found, list):
             return found
         reasons.append(f"{renderer or 'default'}: {found}")
-    raise ConfigError(f"this machine cannot draw the environment ({'; '.join(reasons)}))")
+    raise ConfigError(
+        f"this machine cannot draw the environment ({'; '.join(reasons)}); install EGL or OSMesa, or add --no-films"
+    )
 
 
 def _renderers() -> tuple[str, ...]:
@@ -155,16 +158,17 @@ def _shoot_all(order: _Order, renderer: str) -> list[Film] | str:
 
 def _shoot(order: _Order, method: str) -> Film:
     what = order.manifest["evaluation"]
-    bundle, task = load_bundle(what["bundle"]), load_task(what["env"])
-    proposer = load_method(method).proposer(bundle)
+    pair, task = load_pair(what["bundle"], draft=what["draft"], target=what["target"]), load_task(what["env"])
+    family = rollout_of(pair, load_method(method), what["offset"])
     env = task.make(render_mode="rgb_array")
-    robot = Robot(_shard(order, method, bundle), bundle, env, order.episode)
+    robot = Robot(_shard(order, method, pair), pair, family, env, order.episode)
     every = max(1, round(task.rate_hz / RATE_HZ), math.ceil(order.longest / MOST_FRAMES))
     frames, frame_steps, sent = [_frame(env)], [0], []
     while not robot.done:
         window = robot.policy.observe(robot.observation)
         if robot.policy.wants_inference:
-            robot.prepare(proposer.infer(window), bundle.target.infer(window))
+            (draft,), (target,) = family.infer([window], [robot.policy.address])
+            robot.prepare(draft, target)
         robot.advance(window, task.max_steps)
         record = robot.policy.record
         sent.append(record is not None and record.decision.transmit)
@@ -179,7 +183,7 @@ def _shoot(order: _Order, method: str) -> Film:
     )  # fmt: skip
 
 
-def _shard(order: _Order, method: str, bundle: Bundle) -> Shard:
+def _shard(order: _Order, method: str, bundle: AnyPair) -> Shard:
     what, timing = order.manifest["evaluation"], read_timing(order.manifest)
     gate = read_gates(order.folder)[method]
     return Shard(

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import Bundle, load_bundle
-from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.bundle import Bundle
+from specact.families.load import load_pair
 from specact.gates.settings import GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
 from specact.lab.data.readers import format_of
+from specact.lab.data.sources import read_sources
 from specact.lab.envs import load_task
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.rollout import VERIFIERS
 from specact.lab.statistics import mean_interval
 from specact.policy import SpeculativePolicy
 from specact.verification import LocalTarget
@@ -58,11 +59,13 @@ def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
     """
     recipe = bundle.manifest["recipe"]
     made = demonstrations(
-        load_task(bundle.env),
+        load_task(bundle.env) if bundle.env else None,
         demonstration_files(bundle, data),
         recipe["generate_episodes"],
         recipe["generate_noise"],
         recipe["seed"],
+        sources=read_sources(recipe.get("observations", {})),
+        rate_hz=recipe.get("rate_hz"),
     )
     return made.split(recipe["held_out"], recipe["seed"])[1]
 
@@ -95,10 +98,10 @@ def imitation_error(what: Imitation) -> dict[str, float]:
         ``mean``, ``low``, ``high``: in normalised action units (each dimension's training range is [-1, 1]), with a
         95 % interval over episodes; ``raw``: in the environment's units; ``episodes``.
     """
-    bundle, episodes, method = load_bundle(what.bundle), what.episodes, load_method(what.method)
-    verifier = VERIFIERS[method.verifier](LocalTarget(bundle.target), bundle.tokenizer)
-    drafter = CodeDrafter(method.proposer(bundle), bundle.tokenizer)
-    policy = SpeculativePolicy(bundle, what.gate.build(bundle), drafter=drafter, verifier=verifier, seed=what.seed)
+    pair, episodes = load_pair(what.bundle), what.episodes
+    family = rollout_of(pair, load_method(what.method))
+    verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
+    policy = SpeculativePolicy(pair, what.gate.build(pair), drafter=drafter, verifier=verifier, seed=what.seed)
     normalised, raw = [], []
     for number, span in enumerate(episodes.slices()):
         policy.reset(number)
@@ -110,5 +113,5 @@ def imitation_error(what: Imitation) -> dict[str, float]:
         )
         away = acted - episodes.action[span]
         raw.append(float(np.square(away).sum(axis=1).mean()))
-        normalised.append(float(np.square(away / bundle.tokenizer.scale).sum(axis=1).mean()))
+        normalised.append(float(np.square(away / pair.units.scale).sum(axis=1).mean()))
     return {**asdict(mean_interval(np.array(normalised))), "raw": float(np.mean(raw)), "episodes": len(raw)}

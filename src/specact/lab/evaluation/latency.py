@@ -21,7 +21,7 @@ from specact.gates import Always, Gate, Never
 from specact.gates.calibration import threshold_for_rate
 from specact.gates.prefetch import Forecast
 from specact.gates.settings import GateChoices, GateSettings
-from specact.lab.envs import load_task
+from specact.lab.envs import env_of, load_task
 from specact.lab.processes import linked, serving
 from specact.lab.rollout.rollout import start_of
 from specact.lab.rollout.steps import STAGES
@@ -133,7 +133,7 @@ def measure_latency(
 
 def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
     """What the robot sees whenever it infers, on episodes that the target drives."""
-    task, spec = load_task(pair.env), pair.spec
+    task, spec = load_task(env_of(pair, None)), pair.spec
     env = task.make()
     policy = SpeculativePolicy(pair, Always(), seed=seed)
     episode = 0

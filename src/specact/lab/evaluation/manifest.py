@@ -15,6 +15,7 @@ from specact import __version__
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import head_fingerprint
+from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.lab.evaluation.cost import measure
 from specact.lab.evaluation.evaluation import Evaluation
@@ -27,14 +28,14 @@ _ACCOUNTED = (
 )
 
 
-def claim(out: Path, what: Evaluation, bundle: Bundle, env: str, command: str) -> dict[str, Any]:
+def claim(out: Path, what: Evaluation, bundle: AnyPair, env: str, command: str) -> dict[str, Any]:
     """The run folder's manifest: a new one, or the one of the same run that was stopped.
 
     Raises:
         ConfigError: if the folder holds another run or a damaged manifest, or a method needs a head that is not there.
     """
     weights = {"fingerprint": bundle.fingerprint}
-    if any(load_method(name).proposes == "head" for name in what.methods):
+    if isinstance(bundle, Bundle) and any(load_method(name).proposes == "head" for name in what.methods):
         # It is no part of the bundle's fingerprint. Learned gates name it in their calibrations.
         weights["head"] = head_fingerprint(bundle)
     request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env} | weights))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
-from specact.lab.rollout.methods import METHODS
+from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.steps import REASONS, STAGES
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
 
@@ -41,15 +41,14 @@ def method_metrics(
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
         share of inferences whose request left before the draft was computed, precision (share of them that were
-        transmitted) and recall (share of the transmitted that had left ahead).
+        transmitted) and recall (share of the transmitted that had left ahead). Of chunk policies, instead of what
+        concerns codes: ``distance`` between the drafted and the target's actions and ``prefix``, the drafted actions
+        that verification would accept, both means over all inferences.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
     score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
-    sent, rejection = steps["transmitted"], steps["rejection"]
-    skipped, unverified = ~sent, ~sent | steps["missed"]
-    codebooks = sum(name.startswith("tv_") for name in steps)
-    each = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
+    sent, change = steps["transmitted"], steps["action_change"]
     inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
     actions = int(outcomes["steps"].sum())
     return {
@@ -59,15 +58,9 @@ def method_metrics(
         "control_steps": actions,
         "inferences": len(sent),
         "transmission_rate": float(sent.mean()) if sends else 0.0,
-        "true_skip_ratio": float(1.0 - rejection[skipped].mean()) if skipped.any() else None,
-        "acceptance": {"codebooks": each, "all": float(1.0 - rejection.mean())},
-        "primary_rejection": float(steps["rejection_0"].mean()),
         "missed": float(steps["missed"].mean()),
-        "gated_loss": float((rejection * unverified).mean()),
-        "choice_efficiency": choice_efficiency(rejection, sent),
-        "action_change_loss": float(steps["action_change"][skipped].mean()) if skipped.any() else None,
-        "draft_entropy": float(steps["draft_entropy"].mean()),
-        "target_entropy": float(steps["target_entropy"].mean()),
+        "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
+        **(_code_metrics(steps) if "rejection" in steps else _chunk_metrics(steps)),
         "sent_ahead": _forecast_quality(steps["sent_ahead"], sent),
         "latency": {
             "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
@@ -78,6 +71,26 @@ def method_metrics(
             "actions_per_s": actions / float(outcomes["latency_s"].sum()),
         },
     }
+
+
+def _code_metrics(steps: Table) -> dict[str, Any]:
+    sent, rejection = steps["transmitted"], steps["rejection"]
+    skipped, unverified = ~sent, ~sent | steps["missed"]
+    codebooks = sum(name.startswith("tv_") for name in steps)
+    each = [float(1.0 - steps[f"rejection_{k}"].mean()) for k in range(codebooks)]
+    return {
+        "true_skip_ratio": float(1.0 - rejection[skipped].mean()) if skipped.any() else None,
+        "acceptance": {"codebooks": each, "all": float(1.0 - rejection.mean())},
+        "primary_rejection": float(steps["rejection_0"].mean()),
+        "gated_loss": float((rejection * unverified).mean()),
+        "choice_efficiency": choice_efficiency(rejection, sent),
+        "draft_entropy": float(steps["draft_entropy"].mean()),
+        "target_entropy": float(steps["target_entropy"].mean()),
+    }
+
+
+def _chunk_metrics(steps: Table) -> dict[str, Any]:
+    return {"distance": float(steps["distance"].mean()), "prefix": float(steps["prefix"].mean())}
 
 
 # Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
@@ -116,7 +129,7 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
         rate, random = metrics["transmission_rate"], _chance_for(name, methods)
         metrics["gate_efficiency"] = None
         if (
-            METHODS[name].proposes == "head"
+            load_method(name).proposes == "head"
             or random is None
             or oracle is None
             or not 0.0 < rate < 1.0
@@ -134,7 +147,7 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
 
 def _chance_for(name: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """Metrics of the random gate with this method's privileges, as far as one ran."""
-    gate = METHODS[name].gate
+    gate = load_method(name).gate
     if gate == "random":
         return methods[name]
     rivals = _CHANCE if gate == "deviation" else _FREE_CHANCE

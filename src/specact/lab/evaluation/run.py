@@ -15,12 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from specact.families.codes.bundle import Bundle, load_bundle
-from specact.files import write_json, write_whole
+from specact.errors import ConfigError
+from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair, load_pair, named_again
+from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
-from specact.gates.settings import CALIBRATED, GateSettings
-from specact.lab.envs import load_task
+from specact.gates.settings import GateSettings, load_gate
+from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import asked_gate, at_rate
 from specact.lab.evaluation.cost import method_cost, read_timing
@@ -63,14 +65,17 @@ def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, com
 
 
 def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    bundle = load_bundle(what.bundle)
-    env = what.env or bundle.env
+    bundle = load_pair(what.bundle, draft=what.draft, target=what.target)
+    env = what.env or env_of(bundle, None)
     task = load_task(env)
     asked = {name: asked_gate(name, what, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
     check_fit(bundle, task)
     if what.mse:
+        env_of(bundle, what.env)
+        if not isinstance(bundle, Bundle):
+            raise ConfigError(f"nobody knows what {bundle.name!r} was trained on; leave out --mse")
         demonstration_files(bundle, None if what.data is None else Path(what.data))
     manifest = claim(out, what, bundle, env, command)
     started = time.perf_counter()
@@ -85,7 +90,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
         # Chance comes last: it runs at the rate that its rival achieved.
         for name in sorted(what.methods, key=lambda method: load_method(method).rate_of is not None):
             method, settings = load_method(name), asked[name]
-            if method.gate in CALIBRATED:
+            if load_gate(method.gate).calibrated:
                 if method.gate not in calibrations:
                     calibrations[method.gate] = _calibration(bundle, env, method.gate, what, out, pool, progress)
                 settings = calibrations[method.gate].settings
@@ -95,7 +100,9 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
             outcomes[name], steps[name] = _run_method(
                 name, settings, what, env, manifest, bundle, out, runner, progress
             )
-        along = _imitation(what, bundle, gates, out, pool, progress) if what.mse else {}
+        along = {}
+        if what.mse and isinstance(bundle, Bundle):
+            along = _imitation(what, bundle, gates, out, pool, progress)
     timing, success_at = read_timing(manifest), SUCCESS_AT.get(env, ())
     methods = {
         name: {
@@ -140,7 +147,7 @@ def finished(what: Evaluation, out: Path) -> bool:
     """
     if not (out / "summary.json").exists():
         return False
-    bundle = load_bundle(what.bundle)
+    bundle = load_pair(what.bundle, draft=what.draft, target=what.target)
     claim(out, what, bundle, what.env or bundle.env, "")
     return True
 
@@ -166,12 +173,12 @@ def _run_method(
     what: Evaluation,
     env: str,
     manifest: dict[str, Any],
-    bundle: Bundle,
+    bundle: AnyPair,
     out: Path,
     runner: Pool | RealTime,
     progress: Progress,
 ) -> tuple[Table, Table]:
-    folders = [out / kind / name for kind in ("episodes", "steps")]
+    folders = [out / kind / file_stem(name) for kind in ("episodes", "steps")]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     timing = read_timing(manifest)
@@ -193,6 +200,7 @@ def _run_method(
                 what.offset,
                 what.overlap,
                 timing.gate_s(name),
+                named=named_again(bundle),
             )
         )
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
@@ -209,7 +217,7 @@ def _run_method(
 
 
 def _calibration(
-    bundle: Bundle, env: str, gate: str, what: Evaluation, out: Path, pool: Pool, progress: Progress
+    bundle: AnyPair, env: str, gate: str, what: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
     """The run folder's calibration; else the bundle's or a new one, kept there for when the run is resumed."""
     path = out / "calibration" / calibration_file(gate, what.rate)
@@ -270,7 +278,7 @@ def _brief(calibration: Calibration) -> dict[str, Any]:
         "threshold": calibration.settings.threshold,
         "held_out_rate": calibration.held_out["rate"],
         "held_out_episodes": calibration.held_out["episodes"],
-        **{key: model[key] for key in told},
+        **{key: model[key] for key in told if key in model},
         "primary": None if primary is None else {key: primary[key] for key in told},
     }
 

@@ -144,6 +144,8 @@ def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[
         yield at(rate)
         if distilled and size.distilled:
             yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _DISTILLED, size.distilled, rate))
+        elif distilled and not quick:
+            yield Chapter(f"{name}-distilled/table", run(distilled, ("draft", "head_draft"), size.table))
     if size.real:
         yield Chapter(f"{name}/real-time", run(pair, _REAL, size.real, realtime=True, deadline_ms=500.0))
     if size.rejection:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specact.errors import ConfigError, DataError
+from specact.files import file_stem
 from specact.lab.evaluation.metrics import Table
 from specact.lab.evaluation.run import read_table
 from specact.lab.rollout.methods import METHODS
@@ -81,7 +82,7 @@ class Run:
         return self._table("steps", method)
 
     def _table(self, kind: str, method: str) -> Table:
-        folder = self.folder / kind / method
+        folder = self.folder / kind / file_stem(method)
         try:
             return read_table(folder)
         except (OSError, ValueError) as error:

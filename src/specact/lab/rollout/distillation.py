@@ -11,6 +11,7 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import Lessons, join
+from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
 from specact.lab.rollout.steps import SEEN
@@ -28,6 +29,7 @@ def collect(
     pool: Pool,
     advance: Callable[[int], None],
     seed: int = 0,
+    env: str | None = None,
 ) -> Lessons:
     """Rolls a pair out under each of several gates in turn and keeps what both policies say at every inference.
 
@@ -39,6 +41,7 @@ def collect(
         pool: where.
         advance: told the number of inferences so far.
         seed: of everything random.
+        env: where; the pair's own environment if None.
 
     Raises:
         ConfigError: for a pair that cannot be learned from.
@@ -55,7 +58,7 @@ def collect(
         shards = []
         # As many shards at once as keep any pool busy; their number does not depend on the machine.
         for gate in [gate for gate in gates for _ in range(4)]:
-            shards.append(_shard(bundle, gate, first, seed))
+            shards.append(_shard(bundle, gate, first, seed, env or env_of(bundle, None)))
             first += _SHARD
         tables = {shard.episodes[0]: table for shard, (_, table) in pool.run(shards)}
         batches += [_lessons(tables[key]) for key in sorted(tables)]
@@ -64,7 +67,7 @@ def collect(
 
 
 def collector(
-    wanted: int, pool: Pool, progress: Callable[[str, int, int], None]
+    wanted: int, pool: Pool, progress: Callable[[str, int, int], None], env: str | None = None
 ) -> Callable[[Bundle, Sequence[GateSettings], int], Lessons]:
     """:func:`collect` as training asks for it: of a pair, under gates, for the round of this number.
 
@@ -72,6 +75,7 @@ def collector(
         wanted: inferences in every round, at least.
         pool: where.
         progress: told (which lessons, inferences so far, in all).
+        env: where; the pair's own environment if None.
 
     Raises:
         ConfigError: for less than one inference.
@@ -81,16 +85,16 @@ def collector(
 
     def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> Lessons:
         said = f"lessons {number + 1}"
-        return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted))
+        return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted), env=env)
 
     return roll
 
 
-def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int) -> Shard:
+def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int, env: str) -> Shard:
     return Shard(
         bundle=str(bundle.path),
         fingerprint=bundle.fingerprint,
-        env=bundle.env,
+        env=env,
         method=COMPOSITION,
         gate=gate,
         episodes=tuple(range(first, first + _SHARD)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,8 @@ from specact.errors import unknown_name
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.spec import CodePolicy
+from specact.gates.settings import CALIBRATED, load_gate
+from specact.plugins import is_plugin
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class Method:
         return self.proposes == "head" or self.gate.startswith("learned")
 
     @property
+    def needs_codes(self) -> bool:
+        """Whether its gate reads the distributions over codes."""
+        return self.gate.startswith(("uncertainty", "oracle"))
+
+    @property
     def needs_head(self) -> bool:
         """Whether a bundle without a target head cannot run it: that of its own or of its rival."""
         return self.uses_head or (self.limits_of is not None and load_method(self.limits_of).uses_head)
@@ -67,13 +75,13 @@ METHODS = {
         "always", "target", "the target on the device, without a link", waits_for_draft=False, on_device=True
     ),
     "hybrid": Method("always", "speculative", "every step verified"),
-    "random": _chance("verified by chance, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
-    "plain_random": _chance("verified by chance alone, at ADAHI's rate", "adahi", None),
+    "random": _chance("verified at random, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
+    "plain_random": _chance("verified at random, at ADAHI's rate without forced steps", "adahi", None),
     "random_learned": _chance(
-        "verified by chance, at the learned gate's rate and with its forced steps", "learned", "learned"
+        "verified at random, at the learned gate's rate and with its forced steps", "learned", "learned"
     ),
     "head_random": _chance(
-        "the head as the draft, verified by chance at the learned gate's rate", "learned", "learned", "head"
+        "the head as the draft, verified at random, at the learned gate's rate", "learned", "learned", "head"
     ),
     "adahi": Method("deviation", "speculative", "verified where the action deviates"),
     "gated_target": Method("deviation", "target", "ADAHI's gate, the target's own codes"),
@@ -86,11 +94,18 @@ METHODS = {
 
 
 def load_method(name: str) -> Method:
-    """The method of this name.
+    """The method of this name: one of :data:`METHODS`, or exact verification where a calibrated gate asks for it.
+
+    Args:
+        name: of a method, or of a gate, see :func:`~specact.gates.settings.load_gate`.
 
     Raises:
         ConfigError: if there is none.
     """
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    return METHODS[name]
+    if name in METHODS:
+        return METHODS[name]
+    if not is_plugin(name) and name not in CALIBRATED:
+        raise unknown_name("method", name, METHODS, plugins=True)
+    kind = load_gate(name)
+    about = (inspect.getdoc(kind) or kind.__name__).splitlines()[0]
+    return Method(name, "speculative", f"verified where a gate asks for it: {about}")

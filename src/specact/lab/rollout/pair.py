@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
 from specact.gates.prefetch import Forecast
 from specact.gates.settings import GateSettings
@@ -15,7 +14,7 @@ from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode_metrics import Episode, Tally
 from specact.lab.rollout.history import Senses
 from specact.lab.rollout.simulated_target import FarTarget, Route
-from specact.lab.rollout.timed import Timed
+from specact.lab.rollout.timed import TimedDrafter
 from specact.lab.rollout.world_clock import WorldClock
 from specact.links.model import Link
 from specact.policy import SpeculativePolicy
@@ -85,7 +84,7 @@ def run_pair(
     policy = SpeculativePolicy(
         bundle,
         gate,
-        drafter=CodeDrafter(Timed(bundle.draft, clock, pairing.draft_s), bundle.tokenizer),
+        drafter=TimedDrafter(bundle.drafter, clock, pairing.draft_s),
         verifier=pairing.verifier(far, bundle.tokenizer, offset=pairing.offset),
         forecast=Forecast(gate) if pairing.ahead else None,
         verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),

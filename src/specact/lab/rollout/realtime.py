@@ -8,21 +8,22 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from specact.families.codes.bundle import Bundle, load_bundle
-from specact.families.codes.draft import CodeDrafter
-from specact.families.codes.verify import Offset
+from specact.families.chunks.pair import ChunkPair
+from specact.families.codes.bundle import Bundle
+from specact.families.load import load_pair
 from specact.gates.prefetch import Forecast
 from specact.lab.envs import load_task
 from specact.lab.processes import linked, serving
+from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Result
-from specact.lab.rollout.rollout import VERIFIERS, Outcome, Shard, start_of
-from specact.lab.rollout.steps import Audit
+from specact.lab.rollout.rollout import Outcome, Shard, start_of
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Line
 from specact.remote.target import RemoteTarget, RemoteVerifier
 from specact.remote.transport import Endpoint
 from specact.verification import LocalTarget, Verifier
+from specact.wire.dialect import VerifyingCodec
 
 Wire = Literal["stream", "json"]
 
@@ -53,7 +54,7 @@ class RealTime:
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
             scheme = "ws" if self._wire == "stream" else "http"
             endpoint = Endpoint(scheme, "127.0.0.1", relay.port)
-            self._line = self._open.enter_context(Line(endpoint, load_bundle(self._bundle).codec.dialect, "evaluation"))
+            self._line = self._open.enter_context(Line(endpoint, load_pair(self._bundle).codec.dialect, "evaluation"))
             self._line.connect(30.0)
             self._open = self._open.pop_all()
         return self
@@ -69,17 +70,18 @@ class RealTime:
             yield shard, self._run(shard)
 
     def _run(self, shard: Shard) -> Result:
-        bundle, task, method = load_bundle(shard.bundle), load_task(shard.env), load_method(shard.method)
-        gate = shard.gate.build(bundle)
+        pair, task = load_pair(shard.bundle, draft=shard.named[0], target=shard.named[1]), load_task(shard.env)
+        method, gate = load_method(shard.method), shard.gate.build(pair)
+        family = rollout_of(pair, method, shard.offset)
         policy = SpeculativePolicy(
-            bundle,
+            pair,
             gate,
-            drafter=CodeDrafter(method.proposer(bundle), bundle.tokenizer),
-            verifier=self._verifier(method, bundle, shard.offset),
+            drafter=family.drafter(None),
+            verifier=self._verifier(method, pair, family),
             forecast=Forecast(gate) if shard.overlap else None,
             seed=shard.seed,
         )
-        audit, outcomes, env = Audit(bundle.tokenizer, shard.seed), [], task.make()
+        audit, outcomes, env = family.audit(shard.seed, learning=False), [], task.make()
         for episode in shard.episodes:
             policy.reset(episode)
             observation, info = env.reset(seed=start_of(shard.seed, episode))
@@ -92,9 +94,7 @@ class RealTime:
                         # The ungated target needs no draft, so the draft's time is not the method's.
                         record = replace(record, times=replace(record.times, draft=0.0))
                     latency_s += record.times.total
-                    known = None if record.outcome is None else record.outcome.evidence.target
-                    target = known or bundle.target.infer(record.proposal.window)
-                    audit.add([record], [record.proposal.evidence.draft], [target])
+                    audit.add([record], *family.infer([record.proposal.window], [record.address]))
                 observation, _, terminated, truncated, info = env.step(action)
                 steps += 1
                 done = terminated or truncated or steps >= task.max_steps
@@ -102,12 +102,12 @@ class RealTime:
         env.close()
         return outcomes, audit.table()
 
-    def _verifier(self, method: Method, bundle: Bundle, offset: Offset) -> Verifier:
-        judge = VERIFIERS[method.verifier]
+    def _verifier(self, method: Method, pair: Bundle | ChunkPair, family: FamilyRollout) -> Verifier:
         if method.on_device:
-            return judge(LocalTarget(bundle.target), bundle.tokenizer, offset=offset)
+            return family.verifier(LocalTarget(pair.target))
+        codec = pair.codec
         # The server that draws the codes knows the bundle's draft, and no head.
-        if method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json":
-            return RemoteVerifier(self._line, bundle.codec, self._deadline_ms)
-        target = RemoteTarget(self._line, bundle.codec, self._deadline_ms)
-        return judge(target, bundle.tokenizer, offset=offset)
+        drawn_there = method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json"
+        if drawn_there and isinstance(codec, VerifyingCodec):
+            return RemoteVerifier(self._line, codec, self._deadline_ms)
+        return family.verifier(RemoteTarget(self._line, codec, self._deadline_ms))

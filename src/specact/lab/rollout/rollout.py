@@ -10,27 +10,20 @@ import gymnasium as gym
 import numpy as np
 
 from specact.clock import VirtualClock
-from specact.families.codes.bundle import Bundle, load_bundle
-from specact.families.codes.draft import CodeDrafter
-from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
+from specact.families.codes.verify import Offset
+from specact.families.load import AnyPair, load_pair
 from specact.gates.prefetch import Forecast
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
+from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.simulated_target import FarTarget, Route
-from specact.lab.rollout.steps import Audit
-from specact.lab.rollout.timed import Prepared, Timed, TimedGate
+from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.links.link import load_link
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.verification import LocalTarget, Target
-
-VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
-    "speculative": SpeculativeVerifier,
-    "target": TargetSampler,
-}
 
 # The method that any gate is rolled out in, whether a method is named after it or not: the bundle's draft, and exact
 # verification where the shard's gate asks for it.
@@ -57,7 +50,9 @@ class Shard:
         offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
         overlap: whether requests leave ahead of the draft where a forecast says so.
         gate_s: what one decision is accounted with [s].
-        learning: whether the step table also holds what a learner needs, see :class:`~specact.lab.rollout.steps.Audit`.
+        learning: whether the step table also holds what a learner needs, see
+            :class:`~specact.lab.rollout.steps.CodeAudit`.
+        named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
     """
 
     bundle: str
@@ -74,6 +69,7 @@ class Shard:
     overlap: bool = False
     gate_s: float = 0.0
     learning: bool = False
+    named: tuple[str | None, str | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -98,25 +94,27 @@ class Outcome:
 class Robot:
     """One episode under way."""
 
-    def __init__(self, shard: Shard, bundle: Bundle, env: gym.Env[Any, Any], episode: int) -> None:
+    def __init__(
+        self, shard: Shard, pair: AnyPair, family: FamilyRollout, env: gym.Env[Any, Any], episode: int
+    ) -> None:
         method = load_method(shard.method)
         self.episode, self._env = episode, env
         self.clock = VirtualClock()
-        self.draft, self.target = Prepared(), Prepared()
-        target: Target[CodeDistribution]
+        self.draft, self.target = Prepared[Any](), Prepared[Any]()
+        target: Target[Any]
         if method.on_device:
-            target = LocalTarget(Timed(self.target, self.clock, shard.target_s), self.clock)
+            target = LocalTarget(TimedTarget(self.target, self.clock, shard.target_s), self.clock)
         else:
             link = stream(shard.seed, Role.LINK, episode=episode)
-            route = Route.of(load_link(shard.link), bundle.codec.dialect, link)
+            route = Route.of(load_link(shard.link), pair.codec.dialect, link)
             target = FarTarget(self.target, route, self.clock, shard.target_s)
-        gate = TimedGate(shard.gate.build(bundle, self.target), self.clock, shard.gate_s)
+        gate = TimedGate(shard.gate.build(pair, self.target), self.clock, shard.gate_s)
         draft_s = shard.draft_s if method.waits_for_draft else 0.0
         self.policy = SpeculativePolicy(
-            bundle,
+            pair,
             gate,
-            drafter=CodeDrafter(Timed(self.draft, self.clock, draft_s), bundle.tokenizer),
-            verifier=VERIFIERS[method.verifier](target, bundle.tokenizer, offset=shard.offset),
+            drafter=TimedDrafter(family.drafter(self.draft), self.clock, draft_s),
+            verifier=family.verifier(target),
             forecast=Forecast(gate) if shard.overlap else None,
             seed=shard.seed,
             clock=self.clock,
@@ -125,8 +123,9 @@ class Robot:
         self.observation, self.info = env.reset(seed=start_of(shard.seed, episode))
         self.steps, self.done = 0, False
 
-    def prepare(self, draft: CodeDistribution, target: CodeDistribution) -> None:
-        self.draft.answer, self.target.answer = draft, target
+    def prepare(self, draft: object, target: object) -> None:
+        """What draft and target say of the coming inference."""
+        self.draft.prepared, self.target.prepared = draft, target
 
     def advance(self, window: Window, max_steps: int) -> None:
         action = self.policy.act_on(window)
@@ -153,20 +152,20 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
     """
-    bundle, task = _bundle(shard.bundle, shard.fingerprint), load_task(shard.env)
-    proposer = load_method(shard.method).proposer(bundle)
+    pair, task = _pair(shard.bundle, shard.fingerprint, shard.named), load_task(shard.env)
+    family = rollout_of(pair, load_method(shard.method), shard.offset)
     envs = _environments(shard.env)
     while len(envs) < len(shard.episodes):
         envs.append(task.make())
-    robots = [Robot(shard, bundle, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
-    audit = Audit(bundle.tokenizer, shard.seed, bundle.spec.draft if shard.learning else None)
+    robots = [Robot(shard, pair, family, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
+    audit = family.audit(shard.seed, learning=shard.learning)
     active = robots
     while active:
         windows = [robot.policy.observe(robot.observation) for robot in active]
         thinking = [i for i, robot in enumerate(active) if robot.policy.wants_inference]
         if thinking:
-            wanted = [windows[i] for i in thinking]
-            drafts, targets = proposer.infer_batch(wanted), bundle.target.infer_batch(wanted)
+            addresses = [active[i].policy.address for i in thinking]
+            drafts, targets = family.infer([windows[i] for i in thinking], addresses)
             for i, draft, target in zip(thinking, drafts, targets, strict=True):
                 active[i].prepare(draft, target)
         for robot, window in zip(active, windows, strict=True):
@@ -179,8 +178,8 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
 
 
 @cache
-def _bundle(name_or_path: str, fingerprint: str) -> Bundle:
-    return load_bundle(name_or_path)
+def _pair(name_or_path: str, fingerprint: str, named: tuple[str | None, str | None]) -> AnyPair:
+    return load_pair(name_or_path, draft=named[0], target=named[1])
 
 
 @cache

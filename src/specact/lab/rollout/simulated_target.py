@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from specact.clock import Clock
-from specact.families.codes.spec import CodePolicy
-from specact.families.codes.values import CodeDistribution
 from specact.lab.rollout.history import NOW_S
 from specact.links.model import Link, round_trip
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import OffloadTimes
-from specact.verification import Answer, Pending
+from specact.verification import Answer, Pending, TargetPolicy
 from specact.wire.dialect import Dialect
 from specact.wire.sizes import array_bytes
+
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class _Ahead:
     network: float | None = None
 
 
-class FarTarget:
+class FarTarget(Generic[A]):
     """A :class:`~specact.verification.Target` over a route; what left ahead runs beside the draft's inference.
 
     Args:
@@ -68,7 +69,7 @@ class FarTarget:
         target_s: what the target's inference takes [s].
     """
 
-    def __init__(self, policy: CodePolicy, route: Route, clock: Clock, target_s: float) -> None:
+    def __init__(self, policy: TargetPolicy[A], route: Route, clock: Clock, target_s: float) -> None:
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
         self._ahead: _Ahead | None = None
 
@@ -77,7 +78,7 @@ class FarTarget:
         self._ahead = _Ahead(address, self._clock.now())
         return True
 
-    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[CodeDistribution]]:
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`; never misses."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.address != address:
@@ -94,26 +95,26 @@ class FarTarget:
         """How long its answer still takes [s]; negative where it has been there for a while."""
         return ahead.left + self.network_s(ahead) + self._target_s - self._clock.now()
 
-    def arrive(self, window: Window, ahead: _Ahead) -> Answer[CodeDistribution]:
+    def arrive(self, window: Window, ahead: _Ahead) -> Answer[A]:
         """Waits for the answer; each stage counts with the share of it that was still waited for."""
         network, waited = self.network_s(ahead), max(0.0, self.left_s(ahead))
         took = network + self._target_s
         self._clock.sleep(waited)
         share = waited / took if took > 0.0 else 0.0
         times = OffloadTimes(network=share * network, target=share * self._target_s)
-        return Answer(self._policy.infer(window), times)
+        return Answer(self._policy.answer(window, ahead.address), times)
 
 
 @dataclass(frozen=True)
-class _Travelling:
+class _Travelling(Generic[A]):
     """A request to a simulated target."""
 
-    target: FarTarget
+    target: FarTarget[A]
     window: Window
     ahead: _Ahead
 
     def done(self) -> bool:
         return self.target.left_s(self.ahead) <= NOW_S
 
-    def result(self) -> Answer[CodeDistribution]:
+    def result(self) -> Answer[A]:
         return self.target.arrive(self.window, self.ahead)

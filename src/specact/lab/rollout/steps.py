@@ -22,8 +22,8 @@ REASONS = ("score", "tie", "first", "max_skips", "audit")
 SEEN = "observation."
 
 
-class Audit:
-    """Collects the step table of an evaluation.
+class CodeAudit:
+    """Collects the step table of an evaluation of action codes.
 
     Columns: ``episode``, ``step``, ``transmitted``, ``missed`` (transmitted, but no answer in
     time), ``reason`` (index into :data:`REASONS`), ``score``; ``drafted_k``
@@ -59,12 +59,7 @@ class Audit:
         variation = total_variation(p, q)
         unverified = [record.outcome is None for record in records]
         columns: dict[str, NDArray[np.generic]] = {
-            "episode": np.array([record.address.episode for record in records]),
-            "step": np.array([record.address.step for record in records]),
-            "transmitted": np.array([record.decision.transmit for record in records]),
-            "missed": np.array([record.miss is not None for record in records]),
-            "reason": np.array([REASONS.index(record.decision.reason) for record in records], dtype=np.int8),
-            "score": np.array([record.decision.score for record in records]),
+            **common_columns(records),
             "rejection": 1.0 - np.prod(1.0 - rejection, axis=-1),
             "draft_entropy": _entropy(q),
             "target_entropy": _entropy(p),
@@ -74,9 +69,6 @@ class Audit:
                     for alone, step in zip(unverified, zip(records, drafts, targets, strict=True), strict=True)
                 ]
             ),
-            "origin": np.array([record.origins[0] for record in records]),
-            "sent_ahead": np.array([record.sent_ahead for record in records]),
-            **{f"{stage}_s": np.array(times) for stage, times in _stages(records).items()},
         }
         accepted = np.stack(
             [
@@ -106,6 +98,21 @@ class Audit:
         verdict = verify(target, draft, record.proposal.evidence.codes, rng)
         verified = self._tokenizer.decode(verdict.codes, target.offsets)
         return float(np.linalg.norm(verified - record.actions, axis=-1).mean())
+
+
+def common_columns(records: Sequence[StepRecord]) -> dict[str, NDArray[np.generic]]:
+    """The columns that every family's step table has, one row per record."""
+    return {
+        "episode": np.array([record.address.episode for record in records]),
+        "step": np.array([record.address.step for record in records]),
+        "transmitted": np.array([record.decision.transmit for record in records]),
+        "missed": np.array([record.miss is not None for record in records]),
+        "reason": np.array([REASONS.index(record.decision.reason) for record in records], dtype=np.int8),
+        "score": np.array([record.decision.score for record in records]),
+        "origin": np.array([record.origins[0] for record in records]),
+        "sent_ahead": np.array([record.sent_ahead for record in records]),
+        **{f"{stage}_s": np.array(times) for stage, times in _stages(records).items()},
+    }
 
 
 def _stages(records: Sequence[StepRecord]) -> dict[str, list[float]]:

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock
-from specact.families.codes.spec import CodePolicy
-from specact.families.codes.values import CodeDistribution
 from specact.gates.gate import Gate
 from specact.observation import Window
+from specact.pair import Drafter
 from specact.rng import StepAddress
 from specact.types import Proposal, StepRecord
+from specact.verification import TargetPolicy
+
+A = TypeVar("A")
 
 
-class Timed:
-    """A :class:`~specact.families.codes.spec.CodePolicy` that takes an accounted time per window.
+class TimedDrafter:
+    """A :class:`~specact.pair.Drafter` whose proposals take an accounted time.
 
     Args:
-        policy: gives the answers.
+        drafter: gives the proposals.
         clock: on which the time goes by.
         latency_s: how much of it, >= 0.
     """
 
-    def __init__(self, policy: CodePolicy, clock: Clock, latency_s: float) -> None:
+    def __init__(self, drafter: Drafter, clock: Clock, latency_s: float) -> None:
+        self._drafter, self._clock, self._latency_s = drafter, clock, latency_s
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        """The drafter's."""
+        self._clock.sleep(self._latency_s)
+        return self._drafter.propose(window, rng)
+
+
+class TimedTarget(Generic[A]):
+    """A :class:`~specact.verification.TargetPolicy` whose answers take an accounted time; arguments as above."""
+
+    def __init__(self, policy: TargetPolicy[A], clock: Clock, latency_s: float) -> None:
         self._policy, self._clock, self._latency_s = policy, clock, latency_s
 
-    def infer(self, window: Window) -> CodeDistribution:
+    def answer(self, window: Window, address: StepAddress) -> A:
+        """The policy's."""
         self._clock.sleep(self._latency_s)
-        return self._policy.infer(window)
-
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.infer(window) for window in windows]
-
-    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
-        return self.infer(window)
+        return self._policy.answer(window, address)
 
 
 class TimedGate(Gate):
@@ -74,14 +83,18 @@ class TimedGate(Gate):
         self._gate.learn(record)
 
 
-class Prepared:
-    """A policy whose answer is already there, because it was asked for beforehand, in a batch with others."""
+class Prepared(Generic[A]):
+    """What a policy says of the present step, because it was asked beforehand, in a batch with others."""
 
-    answer: CodeDistribution | None = None
+    def __init__(self) -> None:
+        self.prepared: A | None = None
 
-    def infer(self, window: Window) -> CodeDistribution:
-        assert self.answer is not None
-        return self.answer
+    def answer(self, window: Window, address: StepAddress) -> A:
+        """As a :class:`~specact.verification.TargetPolicy`."""
+        assert self.prepared is not None
+        return self.prepared
 
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.infer(window) for window in windows]
+    def infer(self, window: Window, rng: object = None) -> A:
+        """As a policy of any family."""
+        assert self.prepared is not None
+        return self.prepared

@@ -107,7 +107,7 @@ def _fresher(
     if turned:
         return Finding(2, about, True, f"seen: {words} {shape}")
     if _is_better(best):
-        return Finding(2, about, False, f"not seen, for it is better here and no worse there: {words} {shape}")
+        return Finding(2, about, False, f"not seen, because it is better here and not worse there: {words} {shape}")
     return Finding(2, about, False, f"not seen; nearest to it: {words} {_room(best, cells)} {shape}")
 
 
@@ -148,7 +148,7 @@ def _moves(path: Sequence[tuple[PlacedSpot, str]]) -> tuple[bool, str]:
 
 
 def _room(row: LeverContrast, cells: Sequence[Cell]) -> str:
-    """How much fresher observations could give back at most: what the baseline loses to delay."""
+    """How much fresher observations could gain at most: what the baseline loses to delay."""
     here = [cell for cell in _baselines(row, cells) if cell.place.pace == row.place.pace]
     fastest = min(here, key=lambda cell: cell.age_s)
     own = next(cell for cell in here if cell.place == row.place)
@@ -156,7 +156,8 @@ def _room(row: LeverContrast, cells: Sequence[Cell]) -> str:
         return f"Observations are {1e3 * own.age_s:.3g} ms old here, and nothing was run with fresher ones."
     return (
         f"The baseline succeeds in {own.success.mean:.3f} with observations {1e3 * own.age_s:.3g} ms old and in "
-        f"{fastest.success.mean:.3f} with {1e3 * fastest.age_s:.3g} ms: freshness has no more than that to give back."
+        f"{fastest.success.mean:.3f} with {1e3 * fastest.age_s:.3g} ms: "
+        "fresher observations can gain no more than that."
     )
 
 

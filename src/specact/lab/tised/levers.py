@@ -172,18 +172,18 @@ LEVERS = {
         partial(_verified, "deviation", False), shares=True,
     ),
     "late": Lever(
-        "transmission rate, with the verdict correcting what is left of the chunk when it arrives", "pair",
+        "transmission rate; the verdict corrects the rest of the chunk when it arrives", "pair",
         _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, "deviation", True), shares=True,
     ),
     "chance": Lever(
-        "transmission rate of a gate by chance", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+        "transmission rate of a random gate", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
         partial(_verified, "random", False), shares=True,
     ),
     "remote": Lever(
-        "the target at the far end, stop and think", "any", _at(0.0), partial(_far, "synchronous"), remote=True,
+        "the target on a server, queried synchronously", "any", _at(0.0), partial(_far, "synchronous"), remote=True,
     ),
     "remote_async": Lever(
-        "the same, asked while the last actions run and played by time (as LeRobot does); their number", "any",
+        "the same, queried while the last actions run, played by time (as in LeRobot); number of those actions", "any",
         lambda subject: (float(subject.execute // 2),), partial(_far, "aligned"), remote=True,
     ),
 }  # fmt: skip

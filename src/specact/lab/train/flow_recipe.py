@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -9,8 +10,16 @@ from typing import Literal
 from specact.errors import ConfigError
 from specact.files import check_name
 from specact.lab.data.sources import Source
-from specact.lab.train.recipe import HELD_OUT, check_history, check_origin, read_recipe
-from specact.lab.train.toml import build
+from specact.lab.train.recipe import (
+    HELD_OUT,
+    Recipe,
+    Seeing,
+    check_history,
+    check_origin,
+    load_recipe,
+    read_recipe,
+)
+from specact.lab.train.toml import build, read_toml
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 
 
@@ -83,6 +92,19 @@ class FlowRecipe:
         check_history(self)
         if self.width % (2 * self.heads):
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
+
+
+def load_any_recipe(path: Path) -> tuple[Recipe | FlowRecipe, Mapping[str, Seeing]]:
+    """Reads and checks a recipe of either kind; with it, what says which observations each of its policies sees.
+
+    Raises:
+        ConfigError: as :func:`load_flow_recipe` and :func:`~specact.lab.train.recipe.load_recipe`.
+    """
+    if "kind" in read_toml(path):
+        flow = load_flow_recipe(path)
+        return flow, {flow.bundle: flow}
+    pairs = load_recipe(path)
+    return pairs, pairs.policies
 
 
 def load_flow_recipe(path: Path) -> FlowRecipe:

@@ -45,7 +45,7 @@ def _train(recipe: FlowRecipe, dataset: stages.Dataset, spec: ChunkSpec, out: Pa
     folder = out / "bundles" / recipe.bundle
     manifest = {
         "name": recipe.bundle,
-        "env": recipe.env,
+        "env": recipe.env or "",
         "specact": __version__,
         "recipe": asdict(recipe),
         "training": last_lines(out),

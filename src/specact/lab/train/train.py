@@ -116,7 +116,7 @@ def _export(
             policies[role] = model
         manifest = {
             "name": name,
-            "env": recipe.env,
+            "env": recipe.env or "",
             "specact": __version__,
             "gates": recipe.gates,
             "recipe": as_dict(recipe),

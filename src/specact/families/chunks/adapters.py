@@ -1,0 +1,189 @@
+"""Somebody else's policy as a chunk policy: a Python function, or an ONNX file with a description."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
+from specact.observation import Field, ObservationSpec, Window
+from specact.units import ActionUnits
+
+Inputs = Mapping[str, Any]
+Function = Callable[..., Any]
+
+
+class FunctionPolicy:
+    """A function on batches as a :class:`~specact.families.chunks.policy.ChunkPolicy`.
+
+    Args:
+        spec: what it needs to see, and what it gives.
+        function: from named arrays ``[B, ...]``, as the spec's fields say, to chunks ``[B, H, A]`` in the environment's
+            units. With an instruction in the spec it is called with ``instruction``, a list of B texts, as well; with
+            ``seeded`` with ``rngs``, one generator for each row.
+        units: the range of its actions, where known.
+        fingerprint: tells its weights from others.
+        seeded: whether it draws, and so must be given what to draw from.
+    """
+
+    inpaints = False
+
+    def __init__(
+        self,
+        spec: ChunkSpec,
+        function: Function,
+        *,
+        units: ActionUnits | None = None,
+        fingerprint: str = "",
+        seeded: bool = False,
+    ) -> None:
+        self.spec, self.units, self.fingerprint = spec, units, fingerprint
+        self._function, self._seeded = function, seeded
+
+    def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`."""
+        if inpainting is not None:
+            raise ConfigError("this policy cannot inpaint; choose another execution for it, or a flow policy")
+        return self.infer_batch([window], [rng])[0]
+
+    def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Sequence[Chunk]:
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
+
+        Raises:
+            BundleError: if the function's answer is none of this spec.
+        """
+        more: dict[str, Any] = {}
+        if self.spec.observation.instruction:
+            more["instruction"] = [window.instruction for window in windows]
+        if self._seeded:
+            more["rngs"] = rngs
+        found = np.asarray(self._function(self.spec.observation.stack(windows), **more))
+        wanted = (len(windows), self.spec.chunk, self.spec.actions)
+        if found.shape != wanted or found.dtype.kind not in "fiu":
+            raise BundleError(
+                f"the policy must answer a batch of {len(windows)} with numbers of shape {wanted}, it gave "
+                f"{found.dtype} {found.shape}"
+            )
+        return list(found.astype(np.float32))
+
+
+def chunk_policy(
+    *,
+    observation: Mapping[str, Field | tuple[int, ...]],
+    chunk: int,
+    actions: int,
+    rate_hz: float,
+    instruction: bool = False,
+    low: Sequence[float] | None = None,
+    high: Sequence[float] | None = None,
+    fingerprint: str = "",
+    seeded: bool = False,
+) -> Callable[[Function], FunctionPolicy]:
+    """Makes a policy of a function, see :class:`FunctionPolicy`.
+
+    ::
+
+        @specact.chunk_policy(observation={"state": (8,)}, chunk=16, actions=2, rate_hz=20.0)
+        def policy(inputs):
+            return model(inputs["state"][:, -1])      # [B, 1, 8] in, [B, 16, 2] out
+
+    Args:
+        observation: by name, the shape of a single float32 array, or a :class:`~specact.observation.Field`.
+        chunk, actions: H and A.
+        rate_hz: control rate [Hz].
+        instruction: whether it needs an instruction.
+        low, high: range of the actions, where known.
+        fingerprint, seeded: see :class:`FunctionPolicy`.
+    """
+    fields = {name: field if isinstance(field, Field) else Field(tuple(field)) for name, field in observation.items()}
+    spec = ChunkSpec(ObservationSpec(fields, instruction), chunk, actions, rate_hz)
+    units = None
+    if low is not None and high is not None:
+        units = ActionUnits.of_range(np.asarray(low, np.float32), np.asarray(high, np.float32))
+
+    def decorate(function: Function) -> FunctionPolicy:
+        return FunctionPolicy(spec, function, units=units, fingerprint=fingerprint, seeded=seeded)
+
+    return decorate
+
+
+def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> FunctionPolicy:
+    """An ONNX file as a policy, by a TOML file beside it that says what it takes and gives.
+
+    ::
+
+        onnx = "policy.onnx"
+        chunk = 16
+        actions = 2
+        rate_hz = 20.0
+        output = "actions"                    # the only one, if left out
+        low = [-1.0, -1.0]                    # range of the actions, where known
+        high = [1.0, 1.0]
+        [observation.state]
+        shape = [8]
+        history = 1                           # 0 for an input without a time axis
+        input = "observation.state"           # name in the graph; the observation's, if left out
+        [observation.image]
+        shape = [96, 96, 3]
+        dtype = "uint8"
+        channels_first = true                 # the graph takes float32 [.., 3, H, W] in [0, 1]
+
+    The file is trusted: whoever runs a server names it. It is not checked as a bundle's graphs are.
+
+    Args:
+        description: the TOML file.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        ConfigError: if the description cannot be read or says too little.
+        BundleError: if the graph does not take and give what it says.
+    """
+    try:
+        said = tomllib.loads(description.read_text())
+        fields = {
+            name: Field(tuple(entry["shape"]), entry.get("dtype", "float32"), entry.get("history", 1))
+            for name, entry in said["observation"].items()
+        }
+        spec = ChunkSpec(ObservationSpec(fields), said["chunk"], said["actions"], said["rate_hz"])
+        file = description.parent / said["onnx"]
+        content = file.read_bytes()
+        entries = said["observation"]
+        inputs = {name: str(entry.get("input", name)) for name, entry in entries.items()}
+        first = {name for name, entry in entries.items() if entry.get("channels_first")}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{description} does not describe a policy ({type(error).__name__}: {error}); it needs onnx, chunk, "
+            "actions, rate_hz and, for each [observation.NAME], shape"
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=[provider])
+    except Exception as error:  # noqa: BLE001 - its exceptions have no base class of their own
+        raise BundleError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
+    taken = {entry.name for entry in session.get_inputs()}
+    if taken != set(inputs.values()):
+        raise BundleError(f"{file} takes {sorted(taken)}, but {description} names {sorted(inputs.values())}")
+    output = said.get("output") or session.get_outputs()[0].name
+    if output not in {entry.name for entry in session.get_outputs()}:
+        raise BundleError(f"{file} gives {[entry.name for entry in session.get_outputs()]}, and no {output!r}")
+
+    def run(arrays: Inputs) -> Any:
+        feeds = {
+            inputs[name]: np.moveaxis(array, -1, -3).astype(np.float32) / np.float32(255.0) if name in first else array
+            for name, array in arrays.items()
+        }
+        return session.run([output], feeds)[0]
+
+    low, high = said.get("low"), said.get("high")
+    units = None
+    if low is not None and high is not None:
+        units = ActionUnits.of_range(np.asarray(low, np.float32), np.asarray(high, np.float32))
+    return FunctionPolicy(spec, run, units=units, fingerprint=hashlib.sha256(content).hexdigest()[:16])

@@ -1,0 +1,31 @@
+"""A PyTorch module as a chunk policy; importing this needs PyTorch, which the base install does not have."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specact.families.chunks.adapters import FunctionPolicy, Inputs
+from specact.families.chunks.policy import ChunkSpec
+from specact.units import ActionUnits
+
+
+def torch_policy(spec: ChunkSpec, module: torch.nn.Module, *, units: ActionUnits | None = None) -> FunctionPolicy:
+    """A PyTorch module as a policy; it is put into evaluation mode and called without gradients.
+
+    Args:
+        spec: what it needs to see, and what it gives.
+        module: from a dict of tensors ``[B, ...]`` to a tensor ``[B, H, A]``, on whatever device its parameters are.
+        units: the range of its actions, where known.
+    """
+    module = module.eval()
+    place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+
+    def run(inputs: Inputs) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            answer = module({name: torch.from_numpy(array).to(place) for name, array in inputs.items()})
+            found: NDArray[np.float32] = answer.float().cpu().numpy()
+            return found
+
+    return FunctionPolicy(spec, run, units=units)

@@ -1,0 +1,119 @@
+"""Where a chunk policy comes from: a bundle, a description of an ONNX file, or a Python object, by one name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specact.errors import ConfigError
+from specact.families.chunks.adapters import onnx_policy
+from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.codes import CodeChunks
+from specact.families.chunks.policy import ChunkPolicy
+from specact.families.codes.bundle import find_bundle, load_bundle
+from specact.observation import Window
+from specact.plugins import is_plugin, load_object
+from specact.runtime.manifest import kind_of
+from specact.units import ActionUnits
+
+_PARTS = ("draft", "target")
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A chunk policy and what tells it from others.
+
+    Attributes:
+        name: for people.
+        policy: the policy.
+        units: of its actions, or None where nobody said their range.
+        fingerprint: of its weights, or empty where it has none.
+    """
+
+    name: str
+    policy: ChunkPolicy
+    units: ActionUnits | None
+    fingerprint: str
+
+
+def names_folder(source: str) -> bool:
+    """Whether a name means a bundle's folder, and not a file, a part of a pair or a Python object."""
+    if source.endswith(".toml") or source.rpartition("#")[2] in _PARTS:
+        return False
+    return Path(source).exists() or not is_plugin(source)
+
+
+def load_policy(
+    source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
+) -> LoadedPolicy:
+    """The chunk policy that a name means.
+
+    Args:
+        source: a flow bundle's folder or name; ``BUNDLE#draft`` or ``BUNDLE#target``, one policy of a pair of action
+            codes; a ``.toml`` file that describes an ONNX file, see
+            :func:`~specact.families.chunks.adapters.onnx_policy`; or ``MODULE:NAME``, a
+            :class:`~specact.families.chunks.policy.ChunkPolicy`, or a class of one, that is made without arguments.
+        steps: Euler steps of a flow policy.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        ConfigError: if there is none of that name.
+        BundleError: if it cannot be used.
+    """
+    if source.endswith(".toml"):
+        found = onnx_policy(Path(source), provider=provider, threads=threads)
+        return LoadedPolicy(Path(source).stem, found, found.units, found.fingerprint)
+    name, _, part = source.rpartition("#")
+    if name and part in _PARTS:
+        pair = load_bundle(name, provider=provider, threads=threads)
+        own = pair.draft if part == "draft" else pair.target
+        codes = CodeChunks(own, pair.tokenizer, pair.spec, own.observation)
+        units = ActionUnits(pair.tokenizer.centre, pair.tokenizer.scale)
+        return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest["fingerprints"][part])
+    if not names_folder(source):
+        return _plugin(source)
+    path = find_bundle(source)
+    if kind_of(path) == "pair":
+        raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
+    flow = load_flow(path, provider=provider, threads=threads)
+    return LoadedPolicy(
+        flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint
+    )
+
+
+def _plugin(source: str) -> LoadedPolicy:
+    found = load_object(
+        source, "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one", _is_policy
+    )
+    policy: ChunkPolicy = found() if isinstance(found, type) else found
+    units = getattr(policy, "units", None)
+    fingerprint = str(getattr(policy, "fingerprint", ""))
+    return LoadedPolicy(
+        source.partition(":")[2], policy, units if isinstance(units, ActionUnits) else None, fingerprint
+    )
+
+
+def _is_policy(found: object) -> bool:
+    wanted = ("infer", "infer_batch") if isinstance(found, type) else ("spec", "infer", "infer_batch")
+    return all(hasattr(found, name) for name in wanted)
+
+
+def try_out(loaded: LoadedPolicy) -> None:
+    """Lets a policy answer twice, once alone and once in a batch, on observations of zeros.
+
+    Raises:
+        BundleError: if it gives something else than its spec says.
+    """
+    spec = loaded.policy.spec
+    window: Window = spec.observation.zeros()
+    for count in (1, 2):
+        rngs = [np.random.default_rng(row) for row in range(count)]
+        chunks = loaded.policy.infer_batch([window] * count, rngs)
+        shapes = {np.shape(chunk) for chunk in chunks}
+        if len(chunks) != count or shapes != {(spec.chunk, spec.actions)}:
+            raise ConfigError(
+                f"the policy {loaded.name} must answer {count} windows with {count} chunks of shape "
+                f"{(spec.chunk, spec.actions)}, it gave {len(chunks)} of {sorted(shapes)}"
+            )

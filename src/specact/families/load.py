@@ -1,0 +1,88 @@
+"""Pairs by name, whatever family they are of: the one place that knows all families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.folder import load_chunk_pair
+from specact.families.chunks.pair import ChunkPair
+from specact.families.chunks.sources import load_policy, names_folder, try_out
+from specact.families.chunks.wire import ChunkResponder
+from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
+from specact.runtime.manifest import kind_of
+from specact.wire.request import Responder
+
+AnyPair = Bundle | ChunkPair
+
+
+def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
+    """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
+    return (None, None) if isinstance(pair, Bundle) else pair.named
+
+
+def of_codes(pair: AnyPair, what: str) -> Bundle:
+    """The pair, where it is one of action codes.
+
+    Raises:
+        ConfigError: if it is not; ``what`` says what needs one.
+    """
+    if not isinstance(pair, Bundle):
+        raise ConfigError(f"{what} needs a pair of action codes, and {pair.name} is a pair of chunk policies")
+    return pair
+
+
+def load_pair(
+    name_or_path: str | Path,
+    *,
+    draft: str | None = None,
+    target: str | None = None,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
+) -> AnyPair:
+    """Loads a pair of policies: of action codes, or of chunks.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``ball``.
+        draft, target: of a pair of chunk policies, instead of what its manifest names; see
+            :func:`~specact.families.chunks.sources.load_policy`.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if it cannot be used.
+        ConfigError: if there is none of that name, or no such execution provider.
+    """
+    path = find_bundle(name_or_path)
+    if kind_of(path) == "chunks":
+        return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
+    if draft is not None or target is not None:
+        raise BundleError(
+            f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target"
+        )
+    return load_bundle(path, provider=provider, threads=threads)
+
+
+def load_responder(
+    source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
+) -> Responder:
+    """What a server does with requests, for whatever can be a target.
+
+    Args:
+        source: a pair of either family, whose target is served, or a chunk policy, see
+            :func:`~specact.families.chunks.sources.load_policy`.
+        steps: Euler steps of a flow policy that is served by itself.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if it cannot be used.
+        ConfigError: if there is none of that name, or no such execution provider.
+    """
+    if names_folder(source) and (kind := kind_of(find_bundle(source))) != "flow":
+        if kind == "pair":
+            return load_bundle(source, provider=provider, threads=threads).responder
+        pair = load_pair(source, provider=provider, threads=threads)
+        assert isinstance(pair, ChunkPair), "the kind says so"
+        return ChunkResponder(pair.target_policy, pair.name, pair.fingerprint)
+    loaded = load_policy(source, steps=steps, provider=provider, threads=threads)
+    try_out(loaded)
+    return ChunkResponder(loaded.policy, loaded.name, loaded.fingerprint)

@@ -1,0 +1,166 @@
+"""What differs between families in a rollout: batched inference, the parts of a policy, and the step table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError
+from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, replaced_after_prefix
+from specact.families.chunks.policy import Chunk, ChunkPolicy
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.spec import InfersCodes
+from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
+from specact.lab.rollout.methods import Method
+from specact.lab.rollout.steps import CodeAudit, common_columns
+from specact.lab.rollout.timed import Prepared
+from specact.observation import Window
+from specact.pair import Drafter
+from specact.rng import Role, StepAddress, streams
+from specact.types import StepRecord
+from specact.verification import Target, Verifier
+
+VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
+    "speculative": SpeculativeVerifier,
+    "target": TargetSampler,
+}
+Table = dict[str, NDArray[Any]]
+
+
+class Audit(Protocol):
+    """Collects a step table: one row per inference."""
+
+    def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Adds one inference of each of several robots, with what draft and target say of it."""
+        ...
+
+    def table(self) -> Table:
+        """One array per column."""
+        ...
+
+
+class FamilyRollout(Protocol):
+    """One method of one pair."""
+
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """What draft and target say of each window, each in one batch."""
+        ...
+
+    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
+        """Proposes what is prepared, or, without that, infers."""
+        ...
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        """The method's."""
+        ...
+
+    def audit(self, seed: int, *, learning: bool) -> Audit:
+        """An empty step table."""
+        ...
+
+
+def rollout_of(pair: Bundle | ChunkPair, method: Method, offset: Offset = "target") -> FamilyRollout:
+    """The half of a rollout that a pair's family decides.
+
+    Raises:
+        ConfigError: for a method or an offset that the family does not have.
+    """
+    if isinstance(pair, Bundle):
+        return _CodesRollout(pair, method, offset)
+    if method.uses_head or method.needs_codes or offset != "target":
+        raise ConfigError(
+            f"{pair.name} is a pair of chunk policies: it has no target head, no codes and no offsets; choose among "
+            "draft, target, target_on_device, hybrid, random, plain_random, adahi and gated_target"
+        )
+    return _ChunksRollout(pair, method)
+
+
+class _CodesRollout:
+    def __init__(self, pair: Bundle, method: Method, offset: Offset) -> None:
+        self._pair, self._method, self._offset = pair, method, offset
+        self._proposer = method.proposer(pair)
+
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        return self._proposer.infer_batch(windows), self._pair.target.infer_batch(windows)
+
+    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
+        policy: InfersCodes = self._proposer if prepared is None else prepared
+        return CodeDrafter(policy, self._pair.tokenizer)
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        return VERIFIERS[self._method.verifier](target, self._pair.tokenizer, offset=self._offset)
+
+    def audit(self, seed: int, *, learning: bool) -> Audit:
+        return CodeAudit(self._pair.tokenizer, seed, self._pair.spec.draft if learning else None)
+
+
+class _ChunksRollout:
+    def __init__(self, pair: ChunkPair, method: Method) -> None:
+        self._pair = pair
+        self._within = pair.accept_within if method.verifier == "speculative" else 0.0
+
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        draft, target = self._pair.draft, self._pair.target_policy
+        return self._batch(draft, Role.DRAFT, windows, addresses), self._batch(target, Role.VERIFY, windows, addresses)
+
+    def _batch(
+        self, policy: ChunkPolicy, role: Role, windows: Sequence[Window], addresses: Sequence[StepAddress]
+    ) -> Sequence[Chunk]:
+        seen = [policy.spec.observation.select(window) for window in windows]
+        return policy.infer_batch(seen, streams(role, addresses))
+
+    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
+        return (
+            self._pair.drafter
+            if prepared is None
+            else ChunkDrafter(prepared, self._pair.draft.spec.observation, self._pair.units)
+        )
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        return ChunkVerifier(target, self._pair.units, self._within)
+
+    def audit(self, seed: int, *, learning: bool) -> Audit:
+        if learning:
+            raise ConfigError(f"{self._pair.name} is a pair of chunk policies, which has no lessons on codes to give")
+        return ChunkAudit(self._pair)
+
+
+class ChunkAudit:
+    """Collects the step table of an evaluation of chunk policies.
+
+    Columns besides the common ones: ``distance``, root mean square between the drafted and the target's actions, mean
+    over the actions that are executed of a chunk (normalised units); ``prefix``, how many drafted actions verification
+    would have accepted; ``action_change``, mean distance over these actions between what was executed and what
+    verification would have given, 0 where it was verified.
+
+    Args:
+        pair: whose.
+    """
+
+    def __init__(self, pair: ChunkPair) -> None:
+        self._pair = pair
+        self._columns: dict[str, list[NDArray[np.generic]]] = {}
+
+    def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
+        """See :class:`Audit`."""
+        count, rows = self._pair.execute, []
+        for record, target in zip(records, targets, strict=True):
+            wanted, drafted = self._pair.units.from_environment(target)[:count], record.proposal.actions[:count]
+            verified, accepted = replaced_after_prefix(drafted, wanted, self._pair.accept_within)
+            change = 0.0
+            if record.outcome is None:
+                change = float(np.linalg.norm(verified - record.actions[:count], axis=-1).mean())
+            rows.append((float(np.sqrt(np.square(drafted - wanted).mean(axis=-1)).mean()), accepted, change))
+        names = ("distance", "prefix", "action_change")
+        own = {name: np.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+        columns = common_columns(records) | own
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).append(values)
+
+    def table(self) -> Table:
+        """See :class:`Audit`."""
+        return {name: np.concatenate(values) for name, values in self._columns.items()}

@@ -1,0 +1,85 @@
+"""Your own environments, gates, robots and policies, by name: ``MODULE:NAME``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from specact.errors import ConfigError
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a name has the form ``MODULE:NAME``; the package's own names have no colon."""
+    return ":" in name
+
+
+def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    """The object of a name ``MODULE:NAME``, as :func:`import_module` finds it and in the current directory.
+
+    Only import what the user has named. A name from a file that somebody else made, such as a bundle, is not to be
+    loaded unless the user names it too.
+
+    Args:
+        name: such as ``my_arms:Arm``.
+        kind: what it must be, for messages, such as ``robot, a class without required arguments``.
+        fits: whether an object is that.
+
+    Raises:
+        ConfigError: if there is no such module or object, the module cannot be imported, or it is of another kind.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(f"{name!r} is not a name of the form MODULE:NAME, such as my_package.my_module:MyName")
+    # Somebody's own module usually lies where the command is given.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        loaded = import_module(module)
+    # Anything can go wrong in somebody else's module.
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{name!r} cannot be loaded: there is no module {error.name!r}; install it, or give the command in the "
+                "folder that it is in"
+            ) from None
+        raise ConfigError(
+            f"{name!r} cannot be loaded: importing {module} ends in {type(error).__name__}: {error}; repair that "
+            f"first, python -c 'import {module}' shows where it is"
+        ) from error
+    found = getattr(loaded, attribute, None)
+    if fits(found):
+        return found
+    # What a module imports from elsewhere has that other place's name.
+    there = [own for own, value in vars(loaded).items() if not own.startswith("_") and fits(value)]
+    has = f"{module} has {', '.join(sorted(there)[:10])}" if there else f"{module} has none"
+    if not hasattr(loaded, attribute):
+        raise ConfigError(f"{module} has no {attribute!r}. It must be a {kind}; {has}")
+    raise ConfigError(f"{name!r} is {found!r:.100}. It must be a {kind}; {has}")
+
+
+def make_object(name: str, kind: str, methods: Sequence[str]) -> Any:
+    """What the class or function of a name ``MODULE:NAME`` gives, called without arguments.
+
+    Args:
+        name: such as ``my_arms:Arm``.
+        kind: what it makes, for messages, such as ``robot``.
+        methods: that it must have.
+
+    Raises:
+        ConfigError: if it cannot be loaded or called, or what it makes lacks a method.
+    """
+    make = load_object(name, f"class that makes a {kind} without arguments", callable)
+    try:
+        made = make()
+    except Exception as error:
+        raise ConfigError(
+            f"the {kind} {name!r} cannot be created: {type(error).__name__}: {error}; {name.replace(':', '.')}() must "
+            "work without arguments; check that its device is connected and not in use"
+        ) from error
+    missing = [method for method in methods if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigError(f"the {kind} {name!r} has no method {missing[0]!r}; it must have {' and '.join(methods)}")
+    return made

@@ -1,0 +1,99 @@
+"""Somebody's own code by name: what is found, and what is said of everything that is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specact.errors import ConfigError
+from specact.plugins import is_plugin, load_object, make_object
+
+MODULE = """
+import math
+VALUE = 3
+LIST = [1]
+class Arm:
+    def observe(self): ...
+    def act(self, action): ...
+class Deaf:
+    def observe(self): ...
+class Absent:
+    def __init__(self): raise OSError("no such device: /dev/arm0")
+class Needy:
+    def __init__(self, port): ...
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with modules in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "plug_mine.py").write_text(MODULE)
+    (tmp_path / "plug_package").mkdir()
+    (tmp_path / "plug_package" / "inner.py").write_text("VALUE = 4")
+    (tmp_path / "plug_broken.py").write_text("1 / 0")
+    (tmp_path / "plug_needs.py").write_text("import plug_of_nobody")
+    (tmp_path / "plug_ends.py").write_text("raise SystemExit(3)")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("plug_")]:
+        del sys.modules[name]
+
+
+def number(found: Any) -> bool:
+    return isinstance(found, int)
+
+
+@pytest.mark.parametrize(("name", "value"), [("plug_mine:VALUE", 3), ("plug_package.inner:VALUE", 4)])
+def test_modules_of_the_current_directory_are_found(here: Path, name: str, value: int) -> None:
+    assert is_plugin(name) and load_object(name, "number", number) == value
+    path = sys.path.copy()
+    load_object(name, "number", number)
+    assert sys.path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("plug_mine", "'plug_mine' is not a name of the form MODULE:NAME"),
+        ("plug_mine:", "is not a name of the form MODULE:NAME"),
+        (":VALUE", "is not a name of the form MODULE:NAME"),
+        ("../plug_mine:VALUE", "is not a name of the form MODULE:NAME"),
+        ("C:\\arms:VALUE", "is not a name of the form MODULE:NAME"),
+        ("plug_nobody:VALUE", "there is no module 'plug_nobody'; install it, or give the command in the folder"),
+        ("plug_package.nobody:VALUE", "there is no module 'plug_package.nobody'"),
+        ("plug_broken:VALUE", "importing plug_broken ends in ZeroDivisionError: division by zero; repair that first"),
+        ("plug_needs:VALUE", "importing plug_needs ends in ModuleNotFoundError: No module named 'plug_of_nobody'"),
+        ("plug_ends:VALUE", "importing plug_ends ends in SystemExit: 3"),
+        ("plug_mine:VALU", "plug_mine has no 'VALU'. It must be a number; plug_mine has VALUE"),
+        ("plug_package.inner:NUMBER", "plug_package.inner has no 'NUMBER'"),
+        ("plug_mine:LIST", r"'plug_mine:LIST' is [1]. It must be a number; plug_mine has VALUE"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(here: Path, name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_object(name, "number", number)
+    assert said in str(raised.value)
+
+
+def test_a_class_is_called_without_arguments(here: Path) -> None:
+    assert type(make_object("plug_mine:Arm", "robot", ("observe", "act"))).__name__ == "Arm"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Absent", "the robot 'plug_mine:Absent' cannot be created: OSError: no such device: /dev/arm0; plug_mine.Abs"),
+        ("Needy", "missing 1 required positional argument: 'port'; plug_mine.Needy() must work without arguments"),
+        ("Deaf", "the robot 'plug_mine:Deaf' has no method 'act'; it must have observe and act"),
+        ("VALUE", "'plug_mine:VALUE' is 3. It must be a class that makes a robot without arguments"),
+    ],
+)
+def test_what_cannot_be_made_is_one_sentence(here: Path, name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_object(f"plug_mine:{name}", "robot", ("observe", "act"))
+    assert said in str(raised.value)
