@@ -141,12 +141,16 @@ def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_pat
     recipe = replace(
         RECIPE,
         observations={name: Source(name) for name in ("image", "place")},
-        policies={**RECIPE.policies, "sees": short},
+        policies={**RECIPE.policies, "sees": short, "shares": replace(short, width=8)},
     )
     told: list[str] = []
     trained = train(recipe, tmp_path, tmp_path / "run", lambda stage, done, total: told.append(stage))
     stages_told = [stage for stage in dict.fromkeys(told) if stage in trained.metrics]
-    assert stages_told == ["tokenizer", "sees.image", "sees", "knows"]
+    assert stages_told == ["tokenizer", "sees.image", "sees", "knows", "shares"]  # one encoder for two policies
+    shared, _ = checkpoint.read(tmp_path / "run" / "shares.safetensors")
+    seen, _ = checkpoint.read(tmp_path / "run" / "sees.safetensors")
+    inside = [name for name in shared if ".encoder." in name]
+    assert inside and all(torch.equal(shared[name], seen[name]) for name in inside)
     bundle = load_bundle(trained.bundles[0])
     assert tuple(bundle.spec.target.fields) == ("image",) and tuple(bundle.spec.draft.fields) == ("place",)
     # The target's graph begins with the encoder as it was trained.

@@ -13,11 +13,12 @@ from specact import __version__
 from specact.families.codes.spec import PolicySpec
 from specact.lab.envs.task import Task
 from specact.lab.train import checkpoint, encoder_stage, stages
+from specact.lab.train.encoder import ImageEncoder
 from specact.lab.train.encoder_stage import Scenes, Telling
 from specact.lab.train.export import write_bundle
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import run
-from specact.lab.train.recipe import PolicyRecipe, Recipe, as_dict
+from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, as_dict
 from specact.lab.train.stages import Progress
 from specact.lab.train.tokenizer import ResidualVQ
 from specact.lab.train.vqbet import Shapes, VQBeT
@@ -84,20 +85,21 @@ def _train(
     assert isinstance(tokenizer, ResidualVQ)
 
     scenes = Scenes(task, recipe.seed)
+    trained: dict[tuple[str, EncoderRecipe], ImageEncoder] = {}  # policies with the same encoder share it
     for name, settings in recipe.policies.items():
-        encoders, shown = {}, dataset
-        for camera in specs[name].images if settings.encoder.learns else ():
-            stage = encoder_stage.encoder_stage(
-                f"{name}.{camera}", settings.encoder, camera, dataset, scenes, recipe.seed
-            )
-            stage.module.load_state_dict(run(stage, out, advance(stage.name, stage.steps)))
-            assert isinstance(stage.module, Telling)
-            encoders[camera] = stage.module.encoder.eval()
-            shown = encoder_stage.encoded(shown, camera, encoders[camera])
+        shown, encoder = dataset, settings.encoder
+        cameras = specs[name].images if encoder.learns else ()
+        for camera in cameras:
+            if (camera, encoder) not in trained:
+                stage = encoder_stage.encoder_stage(f"{name}.{camera}", encoder, camera, dataset, scenes, recipe.seed)
+                stage.module.load_state_dict(run(stage, out, advance(stage.name, stage.steps)))
+                assert isinstance(stage.module, Telling)
+                trained[camera, encoder] = stage.module.encoder.eval()
+            shown = encoder_stage.encoded(shown, camera, trained[camera, encoder])
         stage = stages.policy_stage(name, settings, shown, recipe, tokenizer, specs[name])
         assert isinstance(stage.module, VQBeT)
-        for camera, encoder in encoders.items():
-            stage.module.freeze(camera, encoder)
+        for camera in cameras:
+            stage.module.freeze(camera, trained[camera, encoder])
         stage.module.load_state_dict(run(stage, out, advance(name, stage.steps)))
     return Trained(_export(recipe, specs, dataset, tokenizer, out), last_lines(out))
 
