@@ -196,6 +196,10 @@ def frames(value: NDArray[Any], scale: float | None = None) -> NDArray[np.uint8]
     if not np.isfinite(value).all():
         raise DataError("the image holds values that are not finite; record it again or leave it out")
     factor = frame_scale(value) if scale is None else scale
+    if factor > 1 and value.size and value.max() > 1:
+        raise DataError(
+            "some frames of the image lie within 0..1 and some do not; store them as uint8, or all of them in one range"
+        )
     return np.clip(np.rint(value * np.float32(factor)), 0, 255).astype(np.uint8)
 
 

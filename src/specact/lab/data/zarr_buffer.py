@@ -30,6 +30,8 @@ _CODECS = frozenset(
     )
 )  # fmt: skip
 
+# Frames by which floats within 0..1 are told from floats within 0..255; one alone may be black.
+_LOOKED_AT = 5
 # What zarr (v2 and v3 files) and its codecs raise on damaged stores; its own errors derive from ValueError or KeyError.
 _DAMAGE = (
     ValueError,
@@ -54,7 +56,7 @@ class _Reader:
     Attributes:
         path: the store.
         name: of the array.
-        scale: to 0..255. It must not change from one read to the next, so the first frame decides it, once.
+        scale: to 0..255. It must not change from one read to the next, so a few frames decide it, once.
     """
 
     path: Path
@@ -104,7 +106,9 @@ def read_zarr(path: Path) -> Recording:
             _check_codecs(array)
             _check_chunks(path, array)
             check_frames(array.shape)
-            return Frames(array.shape, _Reader(path, array.path, npz.frame_scale(np.asarray(array[:1]))))
+            some = np.unique(np.linspace(0, len(array) - 1, _LOOKED_AT, dtype=np.int64))
+            scale = npz.frame_scale(np.stack([np.asarray(array[row]) for row in some.tolist()]))
+            return Frames(array.shape, _Reader(path, array.path, scale))
 
     return npz.from_columns(columns, tuple(stored), load)
 
