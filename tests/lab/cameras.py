@@ -6,7 +6,7 @@ import io
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import av
 import h5py
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
+from numpy.typing import NDArray
 from PIL import Image
 
 LENGTHS = (7, 5, 8)
@@ -27,8 +28,10 @@ STATE = _RNG.normal(size=(STEPS, 3)).astype(np.float32)
 GRIPPER = _RNG.uniform(size=STEPS).astype(np.float32)
 ACTION = _RNG.uniform(-1, 1, size=(STEPS, 2)).astype(np.float32)
 # What lossless formats keep: noise. And what a video keeps: one grey per frame, far from that of its neighbours.
-WRIST = _RNG.integers(0, 256, size=(STEPS, 16, 24, 3), dtype=np.uint8)
-FRONT = np.broadcast_to((np.arange(STEPS) * 97 % 241).astype(np.uint8)[:, None, None, None], (STEPS, 32, 48, 3))
+WRIST: NDArray[np.uint8] = _RNG.integers(0, 256, size=(STEPS, 16, 24, 3), dtype=np.uint8)
+FRONT: NDArray[np.uint8] = np.broadcast_to(
+    (np.arange(STEPS) * 97 % 241).astype(np.uint8)[:, None, None, None], (STEPS, 32, 48, 3)
+)
 
 
 def write_lerobot(folder: Path, version: Literal["v2.1", "v3.0"] = "v3.0") -> Path:
@@ -41,7 +44,7 @@ def write_lerobot(folder: Path, version: Literal["v2.1", "v3.0"] = "v3.0") -> Pa
     groups = [[0, 1], [2]] if packed else [[0], [1], [2]]
     data = "data/chunk-{0:03d}/file-{1:03d}.parquet" if packed else "data/chunk-000/episode_{1:06d}.parquet"
     video = "videos/{2}/chunk-{0:03d}/file-{1:03d}.mp4" if packed else "videos/chunk-000/{2}/episode_{1:06d}.mp4"
-    places = {}
+    places: dict[int, tuple[int, float]] = {}
     for number, episodes in enumerate(groups):
         rows = np.flatnonzero(np.isin(EPISODE, episodes))
         _write(path / data.format(0, number), _table(rows))
@@ -120,7 +123,7 @@ def write_zarr(folder: Path) -> Path:
     """A replay buffer with two cameras; one of them in floating point, as diffusion policy stores them."""
     path = folder / "demos.zarr"
     root = zarr.open_group(str(path), mode="w", zarr_format=2)
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "state": STATE,
         "gripper": GRIPPER,
         "action": ACTION,
@@ -136,7 +139,13 @@ def write_zarr(folder: Path) -> Path:
 def write_npz(folder: Path) -> Path:
     """The same in one file."""
     path = folder / "demos.npz"
-    arrays = {"state": STATE, "gripper": GRIPPER, "action": ACTION, "image": FRONT, "image.wrist": WRIST}
+    arrays: dict[str, NDArray[Any]] = {
+        "state": STATE,
+        "gripper": GRIPPER,
+        "action": ACTION,
+        "image": FRONT,
+        "image.wrist": WRIST,
+    }
     np.savez(path, episode_ends=ENDS, **arrays)  # type: ignore[arg-type]
     return path
 

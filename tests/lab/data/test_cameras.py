@@ -75,7 +75,7 @@ def test_frames_go_to_other_processes_without_being_read(write: Write, tmp_path:
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_mapping_takes_what_it_names_and_nothing_else(write: Write, tmp_path: Path) -> None:
     """By the dataset's own key, or by the name that the reader knows it by."""
-    keys = {
+    keys: dict[Write, tuple[str, str]] = {
         cameras.write_lerobot: ("observation.gripper", "observation.images.wrist"),
         lerobot_v2: ("observation.gripper", "observation.images.wrist"),
         cameras.write_robomimic: ("gripper", "wrist_image"),
@@ -135,7 +135,7 @@ def test_a_black_first_frame_does_not_decide_what_white_is(tmp_path: Path) -> No
     path = cameras.write_zarr(tmp_path)
     assert FRONT[0].max() == 0
     np.testing.assert_array_equal(read(path).frames("image")[:], FRONT)
-    dark = np.zeros(FRONT.shape, np.float32)
+    dark = np.full(FRONT.shape, 0.5, np.float32)
     dark[3] = 200
     zarr.open_group(str(path), mode="a").create_array(
         "data/img", data=dark, chunks=(6, *FRONT.shape[1:]), overwrite=True
@@ -232,7 +232,7 @@ class Counted:
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         self.read += rows.tolist()
-        return WRIST[rows]
+        return np.asarray(WRIST[rows], dtype=np.uint8)
 
 
 def test_only_what_is_indexed_is_read_and_nothing_twice() -> None:

@@ -115,7 +115,7 @@ def test_refuses_other_widths() -> None:
 
 def test_images_pass_through_untouched() -> None:
     image = np.zeros((3, 4, 4, 3), np.uint8)
-    seen = {"state": np.zeros((3, 5), np.float32), "image": image}
+    seen: dict[str, np.ndarray] = {"state": np.zeros((3, 5), np.float32), "image": image}
     episodes = Episodes(seen, np.zeros((3, 2), np.float32), np.array([3]))
     assert np.array_equal(features(episodes).frames("image"), image)
 

@@ -106,7 +106,7 @@ def read_zarr(path: Path) -> Recording:
             _check_codecs(array)
             _check_chunks(path, array)
             check_frames(array.shape)
-            some = np.unique(np.linspace(0, len(array) - 1, _LOOKED_AT, dtype=np.int64))
+            some = np.unique(np.linspace(0, array.shape[0] - 1, _LOOKED_AT, dtype=np.int64))
             scale = npz.frame_scale(np.stack([np.asarray(array[row]) for row in some.tolist()]))
             return Frames(array.shape, _Reader(path, array.path, scale))
 

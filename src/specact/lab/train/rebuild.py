@@ -60,8 +60,8 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
         window: k, 1 to T.
 
     Raises:
-        ConfigError: if the window is out of range, observations differ in history, or the manifest does not tell the
-            architecture.
+        ConfigError: if the window is out of range, observations differ in history, or the bundle does not tell the
+            architecture and every weight.
     """
     recipe, shapes = architecture(bundle, role)
     observation = shapes.observation
@@ -73,6 +73,14 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
             "that sees as many of each"
         )
     weights = _weights(folded(bundle.path / PARTS[role]))
+    numbers = [plain(name) for name, field in observation.fields.items() if not field.is_image]
+    lost = [name for name in numbers if f"{name}_mean" not in weights or f"{name}_std" not in weights]
+    if lost:
+        # The export stores equal tensors once.
+        raise ConfigError(
+            f"the {role} of {bundle.name!r} cannot be rebuilt: the statistics of its observation {lost[0]!r} are those of "
+            "another one"
+        )
     statistics = {
         name: (weights[f"{plain(name)}_mean"], weights[f"{plain(name)}_std"])
         for name, field in observation.fields.items()

@@ -1,0 +1,333 @@
+"""Policies that see different things of the same demonstrations, and demonstrations that no environment belongs to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.lab import cameras
+
+from specact import SpeculativePolicy, load_bundle
+from specact.errors import ConfigError, DataError
+from specact.families.chunks.bundle import load_flow
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.readers import read
+from specact.lab.train import stages
+from specact.lab.train.export import example_inputs
+from specact.lab.train.flow_recipe import load_any_recipe, load_flow_recipe
+from specact.lab.train.flow_train import train_flow
+from specact.lab.train.head import HeadRecipe, TargetHeadNetwork
+from specact.lab.train.prune import prune_history
+from specact.lab.train.rebuild import rebuild
+from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
+from specact.lab.train.sees import observation_of
+from specact.lab.train.train import train
+from specact.lab.train.vqbet import Shapes, VQBeT
+from specact.observation import Field, ObservationSpec
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# The target sees a camera, the draft does not; one tokenizer for both.
+PAIR = """
+rate_hz = 10
+data = ["lerobot-v3.0"]
+window = 3
+chunk = 2
+execute = 2
+
+[observations]
+state = "observation.state"
+hand = { key = "observation.gripper", history = 1 }
+image.front = { key = "observation.images.front", crop = [0, 8, 32, 32], size = [16, 16] }
+goal.place = "observation.gripper"
+
+[tokenizer]
+codes = 4
+latent = 4
+hidden = 8
+steps = 2
+batch = 8
+
+[policies.target]
+sees = ["state", "image.front", "goal.place"]
+history = { "image.front" = 2 }
+layers = 1
+heads = 1
+width = 8
+head_width = 0
+steps = 3
+batch = 4
+bfloat16 = false
+
+[policies.draft]
+like = "target"
+sees = ["hand"]
+history = {}
+state_noise = 0.1
+
+[bundles]
+mine = ["target", "draft"]
+"""
+
+FLOW = """
+kind = "flow"
+bundle = "mine-flow"
+rate_hz = 10
+data = ["lerobot-v3.0"]
+sees = ["image.wrist", "state", "gripper"]
+history = { gripper = 0 }
+chunk = 4
+layers = 2
+heads = 2
+width = 16
+steps = 2
+batch = 4
+bfloat16 = false
+"""
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset and both recipes."""
+    folder = tmp_path_factory.mktemp("named")
+    cameras.write_lerobot(folder)
+    (folder / "pair.toml").write_text(PAIR)
+    (folder / "flow.toml").write_text(FLOW)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(data: Path) -> Path:
+    """The folder of a finished run of the pair."""
+    train(load_recipe(data / "pair.toml"), data, data / "run", quiet)
+    return data / "run"
+
+
+def test_draft_and_target_see_what_the_recipe_says(made: Path) -> None:
+    bundle = load_bundle(made / "bundles" / "mine")
+    state, hand, image = Field((3,), "float32", 3), Field((1,), "float32", 1), Field((16, 16, 3), "uint8", 2)
+    assert bundle.spec.draft == ObservationSpec({"hand": hand})
+    seen = {
+        "state": state,
+        "image.front": image,
+        "hand": replace(hand, history=2),
+        "goal.place": replace(state, history=0),
+    }
+    assert bundle.spec.target == ObservationSpec(seen)
+    assert (bundle.env, bundle.spec.rate_hz) == ("", 10.0)
+    recorded = bundle.manifest["recipe"]["observations"]["image.front"]
+    assert recorded == {"key": "observation.images.front", "size": [16, 16], "crop": [0, 8, 32, 32], "history": None}
+    policy = SpeculativePolicy(bundle)
+    for step in range(3):
+        frame = np.full((16, 16, 3), 40 * step, np.uint8)
+        observation = {"state": cameras.STATE[step], "hand": cameras.GRIPPER[step : step + 1], "image.front": frame}
+        assert policy.act(observation | {"goal.place": cameras.GRIPPER[step : step + 1]}).shape == (2,)
+
+
+def test_the_exported_target_answers_for_every_input(made: Path) -> None:
+    """A change of any of them changes the answer; only the observations that it sees count."""
+    bundle = load_bundle(made / "bundles" / "mine")
+    window = bundle.spec.target.zeros()
+    before = bundle.target.infer(window).offsets
+    for name, values in window.arrays.items():
+        changed = dict(window.arrays) | {name: values + values.dtype.type(3)}
+        assert not np.array_equal(bundle.target.infer(replace(window, arrays=changed)).offsets, before), name
+
+
+def test_no_decoded_frames_are_left_when_a_run_is_finished(made: Path) -> None:
+    assert sorted(path.name for path in made.iterdir() if path.is_dir()) == ["bundles"]
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def test_a_stopped_run_finds_its_decoded_frames_and_ends_like_another(made: Path, data: Path, tmp_path: Path) -> None:
+    recipe, told = load_recipe(data / "pair.toml"), list[str]()
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("target", 2):
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(recipe, data, tmp_path / "run", stop)
+    assert [path.name for path in (tmp_path / "run" / "frames").iterdir()] == ["image.front.npy"]
+    train(recipe, data, tmp_path / "run", lambda stage, done, total: told.append(stage))
+    assert not any(stage.startswith("frames") for stage in told)
+    for part in ("target.onnx", "draft.onnx"):
+        ours, theirs = (run / "bundles" / "mine" / part for run in (tmp_path / "run", made))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_camera_that_cannot_be_read_is_told_before_the_folder_is_made(data: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(data / "lerobot-v3.0", tmp_path / "lerobot-v3.0"))
+    shutil.rmtree(copy / "videos")
+    with pytest.raises(DataError, match=r"\.mp4 is damaged or missing"):
+        train(load_recipe(data / "pair.toml"), tmp_path, tmp_path / "run", quiet)
+    assert not (tmp_path / "run").exists()
+    only_draft = PAIR.replace('["target", "draft"]', '["draft", "draft"]')
+    kept = only_draft[: only_draft.index("[policies.target]")] + only_draft[only_draft.index("[policies.draft]") :]
+    (tmp_path / "draft.toml").write_text(kept.replace('like = "target"', "layers = 1\nwidth = 8\nheads = 1\nsteps = 2"))
+    train(load_recipe(tmp_path / "draft.toml"), tmp_path, tmp_path / "run", quiet)  # nobody needs the camera
+
+
+def test_a_flow_policy_sees_cameras_too(data: Path) -> None:
+    train_flow(load_flow_recipe(data / "flow.toml"), data, data / "flow", quiet)
+    bundle = load_flow(data / "flow" / "bundles" / "mine-flow")
+    seen = {"image.wrist": Field((16, 24, 3), "uint8", 2), "state": Field((3,), "float32", 2)}
+    assert bundle.spec.observation == ObservationSpec(seen | {"gripper": Field((1,), "float32", 0)})
+    window = bundle.spec.observation.zeros()
+    tokens = bundle.networks.tokens([window])
+    assert tokens.shape == (1, 5, 16)  # two frames, two states, one gripper
+    for name, values in window.arrays.items():
+        changed = replace(window, arrays=dict(window.arrays) | {name: values + values.dtype.type(3)})
+        moved = np.abs(bundle.networks.tokens([changed]) - tokens).max((0, 2)) > 0
+        assert (
+            moved.tolist()
+            == {
+                "gripper": [True, False, False, False, False],
+                "image.wrist": [False, True, True, False, False],
+                "state": [False, False, False, True, True],
+            }[name]
+        )
+
+
+def episodes() -> Episodes:
+    rng = np.random.default_rng(0)
+    seen = {"state": rng.normal(size=(20, 3)), "goal": rng.normal(size=(20, 2)), "pair": rng.normal(size=(20, 2, 2))}
+    arrays = {name: values.astype(np.float32) for name, values in seen.items()}
+    frames = rng.integers(0, 255, (20, 8, 8, 3), dtype=np.uint8)
+    return Episodes({**arrays, "image": frames}, rng.normal(size=(20, 2)).astype(np.float32), np.array([10, 20]), 10.0)
+
+
+RECIPE = Recipe(rate_hz=10.0, data=("given",), window=3)
+
+
+def test_without_a_word_a_policy_sees_everything_but_cameras() -> None:
+    spec = observation_of(PolicyRecipe(), RECIPE, episodes(), "it")
+    assert {name: field.history for name, field in spec.fields.items()} == {"state": 3, "goal": 0, "pair": 3}
+    spec = observation_of(PolicyRecipe(history={"goal": 1}), RECIPE, episodes(), "it")
+    assert spec["goal"].history == 1
+    with pytest.raises(ConfigError, match="hold camera frames alone"):
+        observation_of(PolicyRecipe(), RECIPE, episodes().only("image"), "it")
+    with pytest.raises(ConfigError, match="unknown observation of it 'hand'"):
+        observation_of(PolicyRecipe(history={"hand": 1}), RECIPE, episodes(), "it")
+
+
+def test_a_goal_needs_numbers_to_be_concatenated_to() -> None:
+    recipe = replace(RECIPE, goal="concatenate", policies={"p": PolicyRecipe(sees=("image", "goal"))})
+    with pytest.raises(ConfigError, match='sees no numbers with a history that goal = "concatenate" could add to'):
+        stages.specs_of(recipe, episodes())
+    assert stages.specs_of(replace(recipe, goal="token"), episodes())["p"].history == 3
+
+
+def network(spec: ObservationSpec) -> VQBeT:
+    torch.manual_seed(0)
+    shapes = Shapes(spec, codebooks=2, codes=3, chunk=1, actions=2, goal_mode="token")
+    statistics = {
+        name: (torch.zeros(field.shape), torch.ones(field.shape))
+        for name, field in spec.fields.items()
+        if not field.is_image
+    }
+    return VQBeT(shapes, PolicyRecipe(layers=1, heads=1, width=8, head_width=0), statistics).eval()
+
+
+def test_only_positions_that_see_everything_predict() -> None:
+    """Of five states and two frames two positions predict; the first of them does not see the later frame."""
+    fields = {"state": Field((3,), "float32", 5), "image": Field((8, 8, 3), "uint8", 2)}
+    model = network(ObservationSpec(fields))
+    seen = example_inputs(model, 4)
+    with torch.no_grad():
+        before = model(seen).offsets
+        assert before.shape[:2] == (4, 2)
+        newest = seen["image"].clone()
+        newest[:, 1] = 255 - newest[:, 1]
+        after = model(seen | {"image": newest}).offsets
+        assert torch.equal(before[:, 0], after[:, 0]) and not torch.equal(before[:, 1], after[:, 1])
+        oldest = seen["state"].clone()
+        oldest[:, 0] += 1.0
+        assert not torch.equal(model(seen | {"state": oldest}).offsets[:, 0], before[:, 0])
+
+
+def test_numbers_of_any_shape_are_standardised_one_by_one() -> None:
+    spec = ObservationSpec({"pair": Field((2, 2), "float32", 2)})
+    model = network(spec)
+    assert model.get_parameter("embed_pair.weight").shape == (8, 4)
+    assert model(example_inputs(model, 3)).offsets.shape[:2] == (3, 2)
+
+
+def test_a_rebuilt_network_is_the_exported_one_and_a_mixed_history_is_not_cut(made: Path, tmp_path: Path) -> None:
+    bundle = load_bundle(made / "bundles" / "mine")
+    model = rebuild(bundle, "target", 3)
+    seen = example_inputs(model, 2)
+    with torch.no_grad():
+        wanted = model(seen).offsets[:, -1].numpy()
+    windows = [
+        replace(bundle.spec.target.zeros(), arrays={name: values[row].numpy() for name, values in seen.items()})
+        for row in range(2)
+    ]
+    for answer, offsets in zip(bundle.target.infer_batch(windows), wanted, strict=True):
+        np.testing.assert_allclose(answer.offsets, offsets, atol=1e-4)
+    with pytest.raises(ConfigError, match="differ in history"):
+        prune_history(bundle, 2, tmp_path / "2.onnx")
+
+
+def test_what_data_info_shows_of_a_recipe(data: Path, specact_run: Run) -> None:
+    shown = specact_run("data", "info", data / "lerobot-v3.0", "--recipe", data / "pair.toml")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert "policy draft       sees hand [1] float32, the last 1" in lines
+    assert next(line for line in lines if line.startswith("policy target")).endswith(
+        "state [3] float32, the last 3, image.front [16 x 16 x 3] uint8, the last 2, goal.place [1] float32, the newest"
+    )
+    told = specact_run("data", "info", data / "lerobot-v3.0", "--recipe", data / "flow.toml", "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found["cameras"] == ["image.wrist", "image.front"]
+    assert list(found["policies"]["mine-flow"]["fields"]) == ["image.wrist", "state", "gripper"]
+    plain = specact_run("data", "info", data / "lerobot-v3.0", "--json")
+    assert "policies" not in json.loads(plain.stdout)
+
+
+def test_recipes_of_both_kinds_say_who_sees(data: Path) -> None:
+    assert list(load_any_recipe(data / "pair.toml")[1]) == ["target", "draft"]
+    assert list(load_any_recipe(data / "flow.toml")[1]) == ["mine-flow"]
+
+
+def test_the_pusht_images_are_read_from_disk_in_the_terms_of_a_recipe(tmp_path: Path) -> None:
+    import os
+
+    path = Path(os.environ.get("SPECACT_DATA", "")) / "pusht" / "pusht_cchi_v7_replay.zarr"
+    if not path.exists():
+        pytest.skip(f"the real data is not at {path}; set SPECACT_DATA to the folder that holds it")
+    made = stages.demonstrated(replace(RECIPE, data=(str(path),), observations={}), None, Path(), quiet)
+    assert made.frames("image").shape == (25_650, 96, 96, 3) and not made.frames("image").in_memory
+    assert read(path).cameras == ("image",)
+
+
+def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
+    from specact.lab.data.distillation import Lessons
+
+    bundle = load_bundle(made / "bundles" / "mine")
+    rng = np.random.default_rng(0)
+    lessons = Lessons(
+        episode=np.zeros(4, np.int64),
+        observation={"hand": rng.normal(size=(4, 1, 1)).astype(np.float32)},
+        draft_probs=np.full((4, 2, 4), 0.25, np.float32),
+        target_probs=np.full((4, 2, 4), 0.25, np.float32),
+        target_offsets=np.zeros((4, 2, 4, 2, 2), np.float16),
+    )
+    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), lessons)
+    found = head({"hand": torch.from_numpy(lessons.observation["hand"])}, torch.from_numpy(lessons.draft_probs))
+    assert found.shape == (4, 2, 4) and torch.allclose(found.sum(-1), torch.ones(4, 2))
