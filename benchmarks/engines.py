@@ -16,8 +16,8 @@ from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
 from specact.lab.train.export import LastPosition, example_inputs, export_policy
 from specact.lab.train.recipe import Recipe, load_recipe
-from specact.lab.train.vqbet import Shapes, Statistics, VQBeT
-from specact.observation import Window
+from specact.lab.train.vqbet import Shapes, VQBeT
+from specact.observation import Window, vectors
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 # State, goal and action widths of the environments; the weights are random, which changes no time.
@@ -33,7 +33,7 @@ def main() -> None:
         recipe = load_recipe(RECIPES / f"{env}.toml")
         for role in ("draft", "target"):
             model = build(recipe, role, *widths)
-            torch_ms, onnx_ms = compare(model, recipe, *widths)
+            torch_ms, onnx_ms = compare(model, recipe)
             count = sum(p.numel() for p in model.parameters())
             print(f"{env + ' ' + role:16} {count:10,} {torch_ms:8.3f} {onnx_ms:13.3f} {torch_ms / onnx_ms:6.2f}")
 
@@ -41,33 +41,31 @@ def main() -> None:
 def build(recipe: Recipe, role: str, state: int, goal: int, actions: int) -> VQBeT:
     torch.manual_seed(0)
     tokenizer = recipe.tokenizer
-    shapes = Shapes(
-        recipe.window, state, goal, None, tokenizer.codebooks, tokenizer.codes, recipe.chunk, actions, recipe.goal
-    )
-    plain = Statistics(torch.zeros(state), torch.ones(state), torch.zeros(goal), torch.ones(goal))
+    seen = vectors(recipe.window, goal, state=state)
+    shapes = Shapes(seen, tokenizer.codebooks, tokenizer.codes, recipe.chunk, actions, recipe.goal)
+    plain = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in seen.fields.items()}
     return VQBeT(shapes, recipe.policies[role], plain).eval()
 
 
-def compare(model: VQBeT, recipe: Recipe, state: int, goal: int, actions: int) -> tuple[float, float]:
+def compare(model: VQBeT, recipe: Recipe) -> tuple[float, float]:
     """Median milliseconds of the whole call a device makes, window in and distribution out, in both engines."""
+    shapes = model.shapes
     spec = PolicySpec(
-        recipe.window, state, goal, None, model.shapes.codebooks, model.shapes.codes, recipe.chunk, actions,
+        shapes.observation, shapes.observation, shapes.codebooks, shapes.codes, shapes.chunk, shapes.actions,
         recipe.execute, recipe.overlap, 1.0, 10.0, model.secondary_head is not None,
     )  # fmt: skip
-    inputs = example_inputs(model, 1)
-    window = Window(inputs[0][0].numpy(), None if inputs[1] is None else inputs[1][0].numpy())
+    window = Window({name: values[0].numpy() for name, values in example_inputs(model, 1).items()})
     deployed = LastPosition(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy.onnx"
         export_policy(model, path, half=True)
-        runtime = OnnxPolicy(path, spec)
+        runtime = OnnxPolicy(path, spec, spec.target)
 
     def in_torch() -> None:
         # What a device would have to do with PyTorch: wrap, infer, softmax, and bring the result back to NumPy.
-        state_in = torch.from_numpy(window.state)[None]
-        goal_in = None if window.goal is None else torch.from_numpy(window.goal)[None]
+        seen = {name: torch.from_numpy(values)[None] for name, values in window.arrays.items()}
         with torch.inference_mode():
-            logits, offsets = deployed(state_in, goal_in)[:2]
+            logits, offsets = deployed(seen)[:2]
             logits.double().softmax(-1)[0].numpy(), offsets[0].numpy()
 
     def in_onnx() -> None:

@@ -40,7 +40,7 @@ class Browser:
         """The result of a command; what happens until it is there is noted."""
         self._last += 1
         self._connection.send(json.dumps({"id": self._last, "method": method, "params": parameters, **self._session}))
-        while (reply := json.loads(self._connection.recv(timeout=30.0))).get("id") != self._last:
+        while (reply := json.loads(self._connection.recv(timeout=120.0))).get("id") != self._last:
             self._note(reply.get("method"), reply.get("params", {}))
         assert "error" not in reply, reply
         return reply["result"]
@@ -117,7 +117,7 @@ def running_browser(profile: Path) -> Iterator[Browser]:
 
 def until(condition: Callable[[], object], what: str, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Waits for what other processes bring about."""
-    end = time.monotonic() + 30.0
+    end = time.monotonic() + 120.0
     while not condition():
         assert time.monotonic() < end, f"in vain: {what}"
         meanwhile()

@@ -171,7 +171,9 @@ def specact_run(command: list[str], environment: dict[str, str]) -> Run:
 
     def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         words = [*command, *map(str, arguments)]
-        return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=cwd, timeout=300, check=False)
+        return subprocess.run(
+            words, capture_output=True, text=True, env=environment, cwd=cwd, timeout=1800, check=False
+        )
 
     return run
 

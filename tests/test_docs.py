@@ -19,8 +19,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def commands(page: Path) -> list[str]:
     """Lines of code blocks that call specact."""
-    blocks = re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
+    blocks = re.findall(r"^```\n(.*?)^```$", _without_code(page.read_text(encoding="utf-8")), re.DOTALL | re.MULTILINE)
     return [line for block in blocks for line in block.splitlines() if line.startswith("specact ")]
+
+
+def _without_code(text: str) -> str:
+    """The page without the blocks that name a language."""
+    return re.sub(r"^```\w+\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def parse(line: str) -> None:
@@ -40,14 +45,14 @@ def parse(line: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", _without_code(page.read_text(encoding="utf-8")))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert missing == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_that_a_benchmark_fills_have_both_marks(page: Path) -> None:
-    marks = re.findall(r"<!-- (.+?) -->", page.read_text())
+    marks = re.findall(r"<!-- (.+?) -->", page.read_text(encoding="utf-8"))
     assert len(set(marks)) == len(marks)
     assert marks == [name for mark in marks if not mark.startswith("end of ") for name in (mark, f"end of {mark}")]
 

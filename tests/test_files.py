@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -97,7 +98,7 @@ def test_a_folder_in_use_says_who_uses_it(tmp_path: Path, environment: dict[str,
     holder = started(HOLD, environment, folder, "some words")
     sentence = (
         rf"{re.escape(str(folder))} is in use by process {holder.pid} on {re.escape(socket.gethostname())} "
-        rf"\(-c {re.escape(str(folder))} 'some words'\) since \d{{4}}-\d\d-\d\dT[\d:+-]+; "
+        rf"\(-c {re.escape(shlex.quote(str(folder)))} 'some words'\) since \d{{4}}-\d\d-\d\dT[\d:+-]+; "
         "wait until it ends, or choose another --out"
     )
     with pytest.raises(ConfigError, match=sentence), locked(folder):
@@ -130,6 +131,11 @@ def test_worker_processes_of_a_run_are_no_others(tmp_path: Path) -> None:
             assert len(list(pool.each(abs, [-1, -2, -3]))) == 3
         with locked(tmp_path):
             pass
+
+
+def test_a_place_where_no_folder_can_be_made_is_refused_and_not_tried_for_ever() -> None:
+    with pytest.raises(ConfigError, match=r"cannot lock /proc/run: .*choose another --out"), locked(Path("/proc/run")):
+        pytest.fail("a folder was made in /proc")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specact.rng import Role, StepAddress, StepStreams, stream
+from specact.rng import Role, StepAddress, StepStreams, stream, streams
 
 LAST = 2**64 - 1
 
@@ -32,6 +32,16 @@ def test_numbers_are_those_of_the_first_release() -> None:
     ).random_raw(8)
     found = stream(7, Role.VERIFY, robot=2, episode=3, step=4).bit_generator.random_raw(8)
     np.testing.assert_array_equal(found, reference)
+
+
+def test_streams_of_a_batch_are_each_the_steps_own_in_whatever_order_they_are_drawn_from() -> None:
+    addresses = [StepAddress(5, robot, 2, step) for robot, step in itertools.product((0, 1), (3, 0, 3))]
+    made = streams(Role.VERIFY, addresses)
+    drawn = {place: made[place].random(3) for place in (4, 0, 5, 1, 3, 2)}
+    for place, address in enumerate(addresses):
+        seed, robot, episode, step = address
+        expected = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step).random(3)
+        np.testing.assert_array_equal(drawn[place], expected)
 
 
 def test_step_streams_are_the_same_streams_in_any_order_and_after_any_use() -> None:

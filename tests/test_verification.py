@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specact.clock import VirtualClock
-from specact.families.codes.values import CodeDistribution
 from specact.lab.rollout.simulated_target import FarTarget
 from specact.observation import Window, vectors
 from specact.remote.target import RemoteTarget
@@ -64,7 +63,7 @@ def test_a_step_takes_up_the_request_that_left_for_it_once(line: Numbering, remo
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_no_step_takes_up_what_left_for_another(line: Numbering, remote: RemoteTarget, other: StepAddress) -> None:
+def test_no_step_takes_up_what_left_for_another(line: Numbering, remote: RemoteTarget[Any], other: StepAddress) -> None:
     remote.prefetch(WINDOW, other)
     remote.submit(WINDOW, HERE).result()
     assert line.sent == [False, True] and line.waited_for == [1]
@@ -95,13 +94,7 @@ class Steady:
         return 0.5
 
 
-ANSWER = CodeDistribution(np.ones((1, 1)), np.zeros((1, 1, 1, 1), np.float32))
-
-
 class Says:
-    def infer(self, window: Window) -> CodeDistribution:
-        return ANSWER
-
     def answer(self, window: Window, address: StepAddress) -> StepAddress:
         return address
 
@@ -109,13 +102,13 @@ class Says:
 @pytest.mark.parametrize("ahead", [HERE, *OTHERS])
 def test_a_simulated_target_takes_up_a_request_for_the_same_step_only(ahead: StepAddress) -> None:
     clock = VirtualClock()
-    target = FarTarget(cast(Any, Says()), cast(Any, Steady()), clock, 0.25)
+    target = FarTarget(Says(), cast(Any, Steady()), clock, 0.25)
     assert target.prefetch(WINDOW, ahead)
     clock.sleep(0.375)
     share = 0.5 if ahead == HERE else 1.0  # half of the time it takes has passed since it left
     pending = target.submit(WINDOW, HERE)
     assert not pending.done()
-    assert pending.result() == Answer(ANSWER, OffloadTimes(network=0.5 * share, target=0.25 * share))
+    assert pending.result() == Answer(HERE, OffloadTimes(network=0.5 * share, target=0.25 * share))
     assert clock.now() == 0.375 + 0.75 * share
     # It was taken up, or dropped: the next one leaves anew.
     target.submit(WINDOW, ahead).result()

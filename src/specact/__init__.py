@@ -10,13 +10,7 @@ import os
 # opens no connection that nobody asked for; whoever wants the reports sets the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from specact import gates
-from specact.errors import SpecactError
-from specact.families.codes import sampling
-from specact.families.codes.bundle import Bundle, load_bundle
-from specact.gates.calibration import calibrated_gate
-from specact.policy import SpeculativePolicy
+from specact.lazy import attach
 
 __version__ = "0.1.0"
-
-__all__ = ["Bundle", "SpecactError", "SpeculativePolicy", "calibrated_gate", "gates", "load_bundle", "sampling"]
+__getattr__, __all__ = attach(__name__, __file__)

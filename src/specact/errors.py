@@ -47,6 +47,23 @@ class RemoteError(SpecactError):
     """A server that cannot be reached, or that refuses this device."""
 
 
+class MissError(RemoteError):
+    """A server did not answer one request in time, or with nothing to act on.
+
+    Attributes:
+        cause: as of a :class:`~specact.types.Miss`: ``deadline``, ``disconnected``, ``overloaded``, ``expired``,
+            ``refused`` or ``invalid``.
+    """
+
+    def __init__(self, message: str, cause: str) -> None:
+        self.cause = cause
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[MissError], tuple[str, str]]:
+        """How it comes back from a worker process."""
+        return type(self), (str(self), self.cause)
+
+
 class WireError(SpecactError):
     """A message that breaks the protocol, or a request the server refuses.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,22 @@ def check_name(kind: str, value: object) -> None:
 def file_stem(name: str) -> str:
     """``MODULE:NAME`` as part of a file's name: not every file system allows a colon. Other names stay as they are."""
     return name.replace(":", ".")
+
+
+def read_at_most(path: Path, most: int) -> bytes:
+    """The content of a regular file that is not larger: one that came from others may be a device, or of any length.
+
+    Raises:
+        OSError: if it cannot be read, or is no such file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    with path.open("rb") as file:
+        # The size that the system states is not to be relied on: some files have none.
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
+    return content
 
 
 def write_whole(path: Path, payload: bytes) -> None:

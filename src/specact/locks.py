@@ -18,6 +18,7 @@ from specact.errors import ConfigError
 from specact.files import check_folder, remove_torn
 
 _LOCK = ".lock"
+_MOST_FAILURES = 100
 
 
 @contextmanager
@@ -48,13 +49,17 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _acquire(folder: Path) -> FileIO:
-    path = folder / _LOCK
+    path, failures = folder / _LOCK, 0
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b", buffering=0)
         except FileNotFoundError:
-            continue  # whoever held it has just removed the empty folder
+            # Whoever held it has just removed the empty folder; or nobody can make one here, as in /proc.
+            failures += 1
+            if failures == _MOST_FAILURES:
+                raise
+            continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -41,8 +41,8 @@ class Field:
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = (*self.shape, self.history)
         whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-        shaped = whole and 1 <= len(self.shape) <= _MOST_DIMENSIONS and 1 <= min(self.shape) <= max(self.shape) <= 1 << 20
-        if not shaped or self.history < 0:
+        shaped = whole and 1 <= len(self.shape) <= _MOST_DIMENSIONS
+        if not shaped or not 1 <= min(self.shape) <= max(self.shape) <= 1 << 20 or self.history < 0:
             raise BundleError(
                 f"an observation's shape must be 1 to {_MOST_DIMENSIONS} positive integers and its history an integer "
                 f"of at least 0, got {self.shape!r:.60} and {self.history!r:.60}"
@@ -266,18 +266,30 @@ class ObservationHistory:
             ObservationError: if it is None, or something is missing, has another shape or type, or is not finite. The
                 history is unchanged.
         """
-        if observation is None:
-            raise ObservationError(
-                "the observation is None; observe() must return the latest observation, even if nothing is new",
-                "absent",
-            )
-        given = observation if isinstance(observation, Mapping) else {STATE: observation}
-        newest = {name: _read(given, name, field) for name, field in self._spec.fields.items()}
-        instruction = _instruction(given) if self._spec.instruction else None
+        newest, instruction = read_observation(observation, self._spec)
         self._kept = {
             name: _shift(self._kept.get(name), value, self._spec.fields[name].history) for name, value in newest.items()
         }
         return Window(self._kept, instruction)
+
+
+def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[dict[str, NDArray[Any]], str | None]:
+    """A copy of what a spec says of one observation: its arrays by name, each ``[*shape]``, and the instruction.
+
+    Args:
+        observation: see :meth:`ObservationHistory.push`.
+        spec: says which arrays it must have.
+
+    Raises:
+        ObservationError: if it is None, or something is missing, has another shape or type, or is not finite.
+    """
+    if observation is None:
+        raise ObservationError(
+            "the observation is None; observe() must return the latest observation, even if nothing is new", "absent"
+        )
+    given = observation if isinstance(observation, Mapping) else {STATE: observation}
+    newest = {name: _read(given, name, field) for name, field in spec.fields.items()}
+    return newest, _instruction(given) if spec.instruction else None
 
 
 def _read(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:
@@ -292,8 +304,13 @@ def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
     try:
         # A copy: environments may reuse their buffers. What is too large for float32 becomes infinite and is refused.
         with np.errstate(over="ignore"):
-            array = np.array(value, dtype=np.float32)
-    except (TypeError, ValueError) as error:
+            given = np.asarray(value)
+            # NumPy would read text as numbers, and count days.
+            text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
+            if text or given.dtype.kind not in "fiubO":
+                raise TypeError(f"it holds {'text' if text else given.dtype}")
+            array = np.array(given, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
     if array.shape != field.shape:
         raise ObservationError(

@@ -211,6 +211,10 @@ class SpeculativePolicy:
         self._stop_if_due()
         return self._stop_action() if self.stopped else self._units.to_environment(self._last)
 
+    def wait(self, seconds: float) -> bool:
+        """False: every control step of this policy has an action, see :class:`~specact.robot.loop.Acting`."""
+        return False
+
     def _infer(self, window: Window) -> StepRecord:
         """Algorithm 1: draft, decide, verify."""
         address, clock = self._address, self.clock

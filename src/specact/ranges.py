@@ -29,7 +29,7 @@ class Range:
 
     def __str__(self) -> str:
         low = f"above {self.low:g}" if self.open_low else f"at least {self.low:g}"
-        return low if self.high == math.inf else f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
+        return low if self.high == math.inf else f"{low} and {'below' if self.open_high else 'at most'} {self.high:.7g}"
 
 
 COUNT = Range(1)
@@ -55,5 +55,7 @@ def check_ranges(settings: object, allowed: dict[str, Range]) -> None:
         value = getattr(settings, name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name} must be a finite number, got {value}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"{name} has more digits than any number of use")
         if value is not None and value not in numbers:
             raise ConfigError(f"{name} must be {numbers}, got {value}")

@@ -20,8 +20,17 @@ SERVER = "bench server --out OUT "
         ("demo --seed -1 --out OUT", "seed must be at least 0"),
         ("demo --workers 0 --out OUT", "workers must be at least 1, got 0"),
         ("demo --episodes 1 --workers 1 --out FILE", "is a file, but"),
-        ("data generate ball --out OUT --noise nan", "noise at least 0 and finite, got 200 and nan"),
-        ("data generate ball --out OUT --seed -1", "seed must be at least 0, got -1"),
+        ("data generate ball --out OUT.npz --noise nan", "noise at least 0 and finite, got 200 and nan"),
+        ("data generate ball --out OUT.npz --seed -1", "seed must be at least 0, got -1"),
+        ("data generate ball --out OUT.txt --episodes 1", "--out must be a .npz file, got"),
+        ("data generate ball --out FILE/made.npz --episodes 1", "is a file, but"),
+        ("report --out OUT", "give at least one run folder, as in: specact report runs/ball"),
+        ("serve --bundle ball --threads 0", "threads must be at least 1, got 0"),
+        ("run --bundle ball --stop-action nan 0", "--stop-action: an action of this robot must have shape [2]"),
+        ("run --bundle ball --stop-action 0", "--stop-action: an action of this robot must have shape [2]"),
+        ("run --bundle ball --deadline-ms 1e300", "a deadline must lie between 0 and"),
+        ("run --bundle ball --on-miss stop", "so it needs a stop_action"),
+        ("run --bundle ball --rate-hz 1e-300", "--rate-hz must be at least 0.001 and at most 1e+06, got 1e-300"),
         ("train --distil ball --out OUT --lessons 0", "lessons must be at least 1, got 0"),
         ("train --distil ball --out FILE", "is a file, but"),
         ("train --distil ball --out OUT --threads 0", "--threads must be at least 1, got 0"),
@@ -52,7 +61,9 @@ SERVER = "bench server --out OUT "
         (LATENCY + "--link nope", "unknown link 'nope'"),
         (SERVER + "--robots 0", "--robots must name at least one number, each at least 1"),
         (SERVER + "--seconds 0", "seconds must be above 0, got 0"),
-        (SERVER + "--rounds 0", "rounds must be at least 1, got 0"),
+        (SERVER + "--rounds -1", "rounds must be at least 0, got -1"),
+        (SERVER + "--neighbours -3", "--neighbours must not be negative; got (-3,)"),
+        (SERVER + "--steps -3", "steps must be at least 0, got -3"),
         (SERVER + "--offered-hz nan", "offered_hz must be a finite number, got nan"),
         (SERVER + "--soak-s nan", "soak_s must be a finite number, got nan"),
         (SERVER.replace("OUT", "FILE"), "is a file, but"),
@@ -68,9 +79,8 @@ def test_a_wrong_argument_is_one_sentence(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
-    for name in ("OUT", "FILE", "FOLDER"):
-        command = command.replace(name, str(tmp_path / name.lower()))
-    monkeypatch.setattr(sys, "argv", ["specact", *command.split()])
+    places = {name: str(tmp_path / name.lower()) for name in ("OUT", "FILE", "FOLDER")}
+    monkeypatch.setattr(sys, "argv", ["specact", *(places.get(word, word) for word in command.split())])
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as ended:
         cli.main()

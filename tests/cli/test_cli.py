@@ -125,6 +125,18 @@ def test_brackets_in_a_message_are_not_taken_for_markup(specact_run: Run, tmp_pa
     assert_refused(done, "unknown key in [tokenizer] 'codse'", "did you mean 'codes'?")
 
 
+def test_brackets_and_colons_in_names_are_printed_as_they_are(specact_run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "[x] and :x:.npz"
+    made = specact_run("data", "generate", "ball", "--out", path, "--episodes", "1")
+    assert made.returncode == 0, made.stderr
+    assert "[x] and :x:.npz" in made.stdout.replace("\n", "")
+    told = specact_run("data", "info", tmp_path / "[" / "b].npz")
+    assert_refused(told, "there is nothing at", f"{tmp_path}/[/b].npz")
+    (tmp_path / "[").mkdir()
+    shown = specact_run("data", "info", path.rename(tmp_path / "[" / "b].npz"))
+    assert shown.returncode == 0 and f"{tmp_path}/[/b].npz" in shown.stdout, shown.stderr
+
+
 def test_data_generate_and_info(specact_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "made.npz"
     done = specact_run("data", "generate", "ball", "--out", path, "--episodes", "2", "--seed", "1", "--json")

@@ -118,7 +118,7 @@ class Life:
     def run(self, robot: str, *options: str) -> tuple[int, str, str]:
         """Exit status, output and remarks of a run to its end."""
         process = self.start(robot, *options)
-        out, remarks = process.communicate(timeout=60)
+        out, remarks = process.communicate(timeout=600)
         return process.returncode, out, remarks
 
     @property
@@ -129,7 +129,7 @@ class Life:
 
     def wait(self, process: subprocess.Popen[str], lines: int) -> None:
         """Until the robot has written as many lines."""
-        until = time.monotonic() + 60.0
+        until = time.monotonic() + 300.0
         while len(self.log) < lines:
             assert process.poll() is None and time.monotonic() < until, process.communicate()
             time.sleep(0.005)
@@ -169,7 +169,7 @@ def test_a_signal_ends_in_a_stop_and_a_summary(life: Life, robot: str, number: s
     life.wait(process, 6)
     process.send_signal(number)
     process.send_signal(number)  # somebody is impatient
-    out, remarks = process.communicate(timeout=60)
+    out, remarks = process.communicate(timeout=600)
     assert process.returncode == status
     assert life.log[-1].get("action") == (None if robot == "Braked" else STILL)
     assert ("stop" in life.log[-1]) == (robot == "Braked")
@@ -190,7 +190,7 @@ def test_an_error_of_robot_or_policy_ends_in_a_stop(life: Life, robot: str, why:
 
 def test_misses_that_stop_the_robot_end_in_a_stop(life: Life) -> None:
     process = life.start("Arm", "--gate", "always", "--on-miss", "stop", "--deadline-ms", "0.001", *STOP)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0 and json.loads(out)["stopped"]
     assert [entry["action"] for entry in life.log] == [STILL, STILL]
 
@@ -237,7 +237,7 @@ def test_a_process_that_stood_still_does_not_play_on_from_an_old_chunk(life: Lif
         life.wait(process, len(life.log) + 2 * ball.spec.execute)
     finally:
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=600)
     summary, played = json.loads(out), [entry["after_stall"] for entry in life.log].index(True)
     assert summary["overruns"] >= 10 and summary["longest_lateness_ms"] > 800.0
     # The draft, asked anew about what is seen now.
@@ -255,7 +255,7 @@ def test_a_process_that_stood_still_does_not_play_on_from_an_old_chunk(life: Lif
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("rate-hz", "0"), ("rate-hz", "inf"), ("deadline-ms", "0"), ("max-chunk-age-ms", "0"), ("seconds", "-1")],
+    [("deadline-ms", "0"), ("deadline-ms", "inf"), ("max-chunk-age-ms", "0"), ("seconds", "-1")],
 )
 def test_settings_that_make_no_sense_are_refused(life: Life, option: str, value: str) -> None:
     status, out, remarks = life.run("Arm", f"--{option}", value)

@@ -63,5 +63,11 @@ def test_mistakes_are_answered_with_what_there_is(specact_run: Run, tmp_path: Pa
         assert said in " ".join(refused.stderr.split()), refused.stderr
     assert not (out / "manifest.json").exists()
     assert specact_run("tised", "analyse", out).returncode == 2
+    for content, said in (('{"format": 1}', "is not the folder of a sweep"), ("[" * 100_000, "cannot be read")):
+        out.mkdir(exist_ok=True)
+        (out / "manifest.json").write_text(content)
+        refused = specact_run("tised", "analyse", out)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr
+        assert said in " ".join(refused.stderr.split()), refused.stderr
     listed = specact_run("tised", "levers")
     assert "roll_forward" in listed.stdout and "agx-50w" in listed.stdout

@@ -65,9 +65,12 @@ def test_an_audit_rate_is_a_share_of_what_would_be_skipped_and_changes_no_other_
 def test_an_audit_ends_a_run_of_skips() -> None:
     gate = Never()
     gate.max_skips, gate.audit_rate = 10, 0.3
-    runs = [len(list(run)) for sent, run in itertools.groupby(
-        gate.decide(STEP, np.random.default_rng(t)).transmit for t in range(5000)) if not sent]  # fmt: skip
-    assert max(runs) <= 10
+    decisions = [gate.decide(STEP, np.random.default_rng(t)) for t in range(5000)]
+    forced = [t for t, decision in enumerate(decisions) if decision.reason == "max_skips"]
+    assert forced == [
+        t for t in range(10, 5000) if not any(decision.transmit for decision in decisions[t - 10 : t])
+    ]  # fmt: skip
+    assert 0 < len(forced) < sum(decision.reason == "audit" for decision in decisions)
 
 
 def test_a_gate_without_audits_draws_what_it_always_drew() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -131,13 +132,36 @@ def test_a_calibration_of_other_weights_is_refused(bundle_copy: Path, part: str)
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"5", b"{}", b"\xff\xfe", b'{"settings": {"options": [1]}}', b'{"settings": {"options": [["a"]]}}'],
+    [
+        b"",
+        b"5",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"settings": {"options": [1]}}',
+        b'{"settings": {"options": [["a"]]}}',
+    ],
 )
 def test_a_damaged_calibration_is_a_sentence(tiny_bundle: Path, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "deviation-0.60.json"
     path.write_bytes(content)
     with pytest.raises(BundleError, match=r"is not a calibration .*make it again with: specact calibrate"):
         read_calibration(path, load_bundle(tiny_bundle))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"threshold": "x"}, {"threshold": 10**400}, {"threshold": None}, {"options": [["colour", 1]]}]
+)
+def test_a_calibration_with_values_of_other_types_is_a_sentence(bundle_copy: Path, changes: dict[str, Any]) -> None:
+    bundle = load_bundle(bundle_copy)
+    path = calibration(bundle.fingerprint).save(bundle_copy / "calibration")
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps(raw | {"settings": raw["settings"] | changes}))
+    with pytest.raises(BundleError, match=r"deviation-0\.60\.json is not a calibration .*make it again"):
+        calibrated_gate(bundle, "deviation", 0.6)
+    path.write_text(json.dumps(raw | {"model": None}))
+    with pytest.raises(BundleError, match="its model must be an object"):
+        calibrated_gate(bundle, "deviation", 0.6)
 
 
 # --- the rejection model ---

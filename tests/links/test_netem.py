@@ -1,6 +1,7 @@
 """Finding the kernel's network emulator, and telling it a link."""
 
 import gzip
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -94,8 +95,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     tool, log = tmp_path / "tc", tmp_path / "told"
     tool.write_text(
-        f'#!/bin/sh\necho "tc $*" >> {log}\n'
-        f"if [ -e {tmp_path}/REFUSE ]; then echo 'Operation not permitted' >&2; exit 2; fi\n"
+        f'#!/bin/sh\necho "tc $*" >> {shlex.quote(str(log))}\n'
+        f"if [ -e {shlex.quote(f'{tmp_path}/REFUSE')} ]; then echo 'Operation not permitted' >&2; exit 2; fi\n"
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

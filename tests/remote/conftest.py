@@ -36,9 +36,9 @@ from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
 from specact.types import StepRecord
 from specact.wire import msgpack
+from specact.wire import request as wire
 from specact.wire.handshake import Welcome, welcome_fields
-from specact.wire.reply import DistributionReply, ServerTimes, VerdictReply, reply_fields
-from specact.wire.request import InferRequest, VerifyRequest, read_request
+from specact.wire.reply import Reply, ServerTimes, reply_fields
 
 PERIOD_S = 0.05
 Fields = dict[str, Any]
@@ -112,7 +112,7 @@ class Peer:
                 return
 
 
-Behave = Callable[[Peer, "InferRequest | VerifyRequest"], None]
+Behave = Callable[[Peer, wire.Request], None]
 
 
 class Rogue:
@@ -131,7 +131,7 @@ class Rogue:
         self.behave: Behave = behave or self.honest
         self.greet: Callable[[Peer], None] = self.welcome
         self.answers_handshakes = self.reads_requests = True
-        self.requests: list[InferRequest | VerifyRequest] = []
+        self.requests: list[wire.Request] = []
         self.peers: list[Peer] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -149,21 +149,29 @@ class Rogue:
             assert not thread.is_alive()
 
     def welcome(self, peer: Peer) -> None:
-        peer.say(welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20)))
+        dialect = self._bundle.codec.dialect
+        peer.say(welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20, dialect.family, dialect.agreed)))
 
-    def answer(self, request: InferRequest | VerifyRequest) -> Fields:
+    def answer(self, request: wire.Request) -> Fields:
         """The right reply, as a map."""
         target, times = self._bundle.target.infer(request.window), ServerTimes(0.0, 0.1, 0.2, 1)
-        if isinstance(request, InferRequest):
-            return reply_fields(DistributionReply(request.id, target, times))
+        if request.kind == "infer":
+            answer: dict[str, np.ndarray] = {"probs": target.probs, "offsets": target.offsets}
+            return reply_fields(Reply(request.id, "distribution", answer, times))
         seed, robot, episode, step = request.address
         rng = stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step)
-        draft = dataclasses.replace(target, probs=request.draft_probs)
-        verdict = verify(target, draft, request.codes, rng)
+        draft = dataclasses.replace(target, probs=request.arrays["draft_probs"])
+        verdict = verify(target, draft, request.arrays["codes"], rng)
         chunk = self._bundle.tokenizer.decode(verdict.codes, target.offsets)
-        return reply_fields(VerdictReply(request.id, verdict, chunk, times))
+        said: dict[str, np.ndarray] = {
+            "codes": verdict.codes,
+            "accepted": verdict.accepted,
+            "rejection": verdict.rejection,
+            "chunk": chunk,
+        }
+        return reply_fields(Reply(request.id, "verdict", said, times))
 
-    def honest(self, peer: Peer, request: InferRequest | VerifyRequest) -> None:
+    def honest(self, peer: Peer, request: wire.Request) -> None:
         peer.say(self.answer(request))
 
     def _accept(self) -> None:
@@ -186,7 +194,7 @@ class Rogue:
                         return
                 for payload in peer.messages():
                     if greeted and self.reads_requests:
-                        self.requests.append(read_request(msgpack.decode(payload), self._bundle.spec))
+                        self.requests.append(wire.read_request(msgpack.decode(payload), self._bundle.codec.dialect))
                         self.behave(peer, self.requests[-1])
                     elif not greeted:
                         greeted = True
@@ -367,13 +375,13 @@ class Robot:
 
     def find_back(self, verified: int = 1) -> Robot:
         """Drives until so many more steps were verified; a busy machine may need several tries."""
-        wanted, until = self.verified + verified, time.monotonic() + 20.0
+        wanted, until = self.verified + verified, time.monotonic() + 60.0
         self.run(lambda: self.verified < wanted and time.monotonic() < until, period_s=0.01)
         assert self.verified >= wanted
         return self
 
     def _step(self) -> None:
-        state = np.clip(0.6 * self._walk.standard_normal(self.bundle.spec.state), -1.0, 1.0)
+        state = np.clip(0.6 * self._walk.standard_normal(self.bundle.observation["state"].shape), -1.0, 1.0)
         observation = {"state": state, "goal": np.array([0.3, -0.2])}
         before, began = queueing(), time.monotonic()
         action = self.policy.act(observation)
@@ -448,7 +456,7 @@ def fleet(ball: Bundle, robot: Callable[..., Robot]) -> Callable[..., AbstractCo
     def make(port: int, settings: LineSettings = DEFAULT_SETTINGS, deadline_ms: float = 40.0) -> Iterator[list[Robot]]:
         with ExitStack() as stack:
             lines = [
-                stack.enter_context(Line(Endpoint(scheme, "127.0.0.1", port), ball, name, settings))
+                stack.enter_context(Line(Endpoint(scheme, "127.0.0.1", port), ball.codec.dialect, name, settings))
                 for name, scheme in {"always": "ws", "ahead": "ws", "paper": "http"}.items()
             ]
             for line in lines:
@@ -485,7 +493,7 @@ def driving() -> Callable[..., AbstractContextManager[None]]:
 def wait_for() -> Callable[..., float]:
     """``wait_for(what, within_s)`` returns after how many seconds it came true."""
 
-    def wait(what: Callable[[], bool], within_s: float = 20.0) -> float:
+    def wait(what: Callable[[], bool], within_s: float = 60.0) -> float:
         start = time.monotonic()
         while not what():
             assert time.monotonic() - start < within_s, f"it did not happen within {within_s} s"

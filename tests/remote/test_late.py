@@ -38,7 +38,7 @@ def late_policy(ball: Bundle, line: Line) -> SpeculativePolicy:
 @pytest.mark.parametrize("scheme", ["ws", "http"])
 def test_a_verdict_replaces_the_rest_of_its_chunk(ball: Bundle, server: Child, wait_for: WaitFor, scheme: str) -> None:
     waiting, drafting = (SpeculativePolicy(ball, gate, seed=3) for gate in (Always(), Never()))
-    with Line(Endpoint(scheme, "127.0.0.1", server.port), ball) as line:
+    with Line(Endpoint(scheme, "127.0.0.1", server.port), ball.codec.dialect) as line:
         line.connect(10.0)
         policy = late_policy(ball, line)
         line.report = policy.counts
@@ -71,7 +71,7 @@ def test_a_verdict_replaces_the_rest_of_its_chunk(ball: Bundle, server: Child, w
 
 def test_a_server_that_stands_still_stops_nobody(ball: Bundle) -> None:
     """A policy that waited would need its deadline of 20 s for every inference; this one goes on with the draft."""
-    with serving("ball") as child, Line(Endpoint("ws", "127.0.0.1", child.port), ball) as line:
+    with serving("ball") as child, Line(Endpoint("ws", "127.0.0.1", child.port), ball.codec.dialect) as line:
         line.connect(10.0)
         policy, drafting = late_policy(ball, line), SpeculativePolicy(ball, Never(), seed=3)
         os.kill(child.pid, signal.SIGSTOP)
@@ -89,7 +89,7 @@ def test_a_server_that_stands_still_stops_nobody(ball: Bundle) -> None:
 
 
 def test_without_a_connection_every_step_is_a_miss_at_once(ball: Bundle) -> None:
-    with Line(Endpoint("ws", "127.0.0.1", 1), ball) as line:
+    with Line(Endpoint("ws", "127.0.0.1", 1), ball.codec.dialect) as line:
         policy, drafting = late_policy(ball, line), SpeculativePolicy(ball, Never(), seed=3)
         for _ in range(4 * ball.spec.execute):
             assert np.array_equal(policy.act(SEEN), drafting.act(SEEN))

@@ -20,13 +20,13 @@ from websockets.frames import Frame, Opcode
 from specact import Bundle
 from specact.errors import ConfigError, RemoteError
 from specact.lab.processes import Child, serving
+from specact.observation import Window
 from specact.remote.client import Line, LineSettings
 from specact.remote.http import HttpChannel
 from specact.remote.target import RemoteTarget
 from specact.remote.transport import PORT, ChannelClosedError, Endpoint
 from specact.remote.websocket import WebSocketChannel
 from specact.rng import StepAddress
-from specact.types import Window
 from specact.verification import Answer
 from specact.wire import json
 
@@ -204,7 +204,7 @@ def test_the_token_goes_into_the_head_and_nowhere_else(misbehaving: Misbehaving)
         (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "HTTP status 503"),
         (
             b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 72\r\n\r\n"
-            b'{"v":1,"type":"error","id":null,"code":"overloaded","message":"no room"}',
+            b'{"v":2,"type":"error","id":null,"code":"overloaded","message":"no room"}',
             "refuses the connection: no room",
         ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "HTTP status 200"),
@@ -443,7 +443,7 @@ def test_ipv6_addresses_work(ball: Bundle) -> None:
         pytest.skip("this machine has no IPv6")
     with serving("ball", "--host", "::1") as server:
         for scheme in ("ws", "http"):
-            with Line(Endpoint.parse(f"{scheme}://[::1]:{server.port}"), ball) as line:
+            with Line(Endpoint.parse(f"{scheme}://[::1]:{server.port}"), ball.codec.dialect) as line:
                 assert line.connect(10.0).bundle == "ball"
 
 
@@ -481,12 +481,12 @@ def trusting(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 @pytest.mark.parametrize("scheme", ["wss", "https"])
 def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[Path, Path], scheme: str) -> None:
     endpoint = at(guarded.port, scheme, token=TOKEN, tls=trusting(certificate))
-    with Line(endpoint, ball, settings=LineSettings(silence_s=1.5)) as line:
+    with Line(endpoint, ball.codec.dialect, settings=LineSettings(silence_s=1.5)) as line:
         line.connect(10.0)
-        target = RemoteTarget(line, ball.spec, 5000.0)
+        target = RemoteTarget(line, ball.codec, 5000.0)
         rng = np.random.default_rng(0)
         for step in range(50):
-            seen = Window(rng.uniform(-1, 1, (1, 8)).astype(np.float32), np.zeros(2, np.float32))
+            seen = Window({"state": rng.uniform(-1, 1, (1, 8)).astype(np.float32), "goal": np.zeros(2, np.float32)})
             answer = target.submit(seen, StepAddress(0, 0, 0, step)).result()
             assert isinstance(answer, Answer)
             np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
@@ -499,7 +499,7 @@ def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[
 def test_a_certificate_that_is_not_trusted_is_a_reason(
     ball: Bundle, guarded: Child, refusal: Refusal, scheme: str
 ) -> None:
-    with Line(at(guarded.port, scheme, token=TOKEN), ball) as line:
+    with Line(at(guarded.port, scheme, token=TOKEN), ball.codec.dialect) as line:
         # OpenSSL before 3.0 writes it without the hyphen.
         assert re.search("certificate verify failed: self.signed", refusal(line))
 
@@ -514,7 +514,7 @@ def test_speaking_plainly_to_a_server_with_tls_or_the_other_way_round_is_no_use(
     ball: Bundle, guarded: Child, server: Child, refusal: Refusal
 ) -> None:
     for port, scheme in ((guarded.port, "ws"), (guarded.port, "http"), (server.port, "wss"), (server.port, "https")):
-        with Line(at(port, scheme, token=TOKEN), ball) as line:
+        with Line(at(port, scheme, token=TOKEN), ball.codec.dialect) as line:
             said = refusal(line)
             assert f"{scheme}://127.0.0.1:{port}" in said
             if port == server.port:
@@ -529,7 +529,7 @@ def test_the_wrong_token_is_a_reason(
     ball: Bundle, guarded: Child, certificate: tuple[Path, Path], refusal: Refusal, scheme: str, token: str | None
 ) -> None:
     endpoint = at(guarded.port, scheme, token=token, tls=trusting(certificate))
-    with Line(endpoint, ball) as line:
+    with Line(endpoint, ball.codec.dialect) as line:
         assert "the token is wrong or missing: SPECACT_TOKEN or --token-file" in refusal(line)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,17 +24,18 @@ from specact.families.codes.values import CodeDistribution
 from specact.gates import Always, Gate, Never
 from specact.gates.prefetch import Forecast
 from specact.interrupts import Interrupted
+from specact.observation import Window, vectors
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
 from specact.robot.loop import Journal, Tick, run_loop
-from specact.types import Cause, Miss, OffloadTimes, Proposal, StepRecord, Window
+from specact.types import Cause, Miss, OffloadTimes, Proposal, StepRecord
 
 # Powers of two: sums of them are exact, and so is every assertion.
 PERIOD = 0.0625
 QUICK = PERIOD / 8
 SPEC = PolicySpec(
-    window=1, state=1, goal=0, image=None, codebooks=1, codes=2, chunk=2, actions=1, execute=2, overlap="drop",
-    temperature=1.0, rate_hz=16.0,
+    draft=vectors(1, state=1), target=vectors(1, state=1), codebooks=1, codes=2, chunk=2, actions=1, execute=2,
+    overlap="drop", temperature=1.0, rate_hz=16.0,
 )  # fmt: skip
 
 
@@ -49,7 +51,7 @@ class Slow:
 
     def infer(self, window: Window) -> CodeDistribution:
         self.clock.sleep(next(self._next))
-        offsets = np.full((1, 2, 2, 1), 0.001 * window.state[-1, 0], np.float32)
+        offsets = np.full((1, 2, 2, 1), 0.001 * window["state"][-1, 0], np.float32)
         return CodeDistribution(np.array([[0.5, 0.5]]), offsets)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
@@ -108,7 +110,7 @@ class Lost:
 
 
 TABLE = np.array([[[0.1], [0.2]], [[-0.1], [-0.2]]], np.float32)
-TOKENIZER = ActionTokenizer(TABLE, np.zeros(1, np.float32), np.ones(1, np.float32), "none", 2)
+TOKENIZER = ActionTokenizer(np.zeros(1, np.float32), np.ones(1, np.float32), TABLE, "none", 2)
 
 
 def policy_of(clock: VirtualClock, delays: Sequence[float], gate: Gate | None = None, **options: Any) -> Any:
@@ -236,7 +238,7 @@ def test_a_draft_without_a_finite_action_is_an_observation_that_cannot_be_used()
     class Overflowing(Slow):
         def infer(self, window: Window) -> CodeDistribution:
             found = super().infer(window)
-            return replace(found, offsets=found.offsets * np.float32(np.inf if window.state[-1, 0] > 4.0 else 1.0))
+            return replace(found, offsets=found.offsets * np.float32(np.inf if window["state"][-1, 0] > 4.0 else 1.0))
 
     drafter = CodeDrafter(Overflowing(clock, [QUICK]), TOKENIZER)
     policy = policy_of(clock, [QUICK], drafter=drafter)
@@ -316,6 +318,33 @@ def test_where_it_fails_the_stop_action_is_sent_and_the_first_error_is_the_one_t
         run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: True, broken_after(1, first))
     assert caught.value is first and "could not be stopped after this: OSError: the brake" in first.__notes__[0]
     assert arm.stops == 2 and arm.actions[-1] == 0.75
+
+
+def test_where_a_robot_cannot_even_say_how_it_stops_the_stop_action_is_sent() -> None:
+    class Odd(Seeing):
+        @property
+        def stop(self) -> Any:
+            raise OSError("the driver is gone")
+
+    clock = VirtualClock()
+    arm = Odd(clock, GOOD)
+    with pytest.raises(OSError, match="driver"):
+        drive(arm, stopping_policy(clock), 3, clock)
+    assert arm.actions[3:] == [0.75]
+
+
+def test_a_signal_that_the_robots_own_code_swallows_ends_the_loop_as_well() -> None:
+    class Deaf(Stopping):
+        def observe(self) -> Any:
+            with suppress(BaseException):
+                signal.raise_signal(signal.SIGTERM)
+            return super().observe()
+
+    clock = VirtualClock()
+    arm, ticks = Deaf(clock, GOOD), iter(range(5))
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run_loop(arm, stopping_policy(clock), PERIOD, clock, lambda: next(ticks, None) is not None, lambda tick: None)
+    assert arm.stops == 1 and len(arm.actions) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

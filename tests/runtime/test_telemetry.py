@@ -22,7 +22,7 @@ def written(first: str, bundle: Path, home: Path, environment: dict[str, str]) -
     surroundings = {name: value for name, value in environment.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
     surroundings |= {"HOME": str(home), "XDG_CACHE_HOME": str(home)}
     subprocess.run(
-        [sys.executable, "-B", "-c", LOADS, first, bundle / "draft.onnx"], env=surroundings, check=True, timeout=60
+        [sys.executable, "-B", "-c", LOADS, first, bundle / "draft.onnx"], env=surroundings, check=True, timeout=600
     )
     return [path for path in home.rglob("*") if path.is_file()]
 

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from tests.example_count import example_count
+from tests.server.requests import as_fields, drafted, infer, seeing
 
 from specact import Bundle
-from specact.families.codes.sampling import sample_codes
-from specact.rng import Role, stream
-from specact.types import Window
+from specact.observation import Window
 from specact.wire import json as wire_json
 from specact.wire import msgpack
-from specact.wire.protocol import ErrorCode, max_message_bytes
+from specact.wire.protocol import ErrorCode
 from specact.wire.reply import ErrorReply, read_reply
-from specact.wire.request import InferRequest, VerifyRequest, request_fields
+from specact.wire.sizes import max_message_bytes
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields, Server, Start, Stream
@@ -40,11 +40,7 @@ bounded = settings(example_count(60), phases=PHASES, suppress_health_check=list(
 @pytest.fixture(scope="module")
 def frames(ball: Bundle, windows: list[Window]) -> list[bytes]:
     """Valid requests of both kinds."""
-    draft = ball.draft.infer(windows[0])
-    codes = sample_codes(draft, stream(0, Role.DRAFT))
-    verify = VerifyRequest(2, 30_000.0, windows[0], draft.probs, draft.conditional, codes, (1, 2, 3, 4), {"steps": 1})
-    infer = InferRequest(1, 30_000.0, windows[1])
-    return [msgpack.encode(request_fields(request)) for request in (infer, verify)]
+    return [msgpack.encode(infer(windows[1])), msgpack.encode(as_fields(drafted(ball, windows[0], 2, {"steps": 1})))]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +75,9 @@ def test_the_description_is_valid_and_complete(api: Any, launch: Start) -> None:
         "POST /v1/hello", "POST /v1/infer", "POST /v1/verify", "GET /healthz", "GET /metrics", "GET /v1/status",
     }  # fmt: skip
     body = api.raw_schema["paths"]["/v1/infer"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    state = body["properties"]["state"]
+    seen = body["properties"]["observation"]
+    assert set(seen["required"]) == {"state", "goal"}
+    state = seen["properties"]["state"]
     assert (state["minItems"], state["items"]["minItems"], state["items"]["maxItems"]) == (1, 8, 8)
     assert "securitySchemes" not in api.raw_schema.get("components", {})
 
@@ -145,7 +143,8 @@ def test_borders_and_methods(address: str, api: Any) -> None:
 
 def is_fair(reply: Fields, bundle: Bundle) -> bool:
     """Whether it is an answer that a device could read, and an error only of the sender's making."""
-    read = read_reply(reply, bundle.spec)
+    answers = {exchange.answer: exchange for exchange in bundle.codec.dialect.exchanges.values()}
+    read = read_reply(reply, answers.get(reply["type"], answers["distribution"]))
     return not isinstance(read, ErrorReply) or read.code in (
         ErrorCode.BAD_MESSAGE, ErrorCode.UNSUPPORTED_PROTOCOL, ErrorCode.EXPIRED
     )  # fmt: skip
@@ -184,6 +183,96 @@ def test_every_message_has_one_answer_and_it_is_typed(
 
         check()
     assert kinds["error"] > 100 and kinds["distribution"] + kinds["verdict"] > 0
+
+
+def packed(body: bytes) -> bytes:
+    """An infer whose observation is this, in msgpack of its own."""
+    head = msgpack.encode({"v": 2, "type": "infer", "id": 5, "deadline_ms": 9.0, "address": [0, 0, 0, 0]})
+    return b"\x86" + head[1:] + b"\xabobservation" + body
+
+
+ROW, GOAL = np.zeros((1, 8), np.float32), np.zeros(2, np.float32)
+
+
+def fields_of(**changed: Any) -> bytes:
+    """The observation of a good request, changed."""
+    seen = {name: value for name, value in ({"state": ROW, "goal": GOAL} | changed).items() if value is not MISSING}
+    return msgpack.encode(seen)
+
+
+MISSING = object()
+STATE = msgpack.encode({"state": ROW})[1:]
+# What stands where the observation should, and a word of the answer; the second half of them is right.
+OBSERVATIONS: dict[str, tuple[bytes, str]] = {
+    "no map": (b"\xc0", "observation must be a map with state, goal"),
+    "a list": (b"\x92\x01\x02", "observation must be a map"),
+    "an array": (msgpack.encode({"a": ROW})[3:], "observation must be a map"),
+    "nothing in it": (b"\x80", "state must be an array of float32 (1, 8), got NoneType"),
+    "no goal": (fields_of(goal=MISSING), "goal must be an array of float32 (2,), got NoneType"),
+    "float64": (
+        fields_of(state=ROW.astype(np.float64)),
+        "must be an array of float32 (1, 8), got float64 (1, 8)",
+    ),
+    "another shape": (fields_of(state=ROW[0]), "state must be an array of float32 (1, 8), got float32 (8,)"),
+    "a longer history": (fields_of(state=np.zeros((2, 8), np.float32)), "got float32 (2, 8)"),
+    "a history of the goal": (fields_of(goal=GOAL[None]), "goal must be an array of float32 (2,), got float32 (1, 2)"),
+    "NaN": (fields_of(state=ROW * np.nan), "state holds NaN or infinite numbers"),
+    "infinity": (fields_of(goal=GOAL + np.inf), "goal holds NaN or infinite numbers"),
+    "lists for arrays": (fields_of(state=[[0.0] * 8]), "state must be an array of float32 (1, 8), got list"),
+    "bytes": (fields_of(state=bytes(32)), "got bytes"),
+    "JPEG files for numbers": (fields_of(state=[b"\xff\xd8\xff"]), "got list"),
+    "a map in it": (fields_of(state={"state": ROW}), "got dict"),
+    "keys that are integers": (b"\x81\x01" + msgpack.encode({"a": ROW})[3:], "not a msgpack message"),
+    "keys that are bytes": (b"\x82" + STATE.replace(b"\xa5state", b"\xc4\x05state") + STATE, "goal"),
+    "a name of 10000 characters": (b"\x81\xda\x27\x10" + b"x" * 10_000 + b"\x01", "state"),
+    "more than 64 names": (fields_of(**{f"more{i}": 0 for i in range(63)}), "not a msgpack message"),
+    "maps in maps": (b"\x81\xa5state" * 2_000 + b"\xc0", "not a msgpack message"),
+    "64 maps in maps": (b"\x81\xa5state" * 64 + b"\xc0", "got dict"),
+    "lists in lists": (b"\x81\xa5state" + b"\x91" * 20_000 + b"\xc0", "not a msgpack message"),
+    # An expired request was read.
+    "more than is needed": (fields_of(later=np.full(3, np.nan)), "the deadline passed"),
+    "62 more names": (fields_of(**{f"more{i}": 0 for i in range(62)}), "the deadline passed"),
+    "a name twice": (b"\x83" + msgpack.encode({"goal": GOAL})[1:] + STATE + STATE, "the deadline passed"),
+}
+
+
+@pytest.mark.parametrize(("body", "word"), OBSERVATIONS.values(), ids=OBSERVATIONS.keys())
+def test_an_observation_that_is_none_is_refused_by_name(body: bytes, word: str, server: Server, hello: Fields) -> None:
+    head = packed(body).replace(msgpack.encode({"a": 9.0})[3:], msgpack.encode({"a": 0.0})[3:])
+    with server.stream(hello) as robot:
+        reply = robot.ask(head)
+    assert reply["type"] == "error" and word in reply["message"], reply
+    read = "the deadline passed" in word
+    assert reply["code"] == ("expired" if read else "bad_message")
+    # Where it could be parsed, the answer carries the request's id.
+    assert reply["id"] == (None if "msgpack" in word else 5)
+
+
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=4)
+    | st.binary(max_size=8)
+    | hnp.arrays(st.sampled_from(list(map(np.dtype, "fdBl?"))), hnp.array_shapes(min_dims=0, max_dims=4, max_side=8)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)  # fmt: skip
+
+
+@pytest.mark.hypothesis
+def test_whatever_is_observed_has_one_answer_and_it_is_typed(server: Server, hello: Fields, ball: Bundle) -> None:
+    good = infer(Window({"state": ROW, "goal": GOAL}))
+    names = st.sampled_from(["state", "goal", "image", "later", ""]) | st.text(max_size=5)
+    kinds: Counter[str] = Counter()
+    with server.stream(hello) as robot:
+
+        @settings(example_count(300), phases=PHASES, suppress_health_check=list(HealthCheck))
+        @given(changed=st.dictionaries(names, ANYTHING, min_size=1, max_size=3), whole=st.booleans())
+        def check(changed: dict[str, Any], whole: bool) -> None:
+            seen = changed if whole else good["observation"] | changed
+            reply = robot.ask(good | {"observation": seen})
+            kinds[reply["type"]] += 1
+            assert is_fair(reply, ball)
+
+        check()
+    assert kinds["error"] > 50 and kinds["distribution"] > 10
 
 
 @pytest.mark.hypothesis
@@ -263,7 +352,7 @@ BROKEN = {
     "a message within a message": (frame(BINARY, b"x", final=False) + frame(BINARY, b"x"), 1002),
     "2^63 bytes": (frame(BINARY, length=2**63), 1009),
     "2^40 bytes": (frame(BINARY, length=2**40), 1009),
-    "too much in fragments": (frame(BINARY, bytes(20_000), final=False) + frame(CONTINUED, bytes(20_000)), 1009),
+    "too much in fragments": (frame(BINARY, bytes(40_000), final=False) + frame(CONTINUED, bytes(40_000)), 1009),
     "a close of one byte": (frame(CLOSE, b"x"), 1002),
     "a close with a code that is none": (frame(CLOSE, struct.pack(">H", 1005)), 1002),
     "a close that is no UTF-8": (frame(CLOSE, struct.pack(">H", 1000) + b"\xff"), 1007),
@@ -317,8 +406,9 @@ def flood(connection: socket.socket, blob: bytes) -> None:
             connection.sendall(blob)
 
 
-GOOD = msgpack.encode({"v": 1, "type": "infer", "id": 1, "deadline_ms": 9, "state": np.zeros((1, 8), np.float32),
-                       "goal": np.zeros(2, np.float32)})  # fmt: skip
+GOOD = msgpack.encode(
+    infer(Window({"state": np.zeros((1, 8), np.float32), "goal": np.zeros(2, np.float32)}), 1, deadline_ms=9.0)
+)
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 FLOODS: dict[str, tuple[bool, bytes, bytes]] = {
     # Whether after the hello, what comes first, what comes without end.
@@ -384,7 +474,7 @@ def test_thousands_of_bad_messages_cost_no_memory(
     server: Server, hello: Fields, ball: Bundle, frames: list[bytes]
 ) -> None:
     rng = random.Random(1)
-    limit = max_message_bytes(ball.spec)
+    limit = max_message_bytes(ball.codec.dialect)
     answers: Counter[str] = Counter()
 
     def worn(message: bytes) -> bytes:
@@ -394,7 +484,7 @@ def test_thousands_of_bad_messages_cost_no_memory(
             case 1:
                 return message[: rng.randrange(len(message))]
             case 2:
-                return msgpack.encode(msgpack.decode(message) | {"state": np.zeros(rng.randrange(1, limit // 10))})
+                return msgpack.encode(seeing(msgpack.decode(message), state=np.zeros(rng.randrange(1, limit // 10))))
             case 3:
                 return b"\x81\xa1a" + bytes([0x91]) * rng.randrange(limit - 10)
             case _:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.server.requests import infer
 from websockets.exceptions import WebSocketException
 
 from specact import Bundle
-from specact.types import Window
+from specact.observation import Window
 from specact.wire import msgpack
-from specact.wire.request import InferRequest, request_fields
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields, Server, Start
@@ -28,7 +28,7 @@ UPGRADE = (
 HALF = b"GET /healthz HTTP/1.1\r\nHost: 127"
 # A tenth of what a server usually has, so that filling it up takes no time.
 FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
-SOON = "import specact.server.transport as t; t._REQUEST_WITHIN_S = 1.0; "
+SOON = "import specact.server.transport as t; t._REQUEST_WITHIN_S = 2.0; "
 
 
 @contextmanager
@@ -59,10 +59,6 @@ def ask(server: Server, sent: bytes) -> bytes:
         return reply(connection)
 
 
-def question(window: Window) -> Fields:
-    return request_fields(InferRequest(1, 30_000.0, window))
-
-
 @pytest.fixture(scope="module")
 def small(launch: Start) -> Server:
     """One that may open 128 files."""
@@ -79,12 +75,12 @@ def test_connections_that_prove_nothing_lock_nobody_out(
 ) -> None:
     with small.stream(hello) as robot, held(small, 300, sent):
         # Who was there stays, and others come in.
-        assert robot.ask(question(windows[0]))["type"] == "distribution"
+        assert robot.ask(infer(windows[0]))["type"] == "distribution"
         for _ in range(3):
             assert small.http("GET", "/healthz").status == 200
             with small.stream(hello) as another:
-                assert another.ask(question(windows[1]))["type"] == "distribution"
-        assert robot.ask(question(windows[0]))["type"] == "distribution"
+                assert another.ask(infer(windows[1]))["type"] == "distribution"
+        assert robot.ask(infer(windows[0]))["type"] == "distribution"
     assert "Traceback" not in small.log
     assert small.log.startswith("this process may open too few files for 1024 robots: it takes 48; ")
 
@@ -153,7 +149,7 @@ def test_a_stream_is_not_taken_for_a_request_that_takes_long(
         # Longer than a request may take: another one was given up in between.
         assert ask(quick, HALF) == b""
         assert ask(quick, HALF) == b""
-        assert robot.ask(question(windows[0]))["type"] == "distribution"
+        assert robot.ask(infer(windows[0]))["type"] == "distribution"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +203,7 @@ MALFORMED = {
     "a chunk of a size with thousands of digits": head(b"Transfer-Encoding: chunked") + b"0" * 5000 + b"2\r\n{}",
     "deep JSON": head(b"Content-Length: 6000") + b"[" * 6000,
     "a number of 5000 digits": head(b"Content-Length: 5006") + b'{"v":' + b"9" * 5000 + b"}",
-    "half a surrogate pair": head(b"Content-Length: 29") + b'{"type":"infer\\ud800","v":1}  ',
+    "half a surrogate pair": head(b"Content-Length: 29") + b'{"type":"infer\\ud800","v":2}  ',
     "no UTF-8": head(b"Content-Length: 4") + b'{"\xff}',
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     "no version": b"GET /healthz\r\n\r\n",
@@ -282,7 +278,7 @@ def test_more_control_frames_than_anybody_needs_end_the_connection(opcode: int, 
 def test_a_flood_in_one_read_is_read_in_turns_and_loses_nothing(
     server: Server, hello: Fields, ball: Bundle, windows: list[Window]
 ) -> None:
-    payloads = [msgpack.encode(request_fields(InferRequest(number, 30_000.0, windows[0]))) for number in range(400)]
+    payloads = [msgpack.encode(infer(windows[0], number)) for number in range(400)]
     with opened(server, hello) as connection:
         connection.sendall(b"".join(frame(0x2, payload) for payload in payloads))
         received = b""
@@ -294,7 +290,7 @@ def test_a_flood_in_one_read_is_read_in_turns_and_loses_nothing(
 def test_a_peer_that_begins_no_handshake_is_not_waited_for(launch: Start, certificate: Path) -> None:
     server = launch(
         "--certificate", str(certificate / "cert.pem"), "--key", str(certificate / "key.pem"),
-        before=FEW + "import specact.server.acceptor as a; a._HANDSHAKE_WITHIN_S = 0.5; ",
+        before=FEW + "import specact.server.acceptor as a; a._HANDSHAKE_WITHIN_S = 3.0; ",
     )  # fmt: skip
     server.tls = ssl.create_default_context(cafile=certificate / "cert.pem")
     with held(server, 300, b"\x16\x03\x01"):

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from tests.server.requests import infer, infer_request
 
 from specact import Bundle
 from specact.errors import ConfigError, WireError
 from specact.families.codes.values import CodeDistribution
+from specact.observation import Window
 from specact.server import http as server_http
 from specact.server import stream as server_stream
 from specact.server.access import Access
@@ -26,10 +28,9 @@ from specact.server.app import create_app
 from specact.server.batcher import TargetWorker
 from specact.server.service import Sender, Service
 from specact.server.settings import ServerSettings, is_loopback
-from specact.types import Window
 from specact.wire import msgpack
 from specact.wire.protocol import ErrorCode
-from specact.wire.request import InferRequest, request_fields
+from specact.wire.request import Request
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields
@@ -103,7 +104,7 @@ class Target:
     """Stands in for a policy: counts, and answers when it is let.
 
     Attributes:
-        batches: the size of each inference.
+        batches: the size of each inference that somebody asked for.
         broken: what to raise instead of an answer.
     """
 
@@ -118,6 +119,9 @@ class Target:
         return self._policy.infer(window)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        if not windows[0]["state"].any():
+            # The worker warms it up.
+            return self._policy.infer_batch(windows)
         assert self.gate.wait(30.0)
         self.batches.append(len(windows))
         if self.broken is not None:
@@ -134,13 +138,13 @@ def target(ball: Bundle) -> Target:
 def service(ball: Bundle, target: Target) -> Iterator[Service]:
     """With room for two in a batch and four in the queue."""
     bundle = dataclasses.replace(ball, local_target=cast(Any, target))
-    made = Service(bundle, ServerSettings(max_batch=2, max_queue=4, max_under_way=8))
+    made = Service(bundle.responder, ServerSettings(max_batch=2, max_queue=4, max_under_way=8))
     yield made
     target.gate.set()
     made.worker.stop()
 
 
-def outcomes(worker: TargetWorker, jobs: Sequence[tuple[InferRequest, float]], then: Callable[[], None]) -> list[str]:
+def outcomes(worker: TargetWorker, jobs: Sequence[tuple[Request, float]], then: Callable[[], None]) -> list[str]:
     """What becomes of requests that arrived so long ago [s], once ``then`` was called: ``ok`` or the error's code."""
 
     async def submit() -> list[Any]:
@@ -154,7 +158,7 @@ def outcomes(worker: TargetWorker, jobs: Sequence[tuple[InferRequest, float]], t
 def test_what_has_expired_is_not_computed(service: Service, target: Target, windows: list[Window]) -> None:
     service.worker.start()
     target.gate.clear()
-    request = InferRequest(1, 20_000.0, windows[0])
+    request = infer_request(windows[0], 1, 20_000.0)
     jobs = [(request, 0.0), (request, 20.1), (request, 20.1), (request, 20.1)]
     assert outcomes(service.worker, jobs, target.gate.set) == ["ok", "expired", "expired", "expired"]
     assert target.batches == [1]
@@ -165,13 +169,13 @@ def test_a_batch_is_what_came_in_while_the_last_was_computed(
 ) -> None:
     target.gate.clear()
     service.worker.start()
-    jobs = [(InferRequest(number, 60_000.0, windows[number]), 0.0) for number in range(4)]
+    jobs = [(infer_request(windows[number], number, 60_000.0), 0.0) for number in range(4)]
     assert outcomes(service.worker, jobs, target.gate.set) == ["ok"] * 4
     assert sum(target.batches) == 4 and max(target.batches) == 2
 
 
 def test_what_nobody_waits_for_is_not_computed(service: Service, target: Target, windows: list[Window]) -> None:
-    request = InferRequest(1, 60_000.0, windows[0])
+    request = infer_request(windows[0], 1, 60_000.0)
 
     async def submit() -> None:
         lane = service.worker.lane()
@@ -190,7 +194,7 @@ def _note(answered: list[str], name: str, _: object) -> None:
 
 
 def test_who_was_served_last_waits_for_the_others(service: Service, windows: list[Window]) -> None:
-    request, worker, answered = InferRequest(1, 60_000.0, windows[0]), service.worker, list[str]()
+    request, worker, answered = infer_request(windows[0], 1, 60_000.0), service.worker, list[str]()
 
     async def submit() -> None:
         futures = []
@@ -208,7 +212,7 @@ def test_who_was_served_last_waits_for_the_others(service: Service, windows: lis
 def test_a_robot_with_less_in_a_full_queue_displaces_what_came_last_of_another(
     service: Service, windows: list[Window]
 ) -> None:
-    request = InferRequest(1, 60_000.0, windows[0])
+    request = infer_request(windows[0], 1, 60_000.0)
 
     async def submit() -> list[Any]:
         worker = service.worker
@@ -222,7 +226,7 @@ def test_a_robot_with_less_in_a_full_queue_displaces_what_came_last_of_another(
 
 
 def test_a_full_queue_and_a_closed_worker_refuse(service: Service, windows: list[Window]) -> None:
-    request = InferRequest(1, 60_000.0, windows[0])
+    request = infer_request(windows[0], 1, 60_000.0)
 
     async def submit() -> None:
         worker = service.worker
@@ -241,10 +245,10 @@ def test_a_full_queue_and_a_closed_worker_refuse(service: Service, windows: list
 
 
 def test_a_worker_that_stops_answers_what_is_queued_and_waits_for_no_more(ball: Bundle, windows: list[Window]) -> None:
-    worker = TargetWorker(ball, ServerSettings(max_wait_ms=20_000.0))
+    worker = TargetWorker(ball.responder, ServerSettings(max_wait_ms=20_000.0))
     worker.start()
     started = time.monotonic()
-    jobs = [(InferRequest(number, 60_000.0, windows[number]), 0.0) for number in range(3)]
+    jobs = [(infer_request(windows[number], number, 60_000.0), 0.0) for number in range(3)]
     assert outcomes(worker, jobs, worker.stop) == ["ok"] * 3
     assert time.monotonic() - started < 10.0
 
@@ -253,7 +257,7 @@ def test_a_worker_that_stops_answers_what_is_queued_and_waits_for_no_more(ball: 
 def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
     error: Exception, service: Service, target: Target, windows: list[Window], caplog: pytest.LogCaptureFixture
 ) -> None:
-    fields = request_fields(InferRequest(1, 60_000.0, windows[0]))
+    fields = infer(windows[0], 1, 60_000.0)
     service.worker.start()
 
     async def ask() -> Fields:
@@ -275,7 +279,7 @@ def test_an_error_that_nobody_foresaw_is_an_error_reply(
         raise KeyError("secret inside")
 
     monkeypatch.setattr(service.worker, "submit", fail)
-    fields = request_fields(InferRequest(1, 60_000.0, windows[0]))
+    fields = infer(windows[0], 1, 60_000.0)
     with caplog.at_level(logging.CRITICAL, "specact.server"):
         reply = asyncio.run(service.answer(fields, time.monotonic(), Sender(service.worker.lane())))
     assert (reply["id"], reply["code"]) == (1, "internal")
@@ -361,7 +365,7 @@ def test_a_hello_that_does_not_come_is_not_waited_for(service: Service, monkeypa
 
 
 def test_there_is_room_for_so_many_robots(ball: Bundle, hello: Fields) -> None:
-    service = Service(ball, ServerSettings(max_robots=2))
+    service = Service(ball.responder, ServerSettings(max_robots=2))
     says = {"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": msgpack.encode(hello)}
     app, address = create_app(service), scope("websocket", "GET", "/v1/stream")
 
@@ -392,7 +396,7 @@ def test_a_device_that_leaves_takes_its_requests_along(
 ) -> None:
     service.worker.start()
     target.gate.clear()
-    request = msgpack.encode(request_fields(InferRequest(1, 60_000.0, windows[0])))
+    request = msgpack.encode(infer(windows[0], 1, 60_000.0))
     peer = Peer(
         {"type": "websocket.connect"},
         {"type": "websocket.receive", "bytes": msgpack.encode(hello)},

@@ -100,9 +100,9 @@ def serve(command: list[str], environment: dict[str, str], tmp_path: Path) -> It
 def robot(server: Server, name: str) -> Iterator[Callable[[], object]]:
     """A robot that asks the server in every step; yields what makes it step."""
     bundle = load_bundle("ball")
-    with Line(Endpoint.parse(server.address), bundle, name) as line:
+    with Line(Endpoint.parse(server.address), bundle.codec.dialect, name) as line:
         line.connect(20.0)
-        target = RemoteTarget(line, bundle.spec, deadline_ms=5000.0)
+        target = RemoteTarget(line, bundle.codec, deadline_ms=5000.0)
         policy = SpeculativePolicy(bundle, Always(), verifier=SpeculativeVerifier(target, bundle.tokenizer))
         line.report = policy.counts
         yield lambda: policy.act({"state": np.zeros(8, np.float32), "goal": np.zeros(2, np.float32)})

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.server.requests import infer
 from websockets.exceptions import InvalidStatus
 
 from specact.errors import ConfigError
+from specact.observation import Window
 from specact.server.access import Access
 from specact.server.access_log import _MOST_PER_S, AccessLog
 from specact.server.tokens import read_tokens
-from specact.types import Window
-from specact.wire.request import InferRequest, request_fields
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields, Server, Start
@@ -47,6 +47,9 @@ def events(file: Path) -> list[dict[str, Any]]:
 def test_a_file_of_names_and_tokens(tmp_path: Path) -> None:
     write(tmp_path / "tokens", left=LEFT, right=RIGHT)
     assert read_tokens(tmp_path / "tokens") == {"left": LEFT, "right": RIGHT}
+    # As some editors write it.
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + f"left {LEFT}\r\n".encode())
+    assert read_tokens(tmp_path / "marked") == {"left": LEFT}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_names_are_those_of_the_tokens_and_a_token_that_is_gone_ends_its_stream(
     tokens, log = tmp_path / "tokens", tmp_path / "log"
     write(tokens, left=LEFT, right=RIGHT)
     server = launch("--tokens", str(tokens), "--access-log", str(log), token=COMMON)
-    question = request_fields(InferRequest(1, 30_000.0, windows[0]))
+    question = infer(windows[0])
     with (
         server.stream(hello, **bearer(LEFT)) as left,
         server.stream(hello, **bearer(RIGHT)) as right,
@@ -162,7 +165,7 @@ def test_the_log_has_steps_where_asked_and_may_be_moved_away(
 ) -> None:
     log, old = tmp_path / "log", tmp_path / "old"
     server = launch("--access-log", str(log), "--log-steps")
-    question = request_fields(InferRequest(1, 30_000.0, windows[0]))
+    question = infer(windows[0])
     with server.stream(hello) as robot:
         robot.ask(question)
         robot.ask(b"\xc1")
@@ -199,7 +202,7 @@ def test_a_certificate_is_read_again(
         server.until(lambda: shows(second), "the new certificate is shown")
         assert not shows(first)
         # Who is connected stays so; a certificate that is none changes nothing.
-        assert robot.ask(request_fields(InferRequest(1, 30_000.0, windows[0])))["type"] == "distribution"
+        assert robot.ask(infer(windows[0]))["type"] == "distribution"
         (tmp_path / "key.pem").write_text("none")
         server.process.send_signal(signal.SIGHUP)
         server.until(lambda: "the certificate of before stays in use" in server.log, "it is told of")

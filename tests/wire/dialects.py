@@ -71,8 +71,8 @@ def messages() -> dict[str, dict[str, Any]]:
     offsets = rng.normal(size=(*grid, SPEC.chunk, SPEC.actions)).astype(np.float32)
     times = ServerTimes(0.25, 1.5, 2.0, 3)
     drafted = {"draft_probs": laws, "draft_conditional": conditional, "codes": np.array([1, 2])}
-    distribution = {"probs": laws, "offsets": offsets, "conditional": conditional}
-    verdict = {
+    distribution: dict[str, NDArray[Any]] = {"probs": laws, "offsets": offsets, "conditional": conditional}
+    verdict: dict[str, NDArray[Any]] = {
         "codes": np.array([4, 0]),
         "accepted": np.array([True, False]),
         "rejection": np.array([0.0, 0.5]),

@@ -29,7 +29,7 @@ from specact.wire.protocol import PROTOCOL, ErrorCode
 from specact.wire.request import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
 from specact.wire.sizes import max_message_bytes
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 MESSAGES = ("hello", "welcome", "infer", "error", "verify", "distribution", "verdict", "chunk")
 ANSWERS = ("distribution", "verdict", "chunk")
 DIALECTS = {"codes": CODES, "chunks": CHUNKS}

@@ -41,8 +41,8 @@ def bundle_dialect(manifest: Path) -> Dialect:
     spec = dict(plain_json.loads(manifest.read_text())["spec"])
     if "observation" in spec:
         return of_chunks(read_spec(spec["observation"]), spec["chunk"], spec["actions"])
-    seen = {name: read_spec(spec.pop(name)) for name in ("draft", "target")}
-    return of_codes(PolicySpec(**seen, **spec))
+    draft, target = (read_spec(spec.pop(name)) for name in ("draft", "target"))
+    return of_codes(PolicySpec(draft=draft, target=target, **spec))
 
 
 def longest_array(spec: ArraySpec) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from specact.cli.output import command_line, print_json, progress_bars, remarks, results
 from specact.errors import ConfigError
 from specact.files import check_folder, write_json
-from specact.ranges import COUNT, INSIDE, NOT_NEGATIVE, POSITIVE, SEED, Range, check_ranges
+from specact.ranges import INSIDE, NOT_NEGATIVE, POSITIVE, SEED, Range, check_ranges
 
 
 @dataclass
@@ -102,9 +102,20 @@ class Server:
         from specact.lab.evaluation.neighbours import run_beside
         from specact.lab.processes import serving
 
-        check_ranges(self, {"offered_hz": POSITIVE, "seconds": POSITIVE, "rounds": COUNT, "soak_s": NOT_NEGATIVE})
+        check_ranges(
+            self,
+            {
+                "offered_hz": POSITIVE,
+                "seconds": POSITIVE,
+                "rounds": NOT_NEGATIVE,
+                "steps": NOT_NEGATIVE,
+                "soak_s": NOT_NEGATIVE,
+            },
+        )
         if min(self.robots, default=0) < 1:
             raise ConfigError(f"--robots must name at least one number, each at least 1; got {self.robots}")
+        if min(self.neighbours, default=0) < 0:
+            raise ConfigError(f"--neighbours must not be negative; got {self.neighbours}")
         _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
         with ExitStack() as stack, progress_bars() as update:
@@ -180,7 +191,7 @@ def _draw(found: dict[str, Any], out: Path) -> None:
     try:
         from specact.lab.report.latency import draw_latency
     except ModuleNotFoundError:
-        remarks.print("no figures: pip install 'specact\\[report]'")
+        remarks.print("no figures: pip install 'specact[report]'")
         return
     draw_latency(found, out / "latency.png")
 

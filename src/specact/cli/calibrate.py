@@ -17,6 +17,8 @@ from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, load_ga
 
 if TYPE_CHECKING:
     from specact.families.codes.bundle import Bundle
+    from specact.families.load import AnyPair
+    from specact.gates.calibration import Calibration
     from specact.lab.rollout.pool import Pool
 
 
@@ -29,6 +31,9 @@ def calibrate(
     rounds: int = 4,
     seed: int = 0,
     gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
+    offline: bool = False,
+    recipe: Path | None = None,
+    data: Path | None = None,
     retrain: bool = False,
     lessons: int = 100_000,
     draft: str | None = None,
@@ -50,6 +55,9 @@ def calibrate(
         episodes: number of episodes per round, and for the held-out check.
         rounds: number of rounds on states of the gated policy.
         seed: random seed.
+        offline: without a simulator, along demonstrations that were kept back in training.
+        recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
+        data: with --offline: folder that the recipe's data paths are relative to.
         retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME.
@@ -61,13 +69,16 @@ def calibrate(
     from specact.families.codes.head import HEAD
     from specact.families.load import load_pair, of_codes
     from specact.lab.envs import env_of
-    from specact.lab.evaluation.calibrate import TOLERANCE, CalibrationRun
+    from specact.lab.evaluation.calibrate import CalibrationRun
     from specact.lab.evaluation.calibrate import calibrate as run
     from specact.lab.rollout.pool import Pool
 
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
     loaded = load_pair(bundle, draft=draft, target=target)
+    if offline:
+        _calibrate_offline(loaded, env, gate, rate, rounds, seed, gates, recipe, data, out, workers, json)
+        return
     world = env or env_of(loaded, None)
     settings = CalibrationRun(rate, episodes, rounds, seed)
     total = episodes * (rounds + 2)
@@ -86,6 +97,38 @@ def calibrate(
             pool,
             lambda done: update(f"calibrating {gate}", done, total),
         )
+    _say(made, gate, rate, folder, json)
+
+
+def _calibrate_offline(
+    pair: AnyPair,
+    env: str | None,
+    gate: str,
+    rate: float,
+    rounds: int,
+    seed: int,
+    gates: GateChoices,
+    recipe: Path | None,
+    data: Path | None,
+    out: Path | None,
+    workers: int | None,
+    json: bool,
+) -> None:
+    from specact.cli.shown import held_out
+    from specact.lab.evaluation.offline import calibrate_along
+    from specact.lab.rollout.pool import Pool
+
+    wanted, folder = gates.settings(gate, pair), out or Path(pair.path or ".") / "calibration"
+    check_folder(folder)
+    shown = held_out(pair, recipe, data, env)
+    with progress_bars() as update, Pool(workers) as pool:
+        made = calibrate_along(pair, wanted, rate, shown, pool, update, rounds=rounds, seed=seed)
+    _say(made, gate, rate, folder, json)
+
+
+def _say(made: Calibration, gate: str, rate: float, folder: Path, json: bool) -> None:
+    from specact.lab.evaluation.calibrate import TOLERANCE
+
     path = made.save(folder)
     if json:
         print_json(asdict(made))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.errors import ConfigError
+from specact.files import check_folder
 
 if TYPE_CHECKING:
     from specact.lab.data.episodes import Episodes
@@ -82,6 +84,9 @@ class Generate:
         from specact.lab.data.generate import generate, save
         from specact.lab.envs import load_task
 
+        if self.out.suffix != ".npz":
+            raise ConfigError(f"--out must be a .npz file, got {self.out}")
+        check_folder(self.out.parent)
         task = load_task(self.env)
         with progress_bars() as update:
             bar: Callable[[int], None] = lambda done: update("demonstrations", done, self.episodes)  # noqa: E731

@@ -71,7 +71,7 @@ def doctor(
             shown = f"{value:.3f}" if isinstance(value, float) else value
             results.print(f"{name:12} {shown}", highlight=False, soft_wrap=True)
     for extra, names in missing.items():
-        state = f"missing {', '.join(names)}; pip install 'specact\\[{extra}]'" if names else "complete"
+        state = f"missing {', '.join(names)}; pip install 'specact[{extra}]'" if names else "complete"
         results.print(f"extra {extra:6} {state}", highlight=False, soft_wrap=True)
     if server is not None:
         _say(findings["server"], findings["period_ms"])

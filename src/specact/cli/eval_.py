@@ -7,7 +7,15 @@ from typing import Literal
 
 import tyro
 
-from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
+from specact.cli.output import (
+    command_line,
+    contrast_lines,
+    offline_table,
+    print_json,
+    progress_bars,
+    results,
+    summary_table,
+)
 from specact.families.codes.verify import Offset
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 
@@ -34,6 +42,8 @@ def eval_(
     deadline_ms: float = 200.0,
     mse: bool = False,
     data: Path | None = None,
+    offline: bool = False,
+    recipe: Path | None = None,
     draft: str | None = None,
     target: str | None = None,
     workers: int | None = None,
@@ -65,7 +75,9 @@ def eval_(
         wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
         deadline_ms: with --realtime: how long a step waits for the target.
         mse: also measure each method's error along the demonstrations that were kept back in training.
-        data: with --mse: folder that the recipe's data paths are relative to.
+        data: with --mse or --offline: folder that the recipe's data paths are relative to.
+        offline: without a simulator: errors and transmissions along demonstrations kept back in training.
+        recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME.
         target: likewise.
         workers: processes; one per core if not given.
@@ -75,6 +87,26 @@ def eval_(
     from specact.lab.evaluation.run import evaluate, parse_methods
     from specact.lab.rollout.pool import Pool
 
+    if offline:
+        from specact.cli.shown import held_out
+        from specact.families.load import load_pair
+        from specact.lab.evaluation.offline import evaluate_along
+
+        pair = load_pair(bundle, draft=draft, target=target)
+        shown = held_out(pair, recipe, data, env)
+        with Pool(workers) as pool, progress_bars() as update:
+            summary = evaluate_along(
+                pair, parse_methods(methods), shown, rate, out, pool, update, gates=gates, seed=seed,
+                command=command_line(),
+            )  # fmt: skip
+        if json:
+            print_json(summary)
+            return
+        results.print(offline_table(summary))
+        for line in contrast_lines(summary):
+            results.print(line, highlight=False)
+        results.print(f"run folder: {out}", highlight=False)
+        return
     what = Evaluation(
         bundle=bundle, env=env, methods=parse_methods(methods), episodes=episodes, seed=seed, rate=rate, link=link,
         offset=offset, overlap=overlap, gates=gates, draft_ms=draft_ms, gate_ms=gate_ms, head_ms=head_ms,

@@ -9,21 +9,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from specact.files import to_json
 from specact.lab.report.networks import all_networks
 
 # Progress and remarks go to stderr, so that stdout holds the result and nothing else.
-remarks = Console(stderr=True)
-results = Console()
+# What is printed is plain text: names, paths and what servers say may hold brackets.
+remarks = Console(stderr=True, markup=False, emoji=False)
+results = Console(markup=False, emoji=False)
 
 
 def say_error(message: str) -> None:
     """One sentence on stderr."""
-    remarks.print(f"[bold red]specact:[/] {escape(message)}", highlight=False, soft_wrap=True, markup=True)
+    remarks.print(Text.assemble(("specact:", "bold red"), f" {message}"), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -39,7 +40,12 @@ def command_line() -> str:
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Progress bars by name; yields ``update(name, done, total)``."""
-    columns = (TextColumn("{task.description:22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description:22}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=remarks) as bars:
         tasks: dict[str, TaskID] = {}
 
@@ -99,18 +105,40 @@ def summary_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def offline_table(summary: dict[str, Any]) -> Table:
+    """The methods of an evaluation along demonstrations side by side."""
+    table = Table(title=f"{summary['bundle']}: {summary['episodes']} demonstrations", box=None, padding=(0, 2, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for name in ("error", "95 %", "sent", "change"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, m in summary["methods"].items():
+        error = m["error"]
+        table.add_row(
+            name,
+            f"{error['mean']:.4f}",
+            f"{error['low']:.3f}-{error['high']:.3f}",
+            f"{m['transmission_rate']:.2f}",
+            _optional(m["action_change_loss"]),
+        )
+    table.caption = (
+        "error: mean squared error to the demonstrated actions, normalised · sent: transmission rate · change: mean "
+        "change of the action that verification of a skipped step would have made"
+    )
+    return table
+
+
 def contrast_lines(summary: dict[str, Any]) -> list[str]:
     """The paired contrasts in words; p is Holm's, over all of them."""
     lines = []
     for row in summary["contrasts"]:
         parts = []
-        for end_point in ("success", "score"):
+        for end_point in ("error",) if "error" in row else ("success", "score"):
             c = row[end_point]
             parts.append(
                 f"{end_point} {c['difference']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}], "
                 f"p = {c['p_holm']:.2g} ({c['test']})"
             )
-            if row["score"] == row["success"]:
+            if row.get("score") == row.get("success"):
                 break
         lines.append(f"{row['first']} - {row['second']}: " + "; ".join(parts))
     if lines:

@@ -122,4 +122,4 @@ def _summary(shaper: Shaper) -> str:
 
 
 def _say(line: str) -> None:
-    results.print(line, highlight=False, markup=False, soft_wrap=True)
+    results.print(line, highlight=False, soft_wrap=True)

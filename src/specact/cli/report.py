@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.errors import ConfigError
 
 
 def report(
@@ -28,6 +29,8 @@ def report(
     """
     from specact.lab.report.report import write_report
 
+    if not runs:
+        raise ConfigError("give at least one run folder, as in: specact report runs/ball --out report.html")
     with progress_bars() as update:
         written = write_report(runs, out, files or out.with_name(f"{out.stem}_files"), update, films=films)
     for skipped in written.skipped:

@@ -17,6 +17,7 @@ from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
 from specact.plugins import make_object
+from specact.runtime.limits import RATES_HZ
 
 # What is told of verdicts that nobody waited for.
 LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
@@ -103,21 +104,29 @@ def run(
     from specact.gates.prefetch import Forecast
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Line
-    from specact.remote.target import remote_verifier
+    from specact.remote.target import positive_deadline, remote_verifier
     from specact.remote.transport import Endpoint, trusting
     from specact.robot.loop import Journal, Robot, Tick, run_loop
 
     for option, value in (
-        ("rate-hz", rate_hz), ("deadline-ms", deadline_ms), ("max-chunk-age-ms", max_chunk_age_ms),
+        ("deadline-ms", deadline_ms), ("max-chunk-age-ms", max_chunk_age_ms),
         ("seconds", seconds), ("episodes", episodes),
     ):  # fmt: skip
         if value is not None and not 0.0 < value < math.inf:
             raise ConfigError(f"--{option} must be positive and finite, got {value}")
+    if rate_hz is not None and rate_hz not in RATES_HZ:
+        raise ConfigError(f"--rate-hz must be {RATES_HZ}, got {rate_hz}")
     loaded = load_pair(bundle, draft=draft)
     still = None if stop_action is None else np.array(stop_action, np.float32)
+    if still is not None:
+        try:
+            loaded.units.normalise(still)
+        except ConfigError as error:
+            raise ConfigError(f"--stop-action: {error}") from None
+    fallback = Fallback(on_miss, max_consecutive_misses, still)
     period_s = 1.0 / (loaded.rate_hz if rate_hz is None else rate_hz)
     chunk_s = period_s * loaded.execute
-    deadline_s = (chunk_s if late else period_s) if deadline_ms is None else deadline_ms / 1e3
+    deadline_s = positive_deadline(1e3 * (chunk_s if late else period_s) if deadline_ms is None else deadline_ms) / 1e3
     # With --late the draft's actions run at once.
     age_s = chunk_s + (period_s if late else max(period_s, deadline_s))
     if max_chunk_age_ms is not None:
@@ -153,7 +162,7 @@ def run(
             loaded,
             decides,
             verifier=remote_verifier(line, loaded, 1e3 * deadline_s, sampling),
-            fallback=Fallback(on_miss, max_consecutive_misses, still),
+            fallback=fallback,
             forecast=Forecast(decides) if overlap and sampling == "device" and not late else None,
             verdicts=LateVerdicts(math.inf) if late else WAIT,
             max_chunk_age_s=age_s,
@@ -206,7 +215,7 @@ def _stopped_by(robot: Any, still: Any) -> str:
 def _warn(error: ObservationError) -> None:
     remarks.print(
         f"an observation cannot be used: {error}; the fallback acts, and further ones like it are only counted",
-        style="yellow", highlight=False, markup=False, soft_wrap=True,
+        style="yellow", highlight=False, soft_wrap=True,
     )  # fmt: skip
 
 

@@ -247,7 +247,7 @@ def _draw(analysis: Analysis, out: Path, links: list[str]) -> None:
     try:
         from specact.lab.report.tised.figures import save_figures
     except ModuleNotFoundError:
-        remarks.print("no pictures: pip install 'specact\\[report]'")
+        remarks.print("no pictures: pip install 'specact[report]'")
         return
     save_figures(analysis, out, {name: mean_round_trip_ms(load_link(name)) for name in links if name != ON_BOARD})
 

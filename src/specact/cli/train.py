@@ -33,19 +33,22 @@ def train(
         recipe: TOML file, see recipes/; kind = "flow" trains a flow policy, otherwise tokenizer, target and
             drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
-        distil: instead of a recipe: a bundle, by path or name. Makes NAME-distilled, whose draft is trained on the
-            target's output in states of the gated policy.
+        distil: without a recipe, a bundle of action codes, by path or name: makes NAME-distilled, whose draft is
+            trained on the target's output in states of the gated policy. With a recipe of kind = "flow", the target
+            that the draft is for (MODULE:NAME, a .toml file that describes an ONNX file, a flow bundle,
+            BUNDLE#target): its answers to the demonstrated observations are learned, not the demonstrated actions.
         env: with --distil: environment, a name or MODULE:TASK; the bundle's own if not given.
         lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
         data: folder that the recipe's data paths are relative to.
         json: print the result as JSON.
     """
+    from specact.families.chunks.sources import load_policy
     from specact.lab.train.flow_recipe import FlowRecipe, load_any_recipe
     from specact.lab.train.flow_train import train_flow
     from specact.lab.train.train import train as train_pairs
 
-    if (recipe is None) == (distil is None):
-        raise ConfigError("give either a recipe (see recipes/) or --distil BUNDLE")
+    if recipe is None and distil is None:
+        raise ConfigError("give a recipe (see recipes/) or --distil BUNDLE")
     if threads < 1:
         raise ConfigError(f"--threads must be at least 1, got {threads}")
     check_folder(out)
@@ -58,9 +61,14 @@ def train(
             remarks.print(f"bundle: {path}", highlight=False)
         return
     what, _ = load_any_recipe(recipe)
+    if distil is not None and not isinstance(what, FlowRecipe):
+        raise ConfigError(
+            'a recipe of action codes trains its own target; leave out --distil, or give a recipe of kind = "flow"'
+        )
     with progress_bars() as update:
         if isinstance(what, FlowRecipe):
-            made = train_flow(what, data, out, update, threads=threads)
+            teacher = None if distil is None else load_policy(distil)
+            made = train_flow(what, data, out, update, threads=threads, teacher=teacher)
         else:
             made = train_pairs(what, data, out, update, threads=threads)
     if json:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from specact.errors import ConfigError, unknown_name
-from specact.families.chunks.policy import ChunkPolicy
+from specact.families.chunks.policy import ChunkSpec
 
 Kind = Literal["synchronous", "naive", "aligned", "roll_forward", "inpainting"]
+
+
+class Executed(Protocol):
+    """What has to be known of a chunk policy to execute it."""
+
+    @property
+    def spec(self) -> ChunkSpec:
+        """What it needs to see, and what it gives."""
+        ...
+
+    @property
+    def inpaints(self) -> bool:
+        """Whether it understands inpainting."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,7 @@ class Execution:
         """Whether actions are played at the time they are for, or one after the other."""
         return self.kind in ("aligned", "inpainting")
 
-    def check(self, policy: ChunkPolicy, *, rolls_forward: bool) -> None:
+    def check(self, policy: Executed, *, rolls_forward: bool) -> None:
         """Refuses a policy or a world that cannot be run so.
 
         Args:
@@ -78,5 +92,6 @@ class Execution:
             raise ConfigError("this policy cannot inpaint; choose aligned execution for it, or a flow policy")
         if self.kind == "roll_forward" and not rolls_forward:
             raise ConfigError(
-                "this execution needs a model of the robot, and the task has none; choose naive execution"
+                "this execution needs a model of the robot, and there is none; give the robot a method "
+                "roll_forward(observation, actions), or the task one, or choose naive execution"
             )

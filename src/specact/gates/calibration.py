@@ -20,6 +20,7 @@ from specact.families.load import AnyPair
 from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
+from specact.runtime.manifest import MOST_JSON, read_part
 
 
 def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:
@@ -85,11 +86,13 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
         BundleError: if it is damaged, or its fingerprint is not the bundle's.
     """
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(read_part(path, MOST_JSON))
         options = tuple((name, value) for name, value in raw["settings"].pop("options"))
         calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate") from None
+        if not isinstance(calibration.model, dict):
+            raise TypeError("its model must be an object")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unfit(path, error) from None
     # Whoever asks for a gate by name gets that one: a bundle cannot name somebody else's code in its place.
     if file_name(calibration.settings.name, calibration.rate) != path.name:
         raise BundleError(
@@ -122,7 +125,7 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
 
     Raises:
         ConfigError: if the bundle has no calibration for it; the message names those it has.
-        BundleError: if the calibration was made for other weights.
+        BundleError: if the calibration is damaged, or was made for other weights.
     """
     calibration = find_calibration(bundle, gate, rate)
     if calibration is None:
@@ -131,6 +134,14 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
         raise ConfigError(
             f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}; "
             f"it has {', '.join(stored) or 'none'}. Make one with: "
-            f"specact calibrate --bundle {bundle.path} --gate {gate} --rate {rate:g}"
+            f"specact calibrate --bundle {bundle.path} --gate {gate} --rate {rate:g}, with --offline where there is no "
+            "simulator; or hold the rate online, without a calibration: specact run --hold"
         )
-    return calibration.settings.build(bundle)
+    try:
+        return calibration.settings.build(bundle)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:  # values of types that no gate has
+        raise _unfit(Path(bundle.path or "") / "calibration" / file_name(gate, rate), error) from None
+
+
+def _unfit(path: Path, error: Exception) -> BundleError:
+    return BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate")

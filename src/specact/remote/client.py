@@ -100,7 +100,7 @@ class Line:
             _check_jpeg(jpeg_quality, endpoint)
         self._endpoint, self._settings, self.jpeg_quality = endpoint, settings, jpeg_quality
         self.dialect = dialect
-        self._hello = hello_fields(Hello(robot, dialect.family, dialect.agreed))
+        self._hello = Hello(robot, dialect.family, dialect.agreed)
         self._limit = max_message_bytes(dialect)
         self._lock = threading.Lock()
         self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
@@ -255,25 +255,11 @@ class Line:
                 since = time.monotonic()
 
     def _connect(self) -> None:
-        kind = WebSocketChannel if self._endpoint.scheme in ("ws", "wss") else HttpChannel
-        until = time.monotonic() + self._settings.connect_timeout_s
         try:
-            channel = kind(self._endpoint, self._settings.connect_timeout_s, self._limit)
+            channel, welcome = greet(self._endpoint, self._hello, self._settings.connect_timeout_s, self._limit)
         except RemoteError as error:
             self.problem = printable(str(error))
             return
-        try:
-            channel.send("hello", channel.encode(self._hello), until - time.monotonic())
-            payload = channel.receive(until - time.monotonic())
-            if payload is None:
-                raise ChannelClosedError("the server did not answer the hello in time")
-            welcome = read_welcome(channel.decode(payload))
-        except (ChannelClosedError, WireError) as error:
-            channel.close()
-            self.problem = printable(f"{self._endpoint} refuses this device: {error}")
-            return
-        bundle, target, version = (printable(text, 64) for text in (welcome.bundle, welcome.target, welcome.version))
-        welcome = replace(welcome, bundle=bundle, target=target, version=version)
         with self._lock:
             self._channel, self.welcome, self.problem, self._misses = channel, welcome, None, 0
             self._unasked = 0
@@ -350,6 +336,35 @@ class Line:
             # Whatever was under way is lost; an old id can never match again.
             self._open.clear()
             self._wake.set()
+
+
+def greet(endpoint: Endpoint, hello: Hello, timeout: float, limit: int) -> tuple[Channel, Welcome]:
+    """A channel over which device and server agree; whoever asks for it closes it.
+
+    Args:
+        endpoint: the server.
+        hello: what the device says of itself.
+        timeout: for connecting and the handshake together [s].
+        limit: a larger message closes the channel [bytes].
+
+    Raises:
+        RemoteError: if there is none in time, or the server refuses this device.
+    """
+    kind = WebSocketChannel if endpoint.scheme in ("ws", "wss") else HttpChannel
+    until = time.monotonic() + timeout
+    channel = kind(endpoint, timeout, limit)
+    try:
+        channel.send("hello", channel.encode(hello_fields(hello)), until - time.monotonic())
+        payload = channel.receive(until - time.monotonic())
+        if payload is None:
+            raise ChannelClosedError("the server did not answer the hello in time")
+        welcome = read_welcome(channel.decode(payload))
+    except (ChannelClosedError, WireError) as error:
+        channel.close()
+        raise RemoteError(f"{endpoint} refuses this device: {error}") from None
+    texts = (welcome.bundle, welcome.target, welcome.version, welcome.family)
+    bundle, target, version, family = (printable(text, 64) for text in texts)
+    return channel, replace(welcome, bundle=bundle, target=target, version=version, family=family)
 
 
 def _check_jpeg(quality: int, endpoint: Endpoint) -> None:

@@ -17,7 +17,6 @@ from specact.clock import Clock
 from specact.errors import ConfigError, ObservationError
 from specact.interrupts import Interrupts
 from specact.observation import Observation
-from specact.policy import SpeculativePolicy
 from specact.types import StepRecord
 
 
@@ -25,7 +24,9 @@ class Robot(Protocol):
     """Anything with sensors and actuators.
 
     It may also have ``stop()``, without arguments, which brings it to a standstill in its own way: :func:`run_loop`
-    calls it when it ends, instead of sending the stop action.
+    calls it when it ends, instead of sending the stop action. And ``roll_forward(observation, actions)``, a model of
+    itself: the observation as it would be after the actions ``[r, A]`` if nothing else moved, which execution
+    ``roll_forward`` needs.
     """
 
     def observe(self) -> Observation:
@@ -34,6 +35,50 @@ class Robot(Protocol):
 
     def act(self, action: NDArray[np.float32]) -> Any:
         """Executes one action ``[A]``, in the environment's units."""
+        ...
+
+
+class Acting(Protocol):
+    """What a control loop asks for actions.
+
+    It is a :class:`~specact.policy.SpeculativePolicy` or a :class:`~specact.robot.chunks.ChunkRunner`.
+    """
+
+    record: StepRecord | None
+    stopped: bool
+
+    @property
+    def stop_action(self) -> NDArray[np.float32] | None:
+        """What makes this robot stand still, ``[A]``, or None if nobody said."""
+        ...
+
+    @property
+    def expired(self) -> bool:
+        """Whether the action chosen last is made for an observation that is too old."""
+        ...
+
+    def act(self, observation: Observation) -> NDArray[np.float32] | None:
+        """The action ``[A]`` to execute now, in the environment's units; None to send nothing.
+
+        Raises:
+            ObservationError: if the observation cannot be used.
+        """
+        ...
+
+    def act_unseeing(self, error: ObservationError) -> NDArray[np.float32] | None:
+        """The same where the observation cannot be used.
+
+        Raises:
+            ObservationError: ``error``, if no action of the episode has been chosen yet.
+        """
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for something to act on, where there is nothing, for at most so long.
+
+        Returns:
+            Whether the next control step is to begin now; False at once where there is nothing to wait for.
+        """
         ...
 
 
@@ -86,17 +131,14 @@ class Journal:
             if tick.record.miss is not None:
                 self._misses[tick.record.miss] += 1
 
-    def summary(self) -> dict[str, Any]:
-        """All of it as plain values.
+    def control(self) -> dict[str, Any]:
+        """What the control loop was like, as plain values.
 
         Returns:
             ``ticks``; ``overruns``: control periods lost because ticks began late; ``longest_lateness_ms`` of a tick's
             beginning; ``longest_stall_ms`` of the policy; ``unusable``: ticks without a usable observation, by cause;
-            ``outdated``: ticks whose action came too late to be sent; ``inferences``, ``transmission_rate``,
-            ``sent_ahead``; ``misses`` by cause; and ``inference_ms``, quantiles of a tick that infers.
+            and ``outdated``: ticks whose action came too late to be sent.
         """
-        count = len(self._inferences)
-        quantiles = np.quantile(self._inferences, (0.5, 0.95, 0.99)).tolist() if count else (None, None, None)
         return {
             "ticks": len(self._stalls),
             # Every late tick moves all those after it.
@@ -105,20 +147,36 @@ class Journal:
             "longest_stall_ms": 1e3 * max(self._stalls, default=0.0),
             "unusable": dict(self._unusable),
             "outdated": self._outdated,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """:meth:`control`, and what the inferences of a :class:`~specact.policy.SpeculativePolicy` were like.
+
+        Returns:
+            Also ``inferences``, ``transmission_rate``, ``sent_ahead``; ``misses`` by cause; and ``inference_ms``,
+            quantiles of a tick that infers.
+        """
+        count = len(self._inferences)
+        return self.control() | {
             "inferences": count,
             "transmission_rate": self._transmitted / count if count else None,
             "sent_ahead": self._ahead / count if count else None,
             "misses": dict(self._misses),
-            "inference_ms": {
-                name: None if value is None else 1e3 * value
-                for name, value in zip(("p50", "p95", "p99"), quantiles, strict=True)
-            },
+            "inference_ms": quantiles_ms(self._inferences),
         }
+
+
+def quantiles_ms(seconds: list[float]) -> dict[str, float | None]:
+    """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None where there are none."""
+    found = np.quantile(seconds, (0.5, 0.95, 0.99)).tolist() if seconds else (None, None, None)
+    return {
+        name: None if value is None else 1e3 * value for name, value in zip(("p50", "p95", "p99"), found, strict=True)
+    }
 
 
 def run_loop(
     robot: Robot,
-    policy: SpeculativePolicy,
+    policy: Acting,
     period_s: float,
     clock: Clock,
     proceed: Callable[[], bool],
@@ -151,7 +209,8 @@ def run_loop(
         raise ConfigError(f"a control period must be positive, got {period_s} s")
     with Interrupts() as interrupts:
         try:
-            _tick(robot, policy, period_s, clock, proceed, note)
+            # A signal whose exception the robot's own code swallowed ends the loop as well.
+            _tick(robot, policy, period_s, clock, lambda: interrupts.received is None and proceed(), note)
         except BaseException as error:
             interrupts.held = True
             try:
@@ -164,14 +223,15 @@ def run_loop(
     interrupts.raise_received()
 
 
-def stop(robot: Robot, policy: SpeculativePolicy) -> None:
+def stop(robot: Robot, policy: Acting) -> None:
     """Makes a robot stand still, as far as that is known: its own ``stop()``, otherwise the policy's stop action.
 
     Where ``stop()`` fails the stop action is sent before its error is raised.
     """
-    own, still = getattr(robot, "stop", None), policy.stop_action
+    still = policy.stop_action
     stopped = False
     try:
+        own = getattr(robot, "stop", None)
         if callable(own):
             own()
             stopped = True
@@ -182,14 +242,14 @@ def stop(robot: Robot, policy: SpeculativePolicy) -> None:
 
 def _tick(
     robot: Robot,
-    policy: SpeculativePolicy,
+    policy: Acting,
     period_s: float,
     clock: Clock,
     proceed: Callable[[], bool],
     note: Callable[[Tick], None],
 ) -> None:
     planned = due = clock.now()
-    acted = True
+    outdated = False
     while proceed():
         began, before = clock.now(), policy.record
         unusable = None
@@ -199,17 +259,19 @@ def _tick(
             unusable, action = error, policy.act_unseeing(error)
         stall = clock.now() - began
         # One tick in a row at most: where every inference takes that long, late actions are all there is.
-        acted = unusable is not None or policy.stopped or not acted or not policy.expired
-        if acted:
+        outdated = unusable is None and not policy.stopped and not outdated and policy.expired
+        if action is not None and not outdated:
             robot.act(action)
-        note(Tick(began - planned, stall, _inference(before, policy.record), acted, unusable))
+        note(Tick(began - planned, stall, _inference(before, policy.record), not outdated, unusable))
         planned = due = due + period_s
         now = clock.now()
-        if now > due or not acted:
+        if now > due or outdated:
             # Late: the next tick is due now; the ones that were missed are not made up for in a rush.
             due = now
+        elif policy.wait(due - now):
+            planned = due = clock.now()
         else:
-            clock.sleep(due - now)
+            clock.sleep(max(0.0, due - clock.now()))
 
 
 def _inference(before: StepRecord | None, after: StepRecord | None) -> StepRecord | None:

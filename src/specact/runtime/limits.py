@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 from specact.errors import BundleError
+from specact.ranges import Range
 
 # No window, vector, codebook or chunk is larger; what follows from them stays a number that a machine can hold.
 MOST = 1 << 20
+# Control rates [Hz]: what a machine can wait for.
+RATES_HZ = Range(1e-3, 1e6)
 
 
 def check_whole(name: str, value: object, least: int, most: int = MOST) -> None:
@@ -28,5 +31,7 @@ def check_positive(name: str, value: object) -> None:
     Raises:
         BundleError: for such a value.
     """
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (value > 0.0 and math.isfinite(value)):
+    # A whole number of any length can be compared, but not converted.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0.0 < value <= sys.float_info.max:  # type: ignore[operator]
         raise BundleError(f"a bundle's {name} must be positive and finite, but its manifest says {value!r:.60}")

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from specact.errors import BundleError
-from specact.files import is_name, write_json
+from specact.files import is_name, read_at_most, write_json
 
 FORMAT = 2
+# Bytes of a bundle's JSON files, and of its others: a protocol buffer's limit.
+MOST_JSON, MOST_PART = 1 << 24, (1 << 31) - 1
 Kind = Literal["pair", "flow", "chunks"]
 _KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target, which load_bundle reads",
@@ -53,7 +55,7 @@ class BundleFolder:
 
     @property
     def env(self) -> str:
-        """Name of the environment it was trained for."""
+        """Name of the environment it was trained for; empty if there was none."""
         return str(self.manifest["env"])
 
     @property
@@ -120,8 +122,24 @@ def kind_of(path: Path) -> Kind:
 
 
 def fingerprint_of(path: Path) -> str:
-    """First 16 hex digits of the SHA-256 of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    """First 16 hex digits of the SHA-256 of a file's content.
+
+    Raises:
+        BundleError: if it cannot be read, or is larger than a bundle's files may be.
+    """
+    return hashlib.sha256(read_part(path)).hexdigest()[:16]
+
+
+def read_part(path: Path, most: int = MOST_PART) -> bytes:
+    """The content of a bundle's file.
+
+    Raises:
+        BundleError: if it cannot be read, or is larger than ``most`` bytes.
+    """
+    try:
+        return read_at_most(path, most)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}; copy the whole folder again") from None
 
 
 def _kind(manifest: dict[str, Any]) -> Kind:
@@ -143,13 +161,11 @@ def _check_part(file: Path, part: str, wanted: str) -> None:
 def _parsed(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     try:
-        manifest = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise BundleError(
-            f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
-        ) from None
-    except OSError as error:
-        raise BundleError(f"{file} cannot be read: {error.strerror}") from None
+        if not file.exists():
+            raise BundleError(
+                f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
+            )
+        manifest = json.loads(read_part(file, MOST_JSON))
     except (ValueError, RecursionError) as error:  # of text, of JSON, or of a number; or lists in lists in lists
         raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
     if not isinstance(manifest, dict):

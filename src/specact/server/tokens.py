@@ -32,7 +32,7 @@ def read_tokens(file: Path) -> dict[str, str]:
             message never holds a token.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read tokens from {file}: {error}") from None
     found: dict[str, str] = {}

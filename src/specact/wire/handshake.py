@@ -12,6 +12,9 @@ from specact.wire.dialect import Dialect
 from specact.wire.protocol import PROTOCOL, ErrorCode
 from specact.wire.reply import read_error
 
+# Of what differs between device and server.
+_MOST_NAMED = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -75,7 +78,8 @@ def read_hello(fields: dict[str, Any]) -> Hello:
     """
     check_head(fields, "hello")
     robot, family, spec = (fields.get(name) for name in ("robot", "family", "spec"))
-    if not isinstance(robot, str) or not isinstance(family, str | None) or not isinstance(spec, dict):
+    named = "family" in fields and isinstance(family, str | None)
+    if not isinstance(robot, str) or not named or not isinstance(spec, dict):
         raise bad("hello needs robot (text), family (text or null) and spec (map)")
     if len(robot) > 64 or not robot.isprintable() or not is_plain(spec):
         raise bad(
@@ -99,18 +103,28 @@ def check_hello(hello: Hello, dialect: Dialect) -> None:
             f"the device has policies of the family {said(hello.family)}, the server {dialect.family}; deploy the same "
             "bundle on both",
         )
-    ours = dialect.agreed
-    differs = [name for name in ours if name not in hello.spec or not _same(hello.spec[name], ours[name])]
+    differs = [text for name, ours in dialect.agreed.items() for text in _differences(name, hello.spec, name, ours)]
     if differs:
-        both = ", ".join(f"{name} {ascii(hello.spec.get(name))[:200]} / {ascii(ours[name])[:200]}" for name in differs)
-        raise WireError(ErrorCode.MISMATCH, f"device and server differ in {both}; deploy the same bundle on both")
+        more = f" and {len(differs) - _MOST_NAMED} more" if len(differs) > _MOST_NAMED else ""
+        raise WireError(
+            ErrorCode.MISMATCH,
+            f"device and server differ in {', '.join(differs[:_MOST_NAMED])}{more}; deploy the same bundle on both",
+        )
+
+
+def _differences(path: str, given: Mapping[str, Any], name: str, ours: Any) -> list[str]:
+    """What differs from ours in the device's value of this name, down to the last map."""
+    if name not in given:
+        return [f"{path} None / {ascii(ours)[:60]}"]
+    theirs = given[name]
+    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+        return [] if _same(theirs, ours) else [f"{path} {ascii(theirs)[:60]} / {ascii(ours)[:60]}"]
+    unknown = [f"{path}.{said(key)} / None" for key in theirs if key not in ours]
+    return [text for key in ours for text in _differences(f"{path}.{key}", theirs, key, ours[key])] + unknown
 
 
 def _same(theirs: Any, ours: Any) -> bool:
     """Whether two plain values are equal; 1 is 1.0, but not True, as it is in Python."""
-    if isinstance(ours, Mapping):
-        alike = isinstance(theirs, Mapping) and theirs.keys() == ours.keys()
-        return alike and all(_same(theirs[key], ours[key]) for key in ours)
     if isinstance(ours, list):
         return isinstance(theirs, list) and len(theirs) == len(ours) and all(map(_same, theirs, ours))
     return bool(theirs == ours) and isinstance(theirs, bool) == isinstance(ours, bool)

@@ -25,9 +25,9 @@ def max_message_bytes(dialect: Dialect) -> int:
     characters for its three numbers, and a JPEG, which need not be smaller than its pixels, has a head. A character of
     a name or an instruction takes up to 12.
     """
-    seen = sum(
-        16 + 12 * len(name) + _field_bytes(field) for name, field in dialect.observation.fields.items()
-    ) + (12 * MOST_INSTRUCTION if dialect.observation.instruction else 0)
+    seen = sum(16 + 12 * len(name) + _field_bytes(field) for name, field in dialect.observation.fields.items()) + (
+        12 * MOST_INSTRUCTION if dialect.observation.instruction else 0
+    )
     requests = max(seen + 30 * _numbers(exchange.request) for exchange in dialect.exchanges.values())
     replies = max(30 * _numbers(exchange.reply) for exchange in dialect.exchanges.values())
     return max(HANDSHAKE_BYTES, 8192 + max(requests, replies))

@@ -121,7 +121,7 @@ def test_demonstrations_have_no_goal_beside_the_state() -> None:
     made = generate(TASK, 3, seed=0, noise=0.5)
     assert list(made.episodes.observation) == ["state"]
     assert made.episodes.numbers("state").shape[1] == 12
-    assert made.tried == 3
+    assert len(made.episodes) == 3
 
 
 def test_a_pace_is_a_speed() -> None:

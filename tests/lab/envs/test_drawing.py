@@ -24,10 +24,11 @@ ADVICE = (
 
 
 def without_display(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    hidden = ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")
+    # Without XDG_RUNTIME_DIR no Wayland display is found under its usual name either.
+    hidden = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY", "WAYLAND_DISPLAY", "WAYLAND_SOCKET", "XDG_RUNTIME_DIR")
     environment = {name: value for name, value in os.environ.items() if name not in hidden} | variables
     words = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=600, check=False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo draws without a display")

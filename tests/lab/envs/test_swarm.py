@@ -80,10 +80,12 @@ def test_giving_way_matters() -> None:
         def _give_way(self, position: np.ndarray, velocity: np.ndarray) -> np.ndarray:
             return np.zeros_like(position)
 
+    # Bumping costs time: 63 steps (standard deviation 27) against 37 (6) over 200 episodes. Of 30 the means then differ
+    # by a factor below 1.15 with probability 1e-4 at most.
     env = SwarmEnv()
-    straight = sum(len(run(env, seed, Straight(seed))[0]) for seed in range(20))
-    giving_way = sum(len(run(env, seed, SwarmExpert(seed))[0]) for seed in range(20))
-    assert straight > 1.3 * giving_way  # bumping costs time: 63 against 35 steps over 120 episodes
+    straight = sum(len(run(env, seed, Straight(seed))[0]) for seed in range(30))
+    giving_way = sum(len(run(env, seed, SwarmExpert(seed))[0]) for seed in range(30))
+    assert straight > 1.15 * giving_way
 
 
 def test_a_lone_push_follows_the_equation_of_motion() -> None:

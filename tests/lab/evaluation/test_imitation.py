@@ -56,7 +56,10 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
 
 
 def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:
-    """The shipped ball pair; over many episodes the errors are about .185, .115 and .115, and these 20 are fixed."""
+    """The shipped ball pair. Over five sets of 20 episodes the draft's error was larger by .087 to .144.
+
+    Their standard deviation is .025, so .02 is four away, and these episodes are fixed.
+    """
     shown = generate(load_task("ball"), 20, seed=77, noise=0.5).episodes
     draft, target, hybrid = (
         imitation_error(Imitation("ball", shown, method, gate, 0))

@@ -115,7 +115,7 @@ def test_figures_hold_the_numbers_of_the_runs(written: Written, runs: Path) -> N
     assert set(fits) == {(row, code) for row in ("linear", "logarithmic", "steps") for code in ("any", "primary")}
     x, y = ([float(row[name]) for row in bins] for name in ("deviation", "primary_rejection"))
     assert float(fits["linear", "primary"]["slope"]) == pytest.approx(np.polyfit(x, y, 1)[0])
-    assert "Of the primary code, as in the paper (r): linear fit" in written.page.read_text()
+    assert "Of the primary code, as in the paper (r): linear fit" in written.page.read_text(encoding="utf-8")
 
 
 def test_the_same_runs_give_the_same_figures(written: Written, runs: Path, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_the_same_runs_give_the_same_figures(written: Written, runs: Path, tmp_p
 
 
 def test_times_are_measured_ones_where_there_are_any(written: Written, runs: Path, tmp_path: Path) -> None:
-    assert "Measured over real sockets" in written.page.read_text()
+    assert "Measured over real sockets" in written.page.read_text(encoding="utf-8")
     accounted = report(tmp_path, runs / "table")
-    assert "Accounted in virtual time, not measured" in accounted.page.read_text()
+    assert "Accounted in virtual time, not measured" in accounted.page.read_text(encoding="utf-8")
     assert any("--realtime" in str(gap) for gap in accounted.missing["ball"])
     assert any("--rate" in str(gap) for gap in accounted.missing["ball"])
     assert not any("--realtime" in str(gap) for gap in written.missing["ball"])
@@ -150,7 +150,7 @@ def test_damaged_and_unfinished_runs_are_named_with_the_reason(runs: Path, tmp_p
     assert "not finished" in reasons["unfinished"] and "specact eval table" in reasons["unfinished"]
     assert "lacks latency" in reasons["old"]
     assert "no such folder" in reasons["nowhere"]
-    page = written.page.read_text()
+    page = written.page.read_text(encoding="utf-8")
     assert all(html.escape(reason) in page for reason in reasons.values())
 
 
@@ -181,7 +181,7 @@ def test_it_says_that_nothing_can_be_drawn(runs: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("MUJOCO_GL", "nothing")
     written = write_report([runs / "table"], tmp_path / "r.html", tmp_path / "files", lambda *_: None)
     assert any("cannot draw the environment (nothing: " in gap.what for gap in written.missing["ball"])
-    assert "cannot draw the environment" in written.page.read_text()
+    assert "cannot draw the environment" in written.page.read_text(encoding="utf-8")
 
 
 def test_runs_are_grouped_by_what_they_are(runs: Path, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_long_run_of_one_method_joins_the_sweep_and_loses_nothing(runs: Path, 
     assert [row["episodes"] for row in over] == ["4", "100"]
     over = [row for row in rows(tmp_path / "files/ball-efficiency-over-rate.csv") if row["method"] == "adahi"]
     assert [row["episodes"] for row in over] == ["6"]
-    assert f"freely decided steps of {folder}" in written.page.read_text()
+    assert f"freely decided steps of {folder}" in written.page.read_text(encoding="utf-8")
 
 
 def test_no_run_at_all_is_refused(tmp_path: Path) -> None:

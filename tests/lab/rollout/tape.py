@@ -92,7 +92,7 @@ class Prophet:
     ) -> NDArray[np.float32]:
         self.told.append(inpainting)
         self.windows.append(window["state"][:, 0])
-        return (window["state"][-1:] + PERIOD_S * np.arange(CHUNK)[:, None]).astype(np.float32)
+        return np.asarray(window["state"][-1:] + PERIOD_S * np.arange(CHUNK)[:, None], np.float32)
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
         return [self.infer(window, rng) for window, rng in zip(windows, rngs, strict=True)]

@@ -24,7 +24,7 @@ from specact.lab.evaluation.run import evaluate, read_gates, read_table
 from specact.lab.rollout import rollout
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
-from specact.lab.rollout.steps import REASONS, STAGES, Audit
+from specact.lab.rollout.steps import REASONS, STAGES, CodeAudit
 from specact.links.link import LINKS
 from specact.runtime.parameters import count_parameters
 from specact.types import Origin, StepRecord
@@ -178,8 +178,8 @@ def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pyte
     first: dict[tuple[str, int], np.ndarray] = {}
     init = rollout.Robot.__init__
 
-    def spy(self: Any, shard: Shard, bundle: Any, env: Any, episode: int) -> None:
-        init(self, shard, bundle, env, episode)
+    def spy(self: Any, shard: Shard, pair: Any, family: Any, env: Any, episode: int) -> None:
+        init(self, shard, pair, family, env, episode)
         first[shard.method, episode] = np.concatenate([self.observation["state"], self.observation["goal"]])
 
     monkeypatch.setattr(rollout.Robot, "__init__", spy)
@@ -202,13 +202,13 @@ def test_logged_quantities_are_those_of_the_distributions(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, method: str, gate: str
 ) -> None:
     rows: list[tuple[StepRecord, CodeDistribution, CodeDistribution]] = []
-    add = Audit.add
+    add = CodeAudit.add
 
-    def spy(self: Audit, records: Any, drafts: Any, targets: Any) -> None:
+    def spy(self: CodeAudit, records: Any, drafts: Any, targets: Any) -> None:
         rows.extend(zip(records, drafts, targets, strict=True))
         add(self, records, drafts, targets)
 
-    monkeypatch.setattr(Audit, "add", spy)
+    monkeypatch.setattr(CodeAudit, "add", spy)
     _, table = run_shard(shard_of(tiny_bundle, method, gate, (0, 1)))
     bundle = load_bundle(tiny_bundle)
     assert len(rows) == len(table["step"]) > 20

@@ -17,6 +17,7 @@ from tests.lab import cameras
 from specact import SpeculativePolicy, load_bundle
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.bundle import load_flow
+from specact.gates import Always
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 from specact.lab.train import stages
@@ -118,17 +119,12 @@ def test_draft_and_target_see_what_the_recipe_says(made: Path) -> None:
     bundle = load_bundle(made / "bundles" / "mine")
     state, hand, image = Field((3,), "float32", 3), Field((1,), "float32", 1), Field((16, 16, 3), "uint8", 2)
     assert bundle.spec.draft == ObservationSpec({"hand": hand})
-    seen = {
-        "state": state,
-        "image.front": image,
-        "hand": replace(hand, history=2),
-        "goal.place": replace(state, history=0),
-    }
+    seen = {"state": state, "image.front": image, "goal.place": replace(hand, history=0)}
     assert bundle.spec.target == ObservationSpec(seen)
     assert (bundle.env, bundle.spec.rate_hz) == ("", 10.0)
     recorded = bundle.manifest["recipe"]["observations"]["image.front"]
     assert recorded == {"key": "observation.images.front", "size": [16, 16], "crop": [0, 8, 32, 32], "history": None}
-    policy = SpeculativePolicy(bundle)
+    policy = SpeculativePolicy(bundle, Always())
     for step in range(3):
         frame = np.full((16, 16, 3), 40 * step, np.uint8)
         observation = {"state": cameras.STATE[step], "hand": cameras.GRIPPER[step : step + 1], "image.front": frame}
@@ -267,20 +263,13 @@ def test_numbers_of_any_shape_are_standardised_one_by_one() -> None:
     assert model(example_inputs(model, 3)).offsets.shape[:2] == (3, 2)
 
 
-def test_a_rebuilt_network_is_the_exported_one_and_a_mixed_history_is_not_cut(made: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_rebuilt_from_its_export_is_refused(made: Path, tmp_path: Path) -> None:
+    """A history that differs between observations cannot be cut, and an image encoder's weights are not all named."""
     bundle = load_bundle(made / "bundles" / "mine")
-    model = rebuild(bundle, "target", 3)
-    seen = example_inputs(model, 2)
-    with torch.no_grad():
-        wanted = model(seen).offsets[:, -1].numpy()
-    windows = [
-        replace(bundle.spec.target.zeros(), arrays={name: values[row].numpy() for name, values in seen.items()})
-        for row in range(2)
-    ]
-    for answer, offsets in zip(bundle.target.infer_batch(windows), wanted, strict=True):
-        np.testing.assert_allclose(answer.offsets, offsets, atol=1e-4)
     with pytest.raises(ConfigError, match="differ in history"):
         prune_history(bundle, 2, tmp_path / "2.onnx")
+    with pytest.raises(ConfigError, match=r"cannot be rebuilt: the exported network does not name '"):
+        rebuild(bundle, "target", 3)
 
 
 def test_what_data_info_shows_of_a_recipe(data: Path, specact_run: Run) -> None:

@@ -109,7 +109,7 @@ def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tm
     assert kinds["MatMulInteger"] == wanted["int8_dynamic"]
     # Weights of products that are done in 8 bits throughout come out of a DequantizeLinear with a scale per output.
     model = onnx.load(out)
-    stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.UINT8}
     static = [n for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
     assert len(static) == wanted["int8_static"]
     assert [path.name for path in out.parent.iterdir()] == ["q.onnx"]
@@ -117,6 +117,16 @@ def test_a_tier_quantises_the_layers_it_says_and_no_others(tiny_bundle: Path, tm
     answer, original = OnnxPolicy(out, bundle.spec, bundle.spec.target).infer(window), bundle.target.infer(window)
     assert not np.array_equal(answer.offsets, original.offsets)
     np.testing.assert_allclose(answer.probs, original.probs, atol=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in TIERS if name.startswith("int8") and name.endswith("rest")])
+def test_no_product_of_a_tier_saturates_on_any_processor(
+    pair: tuple[Bundle, Inputs], tmp_path: Path, name: str
+) -> None:
+    """ONNX Runtime multiplies unsigned activations with signed weights in 16 bits where there is no VNNI."""
+    out = quantise(pair[0].path / "target.onnx", tmp_path / "q.onnx", TIERS[name], pair[1]["target"])
+    kinds = {tensor.data_type for tensor in onnx.load(out).graph.initializer if len(tensor.dims) == 2}
+    assert onnx.TensorProto.UINT8 in kinds and onnx.TensorProto.INT8 not in kinds
 
 
 # --- what it costs and saves ---

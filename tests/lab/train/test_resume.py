@@ -4,6 +4,7 @@ import errno
 import functools
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -244,10 +245,10 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 256 KiB, where this process may mount one."""
+    """A real file system of 64 pages, 256 KiB on most machines, where this process may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={64 * resource.getpagesize()}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield folder

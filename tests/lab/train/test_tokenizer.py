@@ -49,9 +49,10 @@ def trained() -> ResidualVQ:
 
 
 def test_it_reconstructs_far_better_than_a_constant_and_uses_every_code(trained: ResidualVQ) -> None:
+    """Trained from 12 other seeds the error is .18 to .26 of the constant's (standard deviation .024)."""
     chunks = structured(1000, 99_999)
     found = measure(trained, chunks)
-    assert found.error < 0.25 * found.baseline
+    assert found.error < 0.4 * found.baseline
     assert found.used == [4, 4]
     assert found.dead == [0, 0]
     # By hand: a constant can do no better than the median of every dimension.

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError
+from specact.errors import BundleError, ConfigError
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import check_positive, check_whole
+from specact.runtime.limits import RATES_HZ, check_positive, check_whole
 
 Chunk = NDArray[np.float32]
 
@@ -39,6 +39,8 @@ class ChunkSpec:
         for name in ("chunk", "actions"):
             check_whole(name, getattr(self, name), least=1)
         check_positive("rate_hz", self.rate_hz)
+        if self.rate_hz not in RATES_HZ:
+            raise BundleError(f"a policy's rate_hz must be {RATES_HZ}, got {self.rate_hz}")
 
     def describe(self) -> dict[str, Any]:
         """As plain values, for a manifest."""

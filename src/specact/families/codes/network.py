@@ -16,6 +16,7 @@ from specact.families.codes.values import CodeDistribution
 from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.runtime.graph import ROWS, check_sizes, outline_of
+from specact.runtime.manifest import read_part
 
 # What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
 _UNREADABLE = (
@@ -46,7 +47,7 @@ class OnnxPolicy:
 
     Raises:
         BundleError: if the file is no ONNX model or does not fit the spec.
-        ConfigError: if this installation of ONNX Runtime has no such provider.
+        ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
     """
 
     def __init__(
@@ -110,15 +111,14 @@ def open_session(path: Path, provider: str, threads: int) -> onnxruntime.Inferen
 
     Arguments and errors as for :class:`OnnxPolicy`.
     """
+    if threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {threads}")
     available = onnxruntime.get_available_providers()
     if provider not in available:
         raise ConfigError(
             f"execution provider {provider!r} is not part of this ONNX Runtime; it has {', '.join(available)}"
         )
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
+    content = read_part(path)
     outline, options = outline_of(path, content), _options(threads)
     unoptimised = _options(threads)
     unoptimised.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from specact.errors import BundleError
 from specact.families.codes.values import CodeDistribution
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import check_positive, check_whole
+from specact.runtime.limits import RATES_HZ, check_positive, check_whole
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class PolicySpec:
         _ = self.observation
         check_positive("temperature", self.temperature)
         check_positive("rate_hz", self.rate_hz)
+        if self.rate_hz not in RATES_HZ:
+            raise BundleError(f"a bundle's rate_hz must be {RATES_HZ}, but its manifest says {self.rate_hz}")
         if self.overlap not in ("drop", "average") or not isinstance(self.sequential, bool):
             raise BundleError(
                 "a bundle's overlap must be drop or average and its sequential true or false, but its manifest says "

@@ -101,8 +101,6 @@ def from_columns(
     several = {key: key for key in sorted(stored) if key.partition(".")[0] in found and "." in key}
     names = {name: key for name, key in found.items() if key is not None} | several
     action, ends = _needed(columns, stored, ACTION), _needed(columns, stored, ("episode_ends",))
-    if not names:
-        _needed(columns, stored, STATE)
     return Recording(
         names=names,
         keys=tuple(key for key in stored if key not in (*ACTION, "episode_ends", "rate_hz")),

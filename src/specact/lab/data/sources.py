@@ -71,6 +71,12 @@ class Recording:
             DataError: if one is not there, or cannot be cut as asked for.
         """
         wanted = sources or {name: Source(key) for name, key in self.names.items()}
+        if not wanted:
+            raise DataError(
+                "there is no 'state', 'obs', 'observation' or 'image'; found: "
+                f"{', '.join(sorted(self.keys)) or 'nothing'}. Say in the recipe's table [observations] which "
+                "array is which, or rename one"
+            )
         seen = {name: self._observation(name, source) for name, source in wanted.items()}
         return Episodes(seen, self.action, self.ends, self.rate_hz)
 

@@ -79,7 +79,10 @@ def env_of(bundle: MadeFor, given: str | None) -> str:
         ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another, or none; or nobody named any.
     """
     if not bundle.env and given is None:
-        raise ConfigError("these policies were made for no environment that has a name; give it with --env")
+        raise ConfigError(
+            "these policies were made for no environment that has a name; give it with --env, or work along "
+            "demonstrations with --offline"
+        )
     if is_plugin(bundle.env) and bundle.env != given:
         raise ConfigError(
             f"this bundle was made for the environment {bundle.env!r}, which is code that does not come "

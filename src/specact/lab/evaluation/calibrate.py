@@ -98,7 +98,7 @@ def calibrate(
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
     found = find_threshold(gate, run.rate, run.rounds, roll)
-    checked, free = found.checked, _free(found.checked)
+    checked, free = found.checked, free_steps(found.checked)
     return Calibration(
         fingerprint=bundle.fingerprint,
         rate=run.rate,
@@ -109,12 +109,12 @@ def calibrate(
             "inferences": len(checked["transmitted"]),
         },
         rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
-        model=_model({name: column[free] for name, column in checked.items()}),
+        model=score_model({name: column[free] for name, column in checked.items()}),
         made_by={"env": env, **dataclasses.asdict(run)},
     )
 
 
-def _model(steps: dict[str, np.ndarray]) -> dict[str, Any]:
+def score_model(steps: dict[str, np.ndarray]) -> dict[str, Any]:
     """How the score goes with what verification would change: a rejection, or where nothing is rejected the action."""
     if "rejection" in steps:
         return rejection_models({name: steps[name] for name in ("score", "rejection", "rejection_0")})
@@ -164,14 +164,14 @@ def find_threshold(
     gate.check_rate(rate)
     settings = dataclasses.replace(gate, threshold=-np.inf)
     table = roll(settings, 0)
-    scores, tried = table["score"][_free(table)], list[Round]()
+    scores, tried = table["score"][free_steps(table)], list[Round]()
     for number in range(1, rounds + 1):
-        settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+        settings = _next(settings, scores, tried, _wanted_offree_steps(table, rate))
         table = roll(settings, number)
-        free = _free(table)
+        free = free_steps(table)
         scores = np.concatenate([scores, table["score"][free]])
         tried.append(Round(settings, float(table["transmitted"][free].mean()), float(table["transmitted"].mean())))
-    settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
+    settings = _next(settings, scores, tried, _wanted_offree_steps(table, rate))
     return Found(settings, tried, roll(settings, rounds + 1))
 
 
@@ -199,13 +199,13 @@ def _share(scores: NDArray[np.float64], settings: GateSettings) -> float:
     return float(np.mean(scores > settings.threshold) + settings.tie_probability * tied)
 
 
-def _wanted_of_free(table: dict[str, np.ndarray], rate: float) -> float:
+def _wanted_offree_steps(table: dict[str, np.ndarray], rate: float) -> float:
     """The share of freely decided steps that makes the wanted rate, given how many are transmitted by force."""
-    free = _free(table)
+    free = free_steps(table)
     return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))
 
 
-def _free(table: dict[str, np.ndarray]) -> np.ndarray:
+def free_steps(table: dict[str, np.ndarray]) -> np.ndarray:
     """Steps whose score decided; the first step's score knows nothing."""
     forced = [REASONS.index("first"), REASONS.index("max_skips")]
     return ~np.isin(table["reason"], forced)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
@@ -15,8 +16,8 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import demonstrations
 from specact.lab.data.readers import format_of
 from specact.lab.data.sources import read_sources
-from specact.lab.envs import load_task
-from specact.lab.rollout.families import rollout_of
+from specact.lab.envs import env_of, load_task
+from specact.lab.rollout.families import Table, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import mean_interval
 from specact.policy import SpeculativePolicy
@@ -46,20 +47,22 @@ def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
     return files
 
 
-def held_out_demonstrations(bundle: Bundle, data: Path | None) -> Episodes:
+def held_out_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None) -> Episodes:
     """The demonstrations that were kept back when the pair was trained, rebuilt from its manifest.
 
     Args:
         bundle: made by ``specact train``.
         data: folder that the recipe's data paths are relative to; None where a scripted expert made them.
+        env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
 
     Raises:
-        ConfigError: if the recipe names files and there is no folder to look in.
+        ConfigError: if the recipe names files and there is no folder to look in, or the bundle's environment is
+            somebody's code that the user did not name.
         DataError: if they cannot be read.
     """
     recipe = bundle.manifest["recipe"]
     made = demonstrations(
-        load_task(bundle.env) if bundle.env else None,
+        load_task(env_of(bundle, env)) if bundle.env else None,
         demonstration_files(bundle, data),
         recipe["generate_episodes"],
         recipe["generate_noise"],
@@ -80,6 +83,8 @@ class Imitation:
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
         gate: its calibrated gate.
         seed: of everything random.
+        named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
+        first: number of the first episode; part of the random streams' addresses.
     """
 
     bundle: str
@@ -87,31 +92,56 @@ class Imitation:
     method: str
     gate: GateSettings
     seed: int
+    named: tuple[str | None, str | None] = (None, None)
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Along:
+    """What a method did along demonstrations.
+
+    Attributes:
+        error: mean squared error of the actions in each episode, summed over the action's dimensions, normalised (each
+            dimension's training range is [-1, 1]), ``[E]``.
+        raw: the same in the environment's units.
+        steps: one row per inference, as in :mod:`specact.lab.rollout.families`.
+    """
+
+    error: NDArray[np.float64]
+    raw: NDArray[np.float64]
+    steps: Table
+
+
+def along(what: Imitation) -> Along:
+    """Runs a method along demonstrations: it sees what was demonstrated, whatever it answers.
+
+    Chunks are executed as on the robot.
+    """
+    pair, episodes = load_pair(what.bundle, draft=what.named[0], target=what.named[1]), what.episodes
+    family = rollout_of(pair, load_method(what.method))
+    verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
+    policy = SpeculativePolicy(pair, what.gate.build(pair), drafter=drafter, verifier=verifier, seed=what.seed)
+    normalised, raw, audit = [], [], family.audit(what.seed, learning=False)
+    for number, span in enumerate(episodes.slices(), what.first):
+        policy.reset(number)
+        acted = []
+        for step in range(span.start, span.stop):
+            inferring = policy.wants_inference
+            acted.append(policy.act({name: values[step] for name, values in episodes.observation.items()}))
+            if inferring and (record := policy.record) is not None:
+                audit.add([record], *family.infer([record.proposal.window], [record.address]))
+        away = np.stack(acted) - episodes.action[span]
+        raw.append(float(np.square(away).sum(axis=1).mean()))
+        normalised.append(float(np.square(away / pair.units.scale).sum(axis=1).mean()))
+    return Along(np.array(normalised), np.array(raw), audit.table())
 
 
 def imitation_error(what: Imitation) -> dict[str, float]:
     """Mean squared error of a method's actions along demonstrations, summed over the action's dimensions.
 
-    The policy sees the demonstrated observations, whatever it answers; chunks are executed as on the robot.
-
     Returns:
         ``mean``, ``low``, ``high``: in normalised action units (each dimension's training range is [-1, 1]), with a
         95 % interval over episodes; ``raw``: in the environment's units; ``episodes``.
     """
-    pair, episodes = load_pair(what.bundle), what.episodes
-    family = rollout_of(pair, load_method(what.method))
-    verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
-    policy = SpeculativePolicy(pair, what.gate.build(pair), drafter=drafter, verifier=verifier, seed=what.seed)
-    normalised, raw = [], []
-    for number, span in enumerate(episodes.slices()):
-        policy.reset(number)
-        acted = np.stack(
-            [
-                policy.act({name: values[t] for name, values in episodes.observation.items()})
-                for t in range(span.start, span.stop)
-            ]
-        )
-        away = acted - episodes.action[span]
-        raw.append(float(np.square(away).sum(axis=1).mean()))
-        normalised.append(float(np.square(away / pair.units.scale).sum(axis=1).mean()))
-    return {**asdict(mean_interval(np.array(normalised))), "raw": float(np.mean(raw)), "episodes": len(raw)}
+    found = along(what)
+    return {**asdict(mean_interval(found.error)), "raw": float(found.raw.mean()), "episodes": len(found.raw)}

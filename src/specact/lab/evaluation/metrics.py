@@ -48,7 +48,7 @@ def method_metrics(
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
     score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
-    sent, change = steps["transmitted"], steps["action_change"]
+    sent = steps["transmitted"]
     inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
     actions = int(outcomes["steps"].sum())
     return {
@@ -56,11 +56,7 @@ def method_metrics(
         **({"success_at": at} if at else {}),
         "score": {"mean": score.mean, "low": score.low, "high": score.high},
         "control_steps": actions,
-        "inferences": len(sent),
-        "transmission_rate": float(sent.mean()) if sends else 0.0,
-        "missed": float(steps["missed"].mean()),
-        "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
-        **(_code_metrics(steps) if "rejection" in steps else _chunk_metrics(steps)),
+        **step_metrics(steps, sends=sends),
         "sent_ahead": _forecast_quality(steps["sent_ahead"], sent),
         "latency": {
             "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
@@ -70,6 +66,18 @@ def method_metrics(
             **{f"{stage}_ms": 1e3 * float(steps[f"{stage}_s"].mean()) for stage in STAGES},
             "actions_per_s": actions / float(outcomes["latency_s"].sum()),
         },
+    }
+
+
+def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
+    """What a step table says by itself, see :func:`method_metrics`."""
+    sent, change = steps["transmitted"], steps["action_change"]
+    return {
+        "inferences": len(sent),
+        "transmission_rate": float(sent.mean()) if sends else 0.0,
+        "missed": float(steps["missed"].mean()),
+        "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
+        **(_code_metrics(steps) if "rejection" in steps else _chunk_metrics(steps)),
     }
 
 

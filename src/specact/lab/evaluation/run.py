@@ -243,7 +243,7 @@ def _imitation(
     found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
     missing = [name for name in what.methods if name not in found]
     if missing:
-        shown = held_out_demonstrations(bundle, None if what.data is None else Path(what.data))
+        shown = held_out_demonstrations(bundle, None if what.data is None else Path(what.data), what.env)
         if what.demonstrations is not None:
             shown = shown.select(np.arange(min(what.demonstrations, len(shown))))
         work = [Imitation(str(bundle.path), shown, name, gates[name], what.seed) for name in missing]

@@ -53,12 +53,13 @@ def collect(
         )
     batches: list[Lessons] = []
     first = _FIRST_EPISODE + number * _ROUND
+    where = env or env_of(bundle, None)
     while (done := sum(map(len, batches))) < wanted:
         advance(done)
         shards = []
         # As many shards at once as keep any pool busy; their number does not depend on the machine.
         for gate in [gate for gate in gates for _ in range(4)]:
-            shards.append(_shard(bundle, gate, first, seed, env or env_of(bundle, None)))
+            shards.append(_shard(bundle, gate, first, seed, where))
             first += _SHARD
         tables = {shard.episodes[0]: table for shard, (_, table) in pool.run(shards)}
         batches += [_lessons(tables[key]) for key in sorted(tables)]

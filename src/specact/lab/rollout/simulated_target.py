@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from specact.clock import Clock
-from specact.lab.rollout.history import NOW_S
+from specact.execution.schedule import NOW_S
 from specact.links.model import Link, round_trip
 from specact.observation import Window
 from specact.rng import StepAddress

@@ -55,7 +55,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         raise DataError(f"{folder} holds no sweep; make one with: specact tised sweep --out {folder}")
-    return dict(json.loads(file.read_text()))
+    try:
+        manifest = dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{file} cannot be read ({error}); run the sweep again in another folder") from None
+    if "baselines" not in manifest:
+        raise DataError(f"{folder} is not the folder of a sweep; give one that specact tised sweep wrote")
+    return manifest
 
 
 def to_line(row: Row) -> str:

@@ -28,6 +28,9 @@ from specact.lab.train.quantise_layers import GROUPS, Group, layer_groups
 Method = Literal["int8_dynamic", "int8_static", "int4"]
 Feeds = Mapping[str, NDArray[np.generic]]
 
+# Unsigned, as the activations are. Of signed ones a processor without VNNI adds two products in 16 bits, where they
+# saturate: the error of a network in 8 bits is then seven times as large.
+_WEIGHTS = QuantType.QUInt8
 # Weights that share a scale in 4 bits.
 _BLOCK = 32
 # Activations of 4-bit layers are rounded to 8 bits where they enter a product: as exact, and faster on most processors.
@@ -98,7 +101,7 @@ def quantise(source: Path, out: Path, tier: Tier, calibration: Sequence[Feeds] =
         if "int8_dynamic" in nodes:
             extra = {"MatMulConstBOnly": True}
             quantize_dynamic(
-                model, half_done, ["MatMul"], True, weight_type=QuantType.QInt8,
+                model, half_done, ["MatMul"], True, weight_type=_WEIGHTS,
                 nodes_to_quantize=nodes["int8_dynamic"], extra_options=extra,
             )  # fmt: skip
             model = onnx.load(half_done)
@@ -121,7 +124,7 @@ def _to_int4(model: onnx.ModelProto, nodes: list[str]) -> onnx.ModelProto:
 def _to_static_int8(model: onnx.ModelProto, out: Path, nodes: list[str], calibration: Sequence[Feeds]) -> None:
     quantize_static(
         model, out, _Inputs(calibration), op_types_to_quantize=["MatMul"], per_channel=True,
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, nodes_to_quantize=nodes,
+        activation_type=QuantType.QUInt8, weight_type=_WEIGHTS, nodes_to_quantize=nodes,
         extra_options={"MatMulConstBOnly": True},
     )  # fmt: skip
 

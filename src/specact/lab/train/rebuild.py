@@ -17,7 +17,7 @@ from specact.lab.train.quantise_fold import folded
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.sees import positions
 from specact.lab.train.toml import build
-from specact.lab.train.vqbet import Shapes, VQBeT, plain
+from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.observation import ObservationSpec
 
 Role = Literal["draft", "target"]
@@ -73,22 +73,18 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
             "that sees as many of each"
         )
     weights = _weights(folded(bundle.path / PARTS[role]))
-    numbers = [plain(name) for name, field in observation.fields.items() if not field.is_image]
-    lost = [name for name in numbers if f"{name}_mean" not in weights or f"{name}_std" not in weights]
-    if lost:
-        # The export stores equal tensors once.
-        raise ConfigError(
-            f"the {role} of {bundle.name!r} cannot be rebuilt: the statistics of its observation {lost[0]!r} are those of "
-            "another one"
-        )
-    statistics = {
-        name: (weights[f"{plain(name)}_mean"], weights[f"{plain(name)}_std"])
-        for name, field in observation.fields.items()
-        if not field.is_image
-    }
     # Where the window is the whole one, this changes nothing, whatever the histories.
     cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
-    model = VQBeT(replace(shapes, observation=ObservationSpec(cut)), recipe, statistics)
+    spec = ObservationSpec(cut)
+    unknown = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in spec.fields.items()}
+    model = VQBeT(replace(shapes, observation=spec), recipe, unknown)
+    lost = sorted(set(model.state_dict()) - set(weights))
+    if lost:
+        # The export stores equal tensors once, and computes with constants what it can.
+        raise ConfigError(
+            f"the {role} of {bundle.name!r} cannot be rebuilt: the exported network does not name {lost[0]!r}. "
+            "Policies with a camera cannot be, nor those that were hardly trained"
+        )
     weights["positions"] = weights["positions"][: len(model.positions)]
     model.load_state_dict(weights)
     return model.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,10 @@ from specact.gates.settings import GateChoices
 from specact.lab.data.sources import Source
 from specact.lab.train.toml import build, read_toml
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
+from specact.runtime.limits import MOST
 
 HELD_OUT = Range(0, 1, open_high=True)
+SIZE = Range(1, MOST)
 _MOST_TUPLES = 2**20  # of codes; a table of so many chunks has some hundred megabytes
 
 
@@ -44,15 +47,15 @@ class TokenizerRecipe:
     dead_share: float = 0.004
 
     def __post_init__(self) -> None:
-        sizes = ("codebooks", "codes", "latent", "hidden", "steps", "batch")
-        check_ranges(self, dict.fromkeys(sizes, COUNT))
+        check_ranges(self, dict.fromkeys(("codebooks", "codes", "latent", "hidden", "batch"), SIZE) | {"steps": COUNT})
         check_ranges(
             self,
             {"learning_rate": POSITIVE, "decay": BELOW_ONE, "commitment": NOT_NEGATIVE, "dead_share": BELOW_ONE},
         )
-        if self.codes**self.codebooks > _MOST_TUPLES:
+        # Not the power itself: it may have millions of digits.
+        if self.codebooks * math.log2(self.codes) > math.log2(_MOST_TUPLES):
             raise ConfigError(
-                f"{self.codes} codes in each of {self.codebooks} codebooks are {self.codes**self.codebooks} tuples; "
+                f"{self.codes} codes in each of {self.codebooks} codebooks are {self.codes}^{self.codebooks} tuples; "
                 f"the device keeps a table of all of them, and at most {_MOST_TUPLES} are allowed"
             )
 
@@ -145,7 +148,7 @@ class PolicyRecipe:
     snapshot: float = 0.0
 
     def __post_init__(self) -> None:
-        check_ranges(self, dict.fromkeys(("layers", "heads", "width", "steps", "batch"), COUNT))
+        check_ranges(self, dict.fromkeys(("layers", "heads", "width", "batch"), SIZE) | {"steps": COUNT})
         check_ranges(
             self, dict.fromkeys(("head_width", "warmup", "weight_decay", "focal", "state_noise"), NOT_NEGATIVE)
         )
@@ -212,7 +215,7 @@ class Recipe:
         check_ranges(
             self,
             {
-                "generate_episodes": NOT_NEGATIVE, "generate_noise": NOT_NEGATIVE, "window": COUNT, "chunk": COUNT,
+                "generate_episodes": NOT_NEGATIVE, "generate_noise": NOT_NEGATIVE, "window": SIZE, "chunk": SIZE,
                 "temperature": POSITIVE, "seed": SEED, "held_out": HELD_OUT,
             },
         )  # fmt: skip

@@ -1,0 +1,51 @@
+"""Demonstrations for commands that work without a simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specact.errors import ConfigError
+from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair
+from specact.lab.data.episodes import Episodes
+
+
+def held_out(pair: AnyPair, recipe: Path | None, data: Path | None, env: str | None) -> Episodes:
+    """Demonstrations that were kept back in training: of the given recipe, otherwise of the one the pair was made by.
+
+    Args:
+        pair: the pair.
+        recipe: of these demonstrations, or None.
+        data: folder that the recipe's data paths are relative to.
+        env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
+
+    Raises:
+        ConfigError: if there is no recipe, or it names files and there is no folder to look in.
+        DataError: if they cannot be read.
+    """
+    if recipe is None:
+        if not isinstance(pair, Bundle) or "recipe" not in pair.manifest:
+            raise ConfigError(
+                f"nobody knows what {pair.name} was trained on; say which demonstrations with --recipe, the recipe of "
+                "the draft, and --data"
+            )
+        from specact.lab.evaluation.imitation import held_out_demonstrations
+
+        return held_out_demonstrations(pair, data, env)
+    from specact.lab.data.generate import demonstrations
+    from specact.lab.envs import load_task
+    from specact.lab.train.flow_recipe import load_any_recipe
+
+    asked, _ = load_any_recipe(recipe)
+    if asked.data and data is None:
+        raise ConfigError(f"{recipe} names files ({', '.join(asked.data)}); give their folder with --data FOLDER")
+    made = demonstrations(
+        None if asked.env is None else load_task(asked.env),
+        [(data or Path()) / name for name in asked.data],
+        asked.generate_episodes,
+        asked.generate_noise,
+        asked.seed,
+        sources=asked.observations,
+        rate_hz=asked.rate_hz,
+    )
+    return made.split(asked.held_out, asked.seed)[1]

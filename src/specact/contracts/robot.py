@@ -1,0 +1,75 @@
+"""What is expected of a robot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.clock import VirtualClock
+from specact.contracts.expectations import call, expect
+from specact.errors import ContractError, ObservationError
+from specact.observation import ObservationHistory
+from specact.pair import Pair
+from specact.robot.loop import Robot, run_loop
+
+
+def check_robot(robot: Robot, pair: Pair[Any], action: NDArray[np.float32]) -> None:
+    """Checks a robot: that its observations are what a pair needs, that it acts, and that it can be stopped.
+
+    It moves: the action is sent three times, and the robot is stopped twice, once after an error.
+
+    Args:
+        robot: the robot.
+        pair: a loaded bundle that is to run on it.
+        action: one that does no harm, ``[A]``, such as one that keeps it where it is.
+
+    Raises:
+        ContractError: for the first thing that is not as :class:`~specact.robot.loop.Robot` says.
+    """
+    width = len(pair.units.centre)
+    action = np.asarray(action, np.float32)
+    expect(
+        action.shape == (width,), f"{pair.name} has actions of {width} numbers, but the one to try has {action.shape}"
+    )
+    for method in ("observe", "act"):
+        expect(callable(getattr(robot, method, None)), f"a robot must have a method {method!r}")
+    own_stop = getattr(robot, "stop", None)
+    expect(own_stop is None or callable(own_stop), "stop must be a method, or not be there")
+    history = ObservationHistory(pair.observation)
+    for _ in range(3):
+        seen = call("observe", robot.observe)
+        try:
+            history.push(seen)
+        except ObservationError as error:
+            raise ContractError(f"observe must give what {pair.name} needs: {error}") from error
+        given = action.copy()
+        call("act", robot.act, given)
+        expect(np.array_equal(given, action), "act must not change the action that it is given")
+    # What a control loop does when something raises.
+    failing = _FailingPolicy(None if callable(own_stop) else action)
+    try:
+        run_loop(robot, failing, 1.0 / pair.rate_hz, VirtualClock(), lambda: True, lambda tick: None)  # type: ignore[arg-type]
+    except _PolicyError as error:
+        notes = "; ".join(getattr(error, "__notes__", []))
+        expect(not notes, f"the robot must be able to stop after an error of the policy; {notes}")
+    if callable(own_stop):
+        call("stop, called again,", own_stop)
+
+
+class _PolicyError(Exception):
+    """What a policy may raise."""
+
+
+class _FailingPolicy:
+    """Of a :class:`~specact.policy.SpeculativePolicy`, what a control loop asks of it."""
+
+    record = None
+    stopped = expired = False
+
+    def __init__(self, stop_action: NDArray[np.float32] | None) -> None:
+        self.stop_action = stop_action
+
+    def act(self, observation: Any) -> NDArray[np.float32]:
+        raise _PolicyError

@@ -1,0 +1,151 @@
+"""What is expected of an environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.contracts.expectations import call, expect, outline, same
+
+if TYPE_CHECKING:
+    from specact.lab.envs.task import Task
+
+
+def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
+    """Checks an environment: its spaces, that a seed decides everything, the info, and the task's functions.
+
+    Args:
+        task: the environment.
+        seed: of the episode that is played, with random actions.
+        steps: of that episode at most; ``max_steps`` is the other limit.
+
+    Raises:
+        ContractError: for the first thing that is not as :class:`~specact.lab.envs.task.Task` says.
+    """
+    import gymnasium as gym  # robots do without it
+
+    expect(0.0 < task.rate_hz < math.inf, f"rate_hz must be positive and finite, got {task.rate_hz}")
+    expect(task.max_steps >= 1, f"max_steps must be at least 1, got {task.max_steps}")
+    paced: dict[str, Any] = {} if task.pace is None else {"pace": 0.0}
+    env, twin = (call("make", task.make, render_mode=None, **paced) for _ in range(2))
+    try:
+        seen, acts = env.observation_space, env.action_space
+        expect(isinstance(seen, gym.spaces.Dict), f"observation_space must be a gymnasium Dict, it is {seen}")
+        for name, space in seen.spaces.items():
+            numbers = isinstance(space, gym.spaces.Box) and space.dtype == np.float32
+            frames = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and space.shape[2:] == (3,)
+            expect(
+                numbers or frames,
+                f"the observation {name!r} must be a Box, float32 or, for a camera, uint8 [H, W, 3]; it is {space}",
+            )
+        expect(
+            isinstance(acts, gym.spaces.Box) and acts.dtype == np.float32 and len(acts.shape) == 1,
+            f"action_space must be a Box, float32 [A]; it is {acts}",
+        )
+        actions = _actions(acts, seed, min(steps, task.max_steps))
+        played, again = _play(env, task, seed, actions), _play(env, task, seed, actions)
+        elsewhere = _play(twin, task, seed, actions)
+        expect(same(played, again), f"reset(seed={seed}) and the same actions must give the same episode again")
+        expect(same(played, elsewhere), f"seed {seed} and the same actions must give the same episode in a second env")
+        _check_functions(task, env, acts, played[0], actions[0])
+    finally:
+        env.close()
+        twin.close()
+
+
+def _play(env: Any, task: Task, seed: int, actions: Sequence[NDArray[np.float32]]) -> list[dict[str, NDArray[Any]]]:
+    """The observations of an episode."""
+    observation, info = call("reset", env.reset, seed=seed, values=2)
+    success, score = _judged(info, "reset", success=False, score=-math.inf)
+    observations = [_observed(observation, env.observation_space, "reset")]
+    for action in actions:
+        given = action.copy()
+        observation, _, terminated, truncated, info = call("step", env.step, given, values=5)
+        expect(np.array_equal(given, action), "step must not change the action that it is given")
+        expect(
+            all(isinstance(flag, bool | np.bool_) for flag in (terminated, truncated)),
+            f"step must say terminated and truncated as bool, got {terminated!r} and {truncated!r}",
+        )
+        success, score = _judged(info, "step", success=success, score=score)
+        observations.append(_observed(observation, env.observation_space, "step"))
+        if terminated or truncated:
+            break
+    return observations
+
+
+def _judged(info: Any, where: str, *, success: bool, score: float) -> tuple[bool, float]:
+    for name in ("success", "score"):
+        expect(isinstance(info, dict) and name in info, f"the info of {where} must have {name!r}, got {info!r:.200}")
+    expect(isinstance(info["success"], bool | np.bool_), f"info['success'] must be bool, got {info['success']!r:.60}")
+    expect(bool(info["success"]) or not success, "info['success'] must stay true once it is: reached at any time")
+    try:
+        found = float(info["score"])
+    except (TypeError, ValueError):
+        found = math.nan
+    expect(math.isfinite(found), f"info['score'] must be a finite number, got {info['score']!r:.60}")
+    expect(found >= score, f"info['score'] must be the best so far; it fell from {score} to {found}")
+    return bool(info["success"]), found
+
+
+def _observed(observation: Any, spaces: Any, where: str) -> dict[str, NDArray[Any]]:
+    expect(
+        isinstance(observation, dict) and observation.keys() == spaces.spaces.keys(),
+        f"the observation of {where} must be a dict with {', '.join(spaces.spaces)}; got {outline(observation)}",
+    )
+    for name, space in spaces.spaces.items():
+        value = observation[name]
+        expect(
+            isinstance(value, np.ndarray) and value.dtype == space.dtype and value.shape == space.shape,
+            f"the observation {name!r} of {where} must be {space.dtype} {list(space.shape)}, got {outline(value)}",
+        )
+        expect(bool(np.isfinite(value).all()), f"the observation {name!r} of {where} must be finite, got {value}")
+    return {name: value.copy() for name, value in observation.items()}
+
+
+def _check_functions(
+    task: Task, env: Any, acts: Any, observation: dict[str, NDArray[Any]], action: NDArray[np.float32]
+) -> None:
+    expect(
+        callable(task.features), "features must be a function Episodes -> Episodes; lambda episodes: episodes will do"
+    )
+    if task.hold is not None:
+        last = action.copy()
+        held = call("hold", task.hold, last)
+        expect(np.array_equal(last, action), "hold must not change the action that it is given")
+        _check_action(held, acts, "hold")
+    if task.expert is not None:
+        expert = call("expert", task.expert, 0)
+        for method in ("reset", "act"):
+            expect(callable(getattr(expert, method, None)), f"an expert must have a method {method!r}, taking the env")
+        env.reset(seed=0)
+        call("the expert's reset", expert.reset, env)
+        _check_action(call("the expert's act", expert.act, env), acts, "the expert's act")
+    if task.effector is not None:
+        place = call("effector", task.effector, env)
+        expect(
+            isinstance(place, np.ndarray) and place.dtype == np.float64 and place.ndim == 1,
+            f"effector must give where the robot is as float64 [D], got {outline(place)}",
+        )
+    if task.roll_forward is not None:
+        rolled = call("roll_forward", task.roll_forward, observation, np.stack([action, action]))
+        _observed(rolled, env.observation_space, "roll_forward")
+
+
+def _check_action(action: Any, acts: Any, where: str) -> None:
+    expect(
+        isinstance(action, np.ndarray) and action.dtype == np.float32 and action.shape == acts.shape,
+        f"{where} must give an action, float32 {list(acts.shape)}, got {outline(action)}",
+    )
+    expect(acts.contains(action), f"{where} must give an action within the action space, got {action}")
+
+
+def _actions(space: Any, seed: int, count: int) -> list[NDArray[np.float32]]:
+    """Random ones; where a side of the space is open, within 1 of the other."""
+    rng = np.random.default_rng(seed)
+    low = np.where(np.isfinite(space.low), space.low, np.where(np.isfinite(space.high), space.high - 1.0, -1.0))
+    high = np.where(np.isfinite(space.high), space.high, low + 1.0)
+    return [rng.uniform(low, high).astype(np.float32).clip(space.low, space.high) for _ in range(max(1, count))]

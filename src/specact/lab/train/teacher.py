@@ -1,0 +1,109 @@
+"""A draft for somebody else's target: demonstrations whose actions are those that the target would have taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError, DataError
+from specact.families.chunks.sources import LoadedPolicy
+from specact.lab.train.stages import Dataset, Progress
+from specact.lab.train.windows import Windows
+from specact.observation import Window
+from specact.rng import Role, stream
+
+_BATCH = 64
+# Of the random streams that the target draws from; no training step has this number.
+_STREAM = 9
+
+
+def check_teacher(teacher: LoadedPolicy, chunk: int, actions: int, rate_hz: float, names: set[str]) -> None:
+    """Refuses a target that cannot label these demonstrations.
+
+    Args:
+        teacher: the target.
+        chunk: actions that the draft predicts at once.
+        actions, rate_hz: of the demonstrations.
+        names: of their observations.
+
+    Raises:
+        ConfigError: if its chunks are shorter, its actions others, or it sees what the demonstrations do not hold.
+    """
+    spec = teacher.policy.spec
+    if spec.actions != actions or spec.rate_hz != rate_hz:
+        raise ConfigError(
+            f"{teacher.name} has {spec.actions} actions at {spec.rate_hz:g} Hz, the demonstrations {actions} at "
+            f"{rate_hz:g} Hz"
+        )
+    if spec.chunk < chunk:
+        raise ConfigError(f"{teacher.name} answers with {spec.chunk} actions; the recipe's chunk of {chunk} is longer")
+    missing = sorted(set(spec.observation.fields) - names)
+    if missing:
+        raise ConfigError(
+            f"{teacher.name} sees {', '.join(missing)}, which the demonstrations do not hold under that name; name it "
+            "in the recipe's [observations]"
+        )
+    if spec.observation.instruction:
+        raise ConfigError(f"{teacher.name} needs an instruction, and demonstrations hold none")
+
+
+def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, seed: int, progress: Progress) -> None:
+    """Replaces the chunks that a dataset's windows should predict by the target's answers to the same observations.
+
+    Answers are kept in the folder as they come, so that a run that was stopped does not ask again.
+
+    Args:
+        dataset: its windows are changed.
+        teacher: the target; checked by :func:`check_teacher`.
+        chunk: actions that the draft predicts at once.
+        folder: of the run.
+        seed: of what is random about the target.
+        progress: told (what is going on, done, in all).
+
+    Raises:
+        DataError: if an answer is not finite.
+    """
+    parts = (("train", dataset.train), ("held_out", dataset.held_out))
+    total, done = sum(len(windows) for _, windows in parts), 0
+    for name, windows in parts:
+        path = folder / f"answers-{name}.npy"
+        answers = _file(path, (len(windows), chunk, dataset.centre.shape[0]))
+        for first in range(0, len(windows), _BATCH):
+            rows = np.arange(first, min(first + _BATCH, len(windows)))
+            if np.isnan(answers[rows]).any():
+                rngs = [stream(seed, Role.DRAFT, episode=_STREAM, step=int(row)) for row in rows]
+                found = np.stack(teacher.policy.infer_batch(_windows(windows, teacher, rows), rngs))[:, :chunk]
+                if not np.isfinite(found).all():
+                    raise DataError(f"{teacher.name} has no finite answer to some of the demonstrated observations")
+                answers[rows] = found
+            done += len(rows)
+            progress("target's answers", done, total)
+        answers.flush()
+        normalised = (np.asarray(answers) - dataset.centre.numpy()) / dataset.scale.numpy()
+        windows.chunks = torch.from_numpy(normalised.astype(np.float32))
+
+
+def forget_answers(folder: Path) -> None:
+    """Removes the answers that :func:`teach` keeps, when the draft is trained."""
+    for path in folder.glob("answers-*.npy"):
+        path.unlink()
+
+
+def _windows(windows: Windows, teacher: LoadedPolicy, rows: NDArray[np.int64]) -> list[Window]:
+    seen = windows.at(teacher.policy.spec.observation, rows).observation
+    arrays = {name: tensor.numpy() for name, tensor in seen.items()}
+    return [Window({name: array[i] for name, array in arrays.items()}) for i in range(len(rows))]
+
+
+def _file(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """NaN where nothing has been asked yet."""
+    if path.exists():
+        kept = np.lib.format.open_memmap(path, mode="r+")
+        if kept.shape == shape:
+            return kept
+    made = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    made[:] = np.nan
+    return made

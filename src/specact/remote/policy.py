@@ -1,0 +1,168 @@
+"""A chunk policy on a server, from its address alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+
+from specact.errors import ConfigError, MissError
+from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
+from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
+from specact.observation import Observation, ObservationHistory, Window
+from specact.remote.client import Line, greet
+from specact.remote.target import RemoteTarget, positive_deadline
+from specact.remote.transport import Endpoint, trusting
+from specact.rng import StepAddress
+from specact.types import Miss
+from specact.wire.handshake import Hello
+from specact.wire.sizes import HANDSHAKE_BYTES
+
+
+class RemotePolicy:
+    """A chunk policy on a server: call it with an observation, and it answers with a chunk of actions.
+
+    ::
+
+        with specact.connect("ws://127.0.0.1:8600") as policy:
+            actions = policy({"state": state})      # float32 [H, A], in the environment's units
+
+    The history that a policy may need is that of the observations it was called with, or told of with
+    :meth:`observe`; one per control period. :func:`connect` makes one. Use it as a context manager, or call
+    :meth:`close`.
+
+    Args:
+        line: to the server; it is closed with this.
+        spec: of the policy.
+        deadline_ms: how long an answer is waited for [ms].
+        seed, robot: address of the random streams that the server draws from.
+
+    Attributes:
+        spec: what it needs to see, and what it gives.
+        line: to the server.
+        counts: ``steps`` (calls), ``transmitted`` (requests that left) and ``missed``.
+    """
+
+    inpaints = False
+
+    def __init__(self, line: Line, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
+        self.line, self.spec = line, spec
+        self.counts: Counter[str] = Counter()
+        line.report = self.counts
+        self._target = RemoteTarget(line, ChunkCodec(spec), deadline_ms)
+        self._deadline_ms = deadline_ms
+        self._history = ObservationHistory(spec.observation)
+        self._address = StepAddress(seed, robot, 0, 0)
+
+    def __enter__(self) -> RemotePolicy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __call__(self, observation: Observation) -> Chunk:
+        """The server's chunk of actions for this observation.
+
+        Args:
+            observation: a mapping with every array of ``spec.observation``, or one array, taken as ``state``.
+
+        Returns:
+            float32 ``[H, A]``, in the environment's units; every number is finite.
+
+        Raises:
+            ObservationError: if the observation cannot be used; nothing was sent then.
+            MissError: if there is no usable answer within the deadline; its ``cause`` says why.
+        """
+        window, address = self._history.push(observation), self._address
+        self._address = address._replace(step=address.step + 1)
+        found = self.ask(window, address)
+        if isinstance(found, Miss):
+            raise MissError(
+                f"the server gave no usable answer within {self._deadline_ms:g} ms ({found.cause}"
+                + (f": {self.line.problem}" if self.line.problem else "")
+                + "); call again, or connect with a longer deadline_ms",
+                found.cause,
+            )
+        return found
+
+    def observe(self, observation: Observation) -> None:
+        """Adds an observation to the history, and asks nothing.
+
+        Raises:
+            ObservationError: if it cannot be used; the history is unchanged.
+        """
+        self._history.push(observation)
+
+    def reset(self, episode: int = 0) -> None:
+        """Starts an episode: the history is forgotten; the number is part of the random streams' address."""
+        self._history.reset()
+        self._address = self._address._replace(episode=episode, step=0)
+
+    def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
+        """The chunk ``[H, A]`` for a window; the caller waits, but never longer than the deadline.
+
+        Raises:
+            ConfigError: if ``inpainting`` is given; the protocol does not carry it.
+        """
+        if inpainting is not None:
+            raise ConfigError("a policy on a server cannot inpaint; choose another execution")
+        found = self._target.submit(window, address).result()
+        if isinstance(found, Miss):
+            self.counts.update(steps=1, transmitted=int(found.sent), missed=1)
+            return found
+        self.counts.update(steps=1, transmitted=1, missed=0)
+        return found.value
+
+    def close(self) -> None:
+        """Hangs up; may be called twice."""
+        self.line.close()
+
+
+def connect(
+    url: str,
+    *,
+    deadline_ms: float = 1000.0,
+    token: str | None = None,
+    ca: str | Path | None = None,
+    robot: str = "robot",
+    timeout: float = 5.0,
+    jpeg_quality: int | None = None,
+    seed: int = 0,
+) -> RemotePolicy:
+    """The chunk policy that a server serves; what it needs to see is asked of the server.
+
+    Args:
+        url: ``ws://host:port``; ``wss``, ``http`` and ``https`` likewise.
+        deadline_ms: how long a call waits for its answer [ms].
+        token: the server's bearer token, where it has one.
+        ca: PEM file of the authority that signed the server's certificate; the system's if not given.
+        robot: this device's name on the server's status page, at most 64 characters.
+        timeout: for the first connection [s].
+        jpeg_quality: sends camera frames as JPEG of this quality, 1 to 95; None sends them raw.
+        seed: address of the random streams that the server draws from.
+
+    Raises:
+        RemoteError: if there is no connection in time, or the server refuses this device.
+        ConfigError: if an argument cannot be used, or the server has no chunk policy.
+        BundleError: if what the server says of its policy is not a spec.
+    """
+    endpoint = Endpoint.parse(url, token, trusting(None if ca is None else Path(ca)))
+    positive_deadline(deadline_ms)
+    channel, welcome = greet(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
+    channel.close()
+    if welcome.family != FAMILY:
+        raise ConfigError(
+            f"{endpoint} serves {welcome.bundle}, a target of the family {welcome.family!r:.40}, whose answers only a "
+            f"pair on this device can use: specact.load_bundle({welcome.bundle!r}) and "
+            "specact.remote.remote_verifier(line, bundle, deadline_ms)"
+        )
+    spec = spec_of(welcome.spec)
+    line = Line(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
+    try:
+        line.connect(timeout)
+        return RemotePolicy(line, spec, deadline_ms, seed=seed)
+    except BaseException:
+        line.close()
+        raise

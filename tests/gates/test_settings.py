@@ -1,0 +1,100 @@
+"""Gates by name: the built-in ones, and one's own as ``MODULE:GATE``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specact import calibrated_gate, load_bundle
+from specact.errors import BundleError, ConfigError
+from specact.gates import Gate
+from specact.gates.calibration import Calibration, find_calibration
+from specact.gates.settings import CALIBRATED, GATES, GateChoices, GateSettings, load_gate
+from specact.lab.rollout.methods import METHODS, load_method
+
+THIRD_PARTY = Path(__file__).parents[1] / "thirdparty"
+BEND = "my_gate:Bend"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_third_party(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(THIRD_PARTY)
+
+
+class Strict(Gate):
+    """Takes no limits."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__(threshold)
+
+    def score(self, proposal: Any, rng: Any) -> float:
+        return 0.0
+
+
+def test_every_built_in_name_leads_to_a_gate() -> None:
+    assert all(issubclass(load_gate(name), Gate) for name in GATES)
+    assert set(GATES) - set(CALIBRATED) == {"never", "always", "random"}
+
+
+def test_a_gate_of_ones_own_is_made_with_threshold_and_limits() -> None:
+    ball = load_bundle("ball")
+    settings = GateChoices(max_skips=3).settings(BEND, ball)
+    assert settings == GateSettings(BEND, max_skips=3) and load_gate(BEND).calibrated
+    gate = GateSettings(BEND, 0.25, 0.5, 3).build(ball)
+    assert type(gate).__name__ == "Bend"
+    assert (gate.threshold, gate.tie_probability, gate.max_skips) == (0.25, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deviatoin", "unknown gate 'deviatoin'; did you mean 'deviation'? Known: always, deviation, "),
+        ("deviatoin", "uncertainty; or MODULE:NAME for one of your own"),
+        (
+            "my_gate:Gate",
+            "'my_gate:Gate' is <class 'specact.gates.gate.Gate'>. It must be a subclass of specact.gates.",
+        ),
+        ("my_sim:TASK", "It must be a subclass of specact.gates.Gate that implements score; my_sim has none"),
+    ],
+)
+def test_what_is_no_gate_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_gate(name)
+    assert said in str(raised.value)
+
+
+def test_a_gate_that_does_not_take_its_limits_is_told_what_it_has_to_take() -> None:
+    own = f"{__name__}:Strict"
+    with pytest.raises(ConfigError, match=r"cannot be created: TypeError.*takes threshold and \*\*limits"):
+        GateSettings(own).build(load_bundle("ball"))
+
+
+def test_a_gate_of_ones_own_is_a_method() -> None:
+    method = load_method(BEND)
+    assert method.gate == BEND and method.verifier == "speculative"
+    assert method.about == "verified where a gate asks for it: Queries the target where the actions change direction."
+    assert load_method("deviation").gate == "deviation" and "deviation" not in METHODS
+    with pytest.raises(ConfigError, match="unknown method 'never'"):
+        load_method("never")
+
+
+def test_its_calibration_is_kept_in_the_bundle_without_a_colon(tmp_path: Path) -> None:
+    bundle = load_bundle(shutil.copytree(load_bundle("ball").path, tmp_path / "ball"))
+    made = Calibration(bundle.fingerprint, 0.6, GateSettings(BEND, 0.25), {}, [], {}, {})
+    assert made.save(bundle.path / "calibration").name == "my_gate.Bend-0.60.json"
+    assert calibrated_gate(bundle, BEND, 0.6).threshold == 0.25
+
+
+@pytest.mark.parametrize("changed", [{"name": BEND}, {"name": "uncertainty"}])
+def test_a_calibration_cannot_name_another_gate_than_its_file(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """A bundle cannot run code: the gate that is imported is the one that the user asked for."""
+    bundle = load_bundle(shutil.copytree(load_bundle("ball").path, tmp_path / "ball"))
+    file = bundle.path / "calibration" / "deviation-0.60.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps(stored | {"settings": stored["settings"] | changed}))
+    with pytest.raises(BundleError, match=f"is a calibration of the gate '{changed['name']}' at rate 0.6"):
+        find_calibration(bundle, "deviation", 0.6)

@@ -1,0 +1,80 @@
+"""An environment of one's own, as ``MODULE:TASK``; one that only a bundle names is not imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specact import load_bundle
+from specact.cli.shown import held_out
+from specact.cli.tised import _subject
+from specact.errors import ConfigError
+from specact.families.codes.bundle import Bundle
+from specact.gates.settings import GateSettings
+from specact.lab.envs import env_of, load_task
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.distillation import collector
+from specact.lab.rollout.pool import Pool
+
+THIRD_PARTY = Path(__file__).parents[2] / "thirdparty"
+TROLLEY = "my_sim:TASK"
+
+
+@pytest.fixture(autouse=True)
+def beside_the_third_party(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(THIRD_PARTY)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Bundle:
+    """A bundle that names code which must not be imported."""
+    folder = Path(shutil.copytree(load_bundle("ball").path, tmp_path / "foreign"))
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"env": "antigravity_of_nobody:TASK"}))
+    return load_bundle(folder)
+
+
+def test_it_is_loaded_by_name() -> None:
+    assert load_task(TROLLEY).name == "trolley"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("push", "did you mean 'pusht'? Known: ball, ball-chase, kitchen, peg, pusht, relocate, swarm; or MODULE:NAME"),
+        ("my_sim:Trolley", "It must be a Task, see specact.lab.envs.task; my_sim has TASK"),
+        ("my_simm:TASK", "there is no module 'my_simm'"),
+    ],
+)
+def test_what_is_no_environment_is_one_sentence(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_task(name)
+    assert said in str(raised.value)
+
+
+def test_a_bundle_cannot_have_code_imported(foreign: Bundle, tmp_path: Path) -> None:
+    told = r"made for the environment 'antigravity_of_nobody:TASK'.*name it yourself: --env antigravity_of_nobody:TASK"
+    with pytest.raises(ConfigError, match=told):
+        env_of(foreign, None)
+    with pytest.raises(ConfigError, match=told):
+        env_of(foreign, TROLLEY)
+    assert env_of(foreign, foreign.env) == foreign.env
+    with Pool(1) as pool:
+        with pytest.raises(ConfigError, match=told):
+            evaluate(Evaluation(str(foreign.path), None, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)
+        what = Evaluation(str(foreign.path), "ball", ("draft",), 1, mse=True)
+        with pytest.raises(ConfigError, match=told):
+            evaluate(what, tmp_path / "mse", lambda *_: None, pool)
+        with pytest.raises(ConfigError, match=told):
+            collector(10, pool, lambda *_: None)(foreign, [GateSettings("always")], 0)
+    with pytest.raises(ConfigError, match=told):
+        held_out(foreign, None, None, TROLLEY)
+    with pytest.raises(ConfigError, match=told):
+        _subject(str(foreign.path), None, 1, None, tmp_path).variants._windows()
+    # Who names it has it imported.
+    with pytest.raises(ConfigError, match="there is no module 'antigravity_of_nobody'"), Pool(1) as pool:
+        evaluate(Evaluation(str(foreign.path), foreign.env, ("draft",), 1), tmp_path / "run", lambda *_: None, pool)

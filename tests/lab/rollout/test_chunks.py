@@ -1,0 +1,75 @@
+"""Pairs of chunk policies in a rollout: a batch of robots does what each of them would do alone."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+
+from tests.lab.rollout import chunk_policies
+
+from specact.clock import VirtualClock
+from specact.families.chunks.folder import make_pair
+from specact.families.chunks.pair import ChunkPair
+from specact.gates.settings import GateSettings
+from specact.lab.envs import load_task
+from specact.lab.rollout.rollout import Shard, run_shard, start_of
+from specact.policy import SpeculativePolicy
+
+SMALL, LARGE = (f"{chunk_policies.__name__}:{name}" for name in ("small", "large"))
+SEED = 3
+GATES = {
+    "draft": GateSettings("never"),
+    "target": GateSettings("always"),
+    "hybrid": GateSettings("always"),
+    "random": GateSettings("random", threshold=0.5),
+    "adahi": GateSettings("deviation", threshold=0.5),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
+    folder = tmp_path_factory.mktemp("chunks") / "pair"
+    return make_pair(folder, SMALL, LARGE, execute=4, accept_within=0.4, env="ball")
+
+
+def shard(pair: ChunkPair, method: str, episodes: tuple[int, ...]) -> Shard:
+    return Shard(
+        str(pair.path), pair.fingerprint, "ball", method, GATES[method], episodes, SEED, "wifi-paper", 0.002, 0.011,
+        named=(SMALL, LARGE),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", GATES)
+def test_robots_in_a_batch_do_what_each_does_alone(pair: ChunkPair, method: str) -> None:
+    outcomes, table = run_shard(shard(pair, method, (0, 1, 2)))
+    assert len(set(table["episode"].tolist())) == 3
+    for episode in range(3):
+        (alone,), own = run_shard(shard(pair, method, (episode,)))
+        assert outcomes[episode] == alone
+        rows = table["episode"] == episode
+        for name, values in own.items():
+            np.testing.assert_array_equal(table[name][rows], values, err_msg=name)
+
+
+@pytest.mark.parametrize("method", ["draft", "hybrid", "random"])
+def test_a_rollout_is_what_the_policy_does_on_a_robot(pair: ChunkPair, method: str) -> None:
+    """The lock step asks both policies beforehand, the robot its own parts; the streams are the same."""
+    outcomes, table = run_shard(shard(pair, method, (0, 1)))
+    task = load_task("ball")
+    for episode, outcome in enumerate(outcomes):
+        policy = SpeculativePolicy(pair, GATES[method].build(pair), seed=SEED, clock=VirtualClock())
+        policy.reset(episode)
+        env = task.make()
+        observation, info = env.reset(seed=start_of(SEED, episode))
+        steps, done, transmitted = 0, False, []
+        while not done:
+            inferring = policy.wants_inference
+            observation, _, terminated, truncated, info = env.step(policy.act(observation))
+            if inferring:
+                assert policy.record is not None
+                transmitted.append(policy.record.decision.transmit)
+            steps += 1
+            done = terminated or truncated or steps >= task.max_steps
+        env.close()
+        assert (outcome.steps, outcome.success, outcome.score) == (steps, info["success"], info["score"])
+        assert table["transmitted"][table["episode"] == episode].tolist() == transmitted

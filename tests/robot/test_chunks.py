@@ -1,0 +1,395 @@
+"""A chunk policy on a robot: the same schedule as in the simulator, and every guarantee of the control loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.lab.rollout.tape import CHUNK, IDLE, PERIOD_S, TAPE, Prophet, Tape
+
+from specact.clock import VirtualClock
+from specact.errors import BundleError, ConfigError, ObservationError
+from specact.execution.strategy import Execution, Kind
+from specact.fallback import Fallback
+from specact.families.chunks.policy import Chunk, Inpainting
+from specact.lab.envs.moving import MovingWorld
+from specact.lab.rollout.episode import run_episode
+from specact.observation import Window
+from specact.rng import StepAddress
+from specact.robot.chunks import ChunkRunner
+from specact.robot.inference import ChunkSource, Finished, InferenceThread, LocalSource
+from specact.robot.loop import Journal, Tick, run_loop
+from specact.types import Miss, OffloadTimes
+
+STILL = np.array([IDLE], np.float32)
+
+
+class Timed:
+    """Inferences that take the given time of a clock, one after the other, then the last for ever."""
+
+    def __init__(self, source: ChunkSource, clock: Any, *latencies: float) -> None:
+        self.source, self._clock, self._latencies = source, clock, list(latencies)
+        self.began: list[float] = []
+        self._coming: tuple[Finished, float] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._coming is not None
+
+    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
+        assert self._coming is None
+        took = self._latencies.pop(0) if len(self._latencies) > 1 else self._latencies[0]
+        self.began.append(self._clock.now())
+        self._coming = Finished(address, self.source.ask(window, address, inpainting), took), self._clock.now() + took
+
+    def take(self) -> Finished | None:
+        if self._coming is None or self._coming[1] > self._clock.now() + 1e-9:
+            return None
+        found, self._coming = self._coming[0], None
+        return found
+
+    def wait(self, seconds: float) -> bool:
+        if self._coming is None:
+            return False
+        self._clock.sleep(max(0.0, min(seconds, self._coming[1] - self._clock.now())))
+        return bool(self._coming[1] <= self._clock.now() + 1e-9)
+
+
+# ---- the schedule is the simulator's ---------------------------------------------------------------------------------
+
+
+class Within:
+    """A robot in a moving world, and the world's clock: while the loop sleeps, the world goes on under its action."""
+
+    def __init__(self, world: MovingWorld) -> None:
+        self._world, self._action = world, STILL
+
+    def observe(self) -> dict[str, NDArray[np.float32]]:
+        return dict(self._world.observe())
+
+    def act(self, action: NDArray[np.float32]) -> None:
+        self._action = action
+
+    def roll_forward(self, observation: Any, actions: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        assert TAPE.roll_forward is not None
+        return TAPE.roll_forward(observation, actions)
+
+    def now(self) -> float:
+        return self._world.now
+
+    def sleep(self, seconds: float) -> None:
+        self._world.advance(seconds, self._action)
+
+
+@pytest.mark.parametrize(
+    ("kind", "execute", "overlap"),
+    [
+        ("synchronous", 4, 0), ("naive", 4, 2), ("naive", 4, 4), ("aligned", CHUNK, 3), ("aligned", 4, 2),
+        ("inpainting", CHUNK, 3), ("roll_forward", 4, 2),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("latency_s", [0.0, 0.03, 0.12, 0.2, 0.33, 0.61])
+def test_robot_and_simulator_play_the_same_actions_at_the_same_times(
+    kind: Kind, execute: int, overlap: int, latency_s: float
+) -> None:
+    """And show the policy the same windows, and tell it the same of the chunk in play."""
+    execution, task = Execution(kind, execute, overlap), replace(TAPE, max_steps=60)
+    simulated, driven = Prophet(2, inpaints=True), Prophet(2, inpaints=True)
+    world = MovingWorld(task)
+    episode = run_episode(world, simulated, execution, latency_s, start=0, seed=0, episode=0)
+    assert isinstance(world.env, Tape)
+    wanted = [command for command in world.env.commands[1:] if command[1] != IDLE]
+
+    world = MovingWorld(task)
+    world.reset(0)
+    robot = Within(world)
+    runner = ChunkRunner(
+        Timed(LocalSource(driven), robot, latency_s), execution, roll_forward=robot.roll_forward,
+        idle="stop_action", fallback=Fallback(stop_action=STILL), clock=robot,
+    )  # fmt: skip
+    run_loop(robot, runner, PERIOD_S, robot, lambda: not world.done, lambda tick: None)
+    assert isinstance(world.env, Tape)
+    played = [command for command in world.env.commands[1:] if command[1] != IDLE]
+    assert played == wanted
+    assert np.array_equal(driven.windows, simulated.windows)
+    assert len(driven.told) == len(simulated.told)
+    for mine, theirs in zip(driven.told, simulated.told, strict=True):
+        if mine is None or theirs is None:
+            assert mine is theirs
+        else:
+            assert np.array_equal(mine.actions, theirs.actions) and np.array_equal(mine.weights, theirs.weights)
+    assert runner.counts["chunks"] == episode.chunks
+    if episode.chunks:
+        assert runner.summary()["observation_age_ms"] == pytest.approx(1e3 * episode.age_s)
+
+
+# ---- the control loop, in virtual time -------------------------------------------------------------------------------
+
+PERIOD = 0.125  # powers of two: sums of them are exact
+
+
+@dataclass
+class Arm:
+    """A robot that remembers what it was told when; its sensor fails where ``broken`` says so."""
+
+    clock: VirtualClock
+    broken: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.observed = 0
+        self.moved: list[tuple[float, float]] = []
+
+    def observe(self) -> Any:
+        self.observed += 1
+        return {"state": None if self.observed - 1 in self.broken else np.array([self.clock.now()])}
+
+    def act(self, action: NDArray[np.float32]) -> None:
+        self.moved.append((self.clock.now(), float(action[0])))
+
+
+class Answers:
+    """A policy whose chunk number i is ``10 i, 10 i + 1, ...``; None stands for an answer that is not finite."""
+
+    inpaints = False
+
+    def __init__(self, *answers: Miss | Exception | None) -> None:
+        self.spec = Prophet().spec
+        self._answers = dict(enumerate(answers))
+        self.asked = 0
+
+    def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
+        self.asked += 1
+        found = self._answers.get(self.asked - 1)
+        if isinstance(found, Exception):
+            raise found
+        return found or (10.0 * self.asked + np.arange(CHUNK)[:, None]).astype(np.float32)
+
+
+def drive(
+    arm: Arm, source: ChunkSource, execution: Execution, ticks: int, *latencies: float, **options: Any
+) -> tuple[ChunkRunner, list[Tick]]:
+    clock, noted = arm.clock, list[Tick]()
+    runner = ChunkRunner(Timed(source, clock, *latencies), execution, period_s=PERIOD, clock=clock, **options)
+    run_loop(arm, runner, PERIOD, clock, lambda: len(noted) < ticks and not runner.stopped, noted.append)
+    return runner, noted
+
+
+def test_a_synchronous_robot_holds_its_last_action_while_it_thinks_and_goes_on_when_it_knows() -> None:
+    arm = Arm(VirtualClock())
+    runner, ticks = drive(arm, Answers(), Execution("synchronous", 2), 8, PERIOD / 4)
+    quarter = PERIOD / 4
+    # Before the first action nothing is sent; a tick begins as soon as the chunk is there.
+    assert arm.moved == [
+        (quarter, 10.0), (quarter + PERIOD, 11.0), (quarter + 2 * PERIOD, 11.0), (2 * quarter + 2 * PERIOD, 20.0),
+        (2 * quarter + 3 * PERIOD, 21.0), (2 * quarter + 4 * PERIOD, 21.0), (3 * quarter + 4 * PERIOD, 30.0),
+    ]  # fmt: skip
+    assert runner.counts == {"inferences": 3, "chunks": 3, "idle": 3}
+    assert all(tick.late_s == 0.0 for tick in ticks)
+
+
+def test_an_overlapping_execution_leaves_no_gap() -> None:
+    arm = Arm(VirtualClock())
+    runner, _ = drive(arm, Answers(), Execution("naive", 4, 2), 13, 2 * PERIOD)
+    assert [action for _, action in arm.moved] == [10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32]
+    assert np.diff([at for at, _ in arm.moved]).tolist() == [PERIOD] * 10
+    assert runner.counts["idle"] == 2, "only the first inference cannot be hidden"
+
+
+def test_the_robot_idles_with_the_stop_action_where_it_is_told_to() -> None:
+    arm = Arm(VirtualClock())
+    options = {"idle": "stop_action", "fallback": Fallback(stop_action=STILL)}
+    drive(arm, Answers(), Execution("synchronous", 2), 8, 2 * PERIOD, **options)
+    assert [action for _, action in arm.moved] == [IDLE, IDLE, 10, 11, IDLE, IDLE, 20, 21, IDLE]
+
+
+def test_an_unusable_observation_holds_the_last_action_and_the_time_of_aligned_actions_goes_on() -> None:
+    for execution, then in ((Execution("aligned", 6, 1), 14.0), (Execution("naive", 6, 1), 13.0)):
+        arm = Arm(VirtualClock(), frozenset({3}))
+        _, ticks = drive(arm, Answers(), execution, 5, 0.0)
+        assert [action for _, action in arm.moved] == [10, 11, 12, 12, then]
+        assert [tick.unusable is not None for tick in ticks] == [False, False, False, True, False]
+
+
+def test_without_a_usable_observation_at_the_start_nothing_moves() -> None:
+    arm = Arm(VirtualClock(), frozenset({0}))
+    with pytest.raises(ObservationError, match="state"):
+        drive(arm, Answers(), Execution("naive", 4), 8, 0.0)
+    assert arm.moved == []
+
+
+LOST = Miss("overloaded", OffloadTimes())
+
+
+def test_misses_are_counted_by_cause_and_the_next_control_step_asks_again() -> None:
+    arm, source = Arm(VirtualClock()), Answers(None, LOST, Miss("invalid", OffloadTimes()))
+    runner, _ = drive(arm, source, Execution("naive", 2), 7, 0.0)
+    assert [action for _, action in arm.moved] == [10, 11, 11, 11, 40, 41, 50]
+    assert runner.summary()["misses"] == {"overloaded": 1, "invalid": 1} and runner.counts["inferences"] == 3
+
+
+def test_a_miss_stops_the_robot_where_the_fallback_says_so() -> None:
+    for fallback, asked in (
+        (Fallback("stop", None, STILL), 2), (Fallback("hold_last", 1, STILL), 3), (Fallback("hold_last", 5, STILL), 6),
+    ):  # fmt: skip
+        arm, source = Arm(VirtualClock()), Answers(None, *[LOST] * 4)
+        runner, _ = drive(arm, source, Execution("naive", 2), 7, 0.0, fallback=fallback)
+        assert source.asked == asked and runner.stopped == (asked < 6)
+        assert runner.stopped == (arm.moved[-2:][0][1] == IDLE)
+
+
+def test_an_inference_beyond_its_deadline_is_a_miss_and_its_chunk_is_not_used() -> None:
+    arm = Arm(VirtualClock())
+    runner, _ = drive(arm, Answers(), Execution("naive", 2), 14, 0.0, 5 * PERIOD, 0.0, deadline_s=2 * PERIOD)
+    # Chunk 2 comes after two deadlines; chunk 3 is asked for when it is there.
+    assert [action for _, action in arm.moved][:9] == [10, 11, 11, 11, 11, 11, 11, 30, 31]
+    assert runner.summary()["misses"] == {"deadline": 1}
+
+
+def test_what_is_left_of_an_old_chunk_is_dropped() -> None:
+    """The process is suspended after two ticks; when it wakes, it looks again before it moves."""
+    for limit, then in ((1.0, 20.0), (np.inf, 12.0)):
+        arm = Arm(VirtualClock())
+        noted = list[Tick]()
+        inference = Timed(Answers(), arm.clock, 0.0)
+        runner = ChunkRunner(
+            inference, Execution("naive", 6, 0), period_s=PERIOD, max_chunk_age_s=limit, clock=arm.clock
+        )
+
+        def note(tick: Tick, arm: Arm = arm, noted: list[Tick] = noted) -> None:
+            noted.append(tick)
+            if len(noted) == 2:
+                arm.clock.sleep(10.0)
+
+        def proceed(noted: list[Tick] = noted) -> bool:
+            return len(noted) < 3
+
+        run_loop(arm, runner, PERIOD, arm.clock, proceed, note)
+        assert [action for _, action in arm.moved] == [10.0, 11.0, then]
+
+
+def test_a_chunk_that_came_while_the_process_was_suspended_is_not_played() -> None:
+    arm = Arm(VirtualClock())
+    noted = list[Tick]()
+    runner = ChunkRunner(
+        Timed(Answers(), arm.clock, 0.0, PERIOD / 2, 0.0), Execution("naive", 2, 1), period_s=PERIOD,
+        max_chunk_age_s=1.0, clock=arm.clock,
+    )  # fmt: skip
+
+    def note(tick: Tick) -> None:
+        noted.append(tick)
+        if len(noted) == 2:
+            arm.clock.sleep(10.0)
+
+    run_loop(arm, runner, PERIOD, arm.clock, lambda: len(noted) < 3, note)
+    assert [action for _, action in arm.moved] == [10.0, 11.0, 30.0]
+
+
+def test_an_error_of_the_policy_ends_the_loop_in_a_stop() -> None:
+    arm = Arm(VirtualClock())
+    with InferenceThread(Answers(None, RuntimeError("out of memory"))) as inference:
+        runner = ChunkRunner(inference, Execution("naive", 2), period_s=PERIOD, fallback=Fallback(stop_action=STILL))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run_loop(arm, runner, PERIOD, arm.clock, lambda: True, lambda tick: None)
+    assert arm.moved[-1][1] == IDLE
+
+
+def test_another_episode_uses_nothing_of_the_last_one() -> None:
+    arm = Arm(VirtualClock())
+    source = Answers()
+    runner = ChunkRunner(Timed(source, arm.clock, PERIOD), Execution("naive", 4), period_s=PERIOD, clock=arm.clock)
+    assert runner.act(arm.observe()) is None
+    runner.reset(episode=1)
+    # Of the chunk that was under way nothing is played, and the next is asked for when it is out of the way.
+    for expected in (None, None, 20.0):
+        found = runner.act(arm.observe())
+        assert found is None if expected is None else found is not None and found[0] == expected
+        arm.clock.sleep(PERIOD)
+    assert source.asked == 2
+
+
+# ---- inference beside the loop ---------------------------------------------------------------------------------------
+
+
+class Held(Prophet):
+    """A policy whose every inference waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Semaphore(1)
+
+    def infer(
+        self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
+    ) -> NDArray[np.float32]:
+        assert self.go.acquire(timeout=60.0)
+        return super().infer(window, rng, inpainting)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_loop_goes_on_while_the_policy_thinks() -> None:
+    policy, arm, noted = Held(), Arm(VirtualClock()), list[Tick]()
+    with InferenceThread(LocalSource(policy)) as inference:
+        runner = ChunkRunner(inference, Execution("naive", 4, 4), period_s=0.01, clock=arm.clock)
+
+        def proceed() -> bool:
+            # The second inference is held for as long as the robot takes to play the first chunk and to idle.
+            if len(noted) == 60:
+                policy.go.release()
+            return runner.counts["chunks"] < 2
+
+        run_loop(arm, runner, 0.01, arm.clock, proceed, noted.append)
+        policy.go.release()  # the third one
+    assert runner.counts["chunks"] == 2 and runner.counts["idle"] > 40 and len(noted) > 60
+
+
+# ---- what does not fit is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda own: ChunkRunner(own, Execution("naive", 9)), "at most that; got execute 9"),
+        (lambda own: ChunkRunner(own, Execution("inpainting", 4)), "cannot inpaint; choose aligned"),
+        (lambda own: ChunkRunner(own, Execution("roll_forward", 4)), "needs a model of the robot"),
+        (lambda own: ChunkRunner(own, Execution("naive", 4), idle=cast(Any, "sleep")), "unknown way to idle 'sleep'"),
+        (lambda own: ChunkRunner(own, Execution("naive", 4), idle="stop_action"), "needs a stop_action"),
+        (
+            lambda own: ChunkRunner(own, Execution("naive", 4), fallback=Fallback(stop_action=np.zeros(2, np.float32))),
+            "must be 1 finite numbers",
+        ),
+        (lambda own: ChunkRunner(own, Execution("naive", 4), deadline_s=0.0), "must be above 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[Timed], ChunkRunner], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make(Timed(LocalSource(Prophet()), VirtualClock(), 0.0))
+
+
+def test_an_answer_of_another_shape_or_that_is_not_finite_is_not_played() -> None:
+    class Bad(Prophet):
+        def __init__(self, answer: NDArray[np.float32]) -> None:
+            super().__init__()
+            self.answer = answer
+
+        def infer(self, *arguments: object) -> NDArray[np.float32]:
+            return self.answer
+
+    window, address = Prophet().spec.observation.zeros(), StepAddress(0, 0, 0, 0)
+    with pytest.raises(BundleError, match=r"shape \(8, 1\), it gave \(7, 1\)"):
+        LocalSource(Bad(np.zeros((7, 1), np.float32))).ask(window, address)
+    found = LocalSource(Bad(np.full((8, 1), np.nan, np.float32))).ask(window, address)
+    assert isinstance(found, Miss) and found.cause == "invalid"
+
+
+def test_the_summary_counts_what_there_was() -> None:
+    arm, journal = Arm(VirtualClock()), Journal(PERIOD)
+    runner, ticks = drive(arm, Answers(None, LOST), Execution("naive", 2), 6, PERIOD)
+    for tick in ticks:
+        journal.note(tick)
+    summary = journal.control() | runner.summary()
+    assert summary["ticks"] == 6 and summary["inferences"] == 2 and summary["misses"] == {"overloaded": 1}
+    assert summary["inference_ms"]["p50"] == pytest.approx(1e3 * PERIOD)

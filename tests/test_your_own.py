@@ -1,0 +1,125 @@
+"""docs/your-own.md: its files are those of tests/thirdparty, and all its commands and snippets run, as processes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "your-own.md"
+THIRD_PARTY = ROOT / "tests" / "thirdparty"
+
+_BLOCK = re.compile(r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A code block: a file where it has a name, commands where it has no language."""
+
+    file: str | None
+    language: str
+    text: str
+
+
+def sections() -> dict[str, list[Block]]:
+    """The code blocks by heading."""
+    parts = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    return {
+        title: [Block(*found.group("file", "language", "text")) for found in _BLOCK.finditer(text)]
+        for title, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_the_files_of_the_page_are_those_of_the_third_party() -> None:
+    shown = {block.file: block.text for blocks in sections().values() for block in blocks if block.file}
+    assert shown == {path.name: path.read_text() for path in THIRD_PARTY.iterdir() if path.is_file()}
+
+
+class Reader:
+    """Somebody who does what the page says, in a folder of their own."""
+
+    def __init__(self, folder: Path, command: list[str], environment: dict[str, str]) -> None:
+        self._folder, self._command, self._environment = folder, command, environment
+        self._server: subprocess.Popen[str] | None = None
+        self._url = ""
+
+    def follow(self, blocks: list[Block]) -> None:
+        """Runs snippets and commands; every command must succeed. A server runs until the next one, or the end."""
+        for block in blocks:
+            if block.file is not None:
+                continue
+            if block.language == "python":
+                self._run([sys.executable, "-c", block.text])
+                continue
+            for line in block.text.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:2] == ["specact", "serve"]:
+                    self._serve(words[1:])
+                elif words[:2] == ["specact", "run"]:
+                    self._run([*self._command, *words[1:], "--server", self._url])
+                elif words[0] == "specact":
+                    self._run([*self._command, *words[1:]])
+                else:
+                    self._run([sys.executable, *words[1:]])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            self._server.communicate(timeout=60)
+
+    def _serve(self, words: list[str]) -> None:
+        self.close()
+        self._server = subprocess.Popen(
+            [*self._command, *words, "--port", "0"],
+            cwd=self._folder, env=self._environment, text=True, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._server.stderr is not None
+        said = self._server.stderr.readline()
+        found = re.search(r"ws://[\d.:]+", said)
+        assert found is not None, said + self._server.stderr.read()
+        self._url = found.group()
+
+    def _run(self, words: list[str]) -> None:
+        done = subprocess.run(
+            words, cwd=self._folder, env=self._environment, text=True, capture_output=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, f"{shlex.join(words[-12:])}\n{done.stdout}\n{done.stderr}"
+
+
+@contextmanager
+def reading(folder: Path, command: list[str], environment: dict[str, str]) -> Iterator[Reader]:
+    for path in THIRD_PARTY.iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    reader = Reader(folder, command, environment | {"OMP_NUM_THREADS": "1"})
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def test_your_own_data(tmp_path: Path, command: list[str], environment: dict[str, str]) -> None:
+    with reading(tmp_path, command, environment) as reader:
+        reader.follow(sections()["Your data"])
+
+
+def test_your_own_simulator_robot_gate_and_policy(
+    tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    with reading(tmp_path, command, environment) as reader:
+        for title, blocks in sections().items():
+            if title != "Your data":
+                reader.follow(blocks)
+    # A gate of one's own is calibrated, and evaluated, like any other.
+    assert (tmp_path / "runs/sim/bundles/trolley/calibration/my_gate.Bend-0.50.json").is_file()
+    assert (tmp_path / "runs/gates/steps/my_gate.Bend").is_dir()
+
+
+def test_nothing_is_missing() -> None:
+    assert list(sections()) == ["Your data", "Your simulator", "Your robot", "Your gate", "Your policy"]
