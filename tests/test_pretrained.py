@@ -13,6 +13,7 @@ from specact.gates import ActionDeviation, Learned
 from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices
 from specact.lab.rollout.rollout import Shard, run_shard
+from specact.lab.train.recipe import as_dict, load_recipe
 from specact.runtime.manifest import fingerprint_of
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
@@ -91,6 +92,19 @@ def test_a_distilled_draft_shares_target_and_tokenizer_with_its_pair(name: str) 
     for part in ("target", "tokenizer"):
         assert made.manifest["fingerprints"][part] == pair.manifest["fingerprints"][part]
     assert made.manifest["fingerprints"]["draft"] != pair.manifest["fingerprints"]["draft"]
+
+
+@pytest.mark.parametrize(("name", "draft"), [("pusht-camera", {"image", "agent"}), ("pusht-camera-state", {"state"})])
+def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> None:
+    bundle = load_bundle(PRETRAINED / name)
+    assert set(bundle.spec.target.fields) == {"image", "agent"} and set(bundle.spec.draft.fields) == draft
+    assert bundle.spec.target["image"].window_shape == (2, 96, 96, 3)
+    recipe = load_recipe(PRETRAINED.parent / "recipes" / "pusht-camera.toml")
+    assert bundle.manifest["recipe"] == json.loads(json.dumps(as_dict(recipe)))
+    assert max(bundle.manifest["parity"].values()) < 2e-4
+    # One tokenizer for all PushT pairs, so their codes mean the same.
+    assert bundle.manifest["fingerprints"]["tokenizer"] == load_bundle("pusht").manifest["fingerprints"]["tokenizer"]
+    assert isinstance(calibrated_gate(bundle, "deviation", rate=0.6), ActionDeviation)
 
 
 def test_all_bundles_together_are_small() -> None:

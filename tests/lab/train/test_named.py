@@ -203,7 +203,7 @@ def episodes() -> Episodes:
     rng = np.random.default_rng(0)
     seen = {"state": rng.normal(size=(20, 3)), "goal": rng.normal(size=(20, 2)), "pair": rng.normal(size=(20, 2, 2))}
     arrays = {name: values.astype(np.float32) for name, values in seen.items()}
-    frames = rng.integers(0, 255, (20, 8, 8, 3), dtype=np.uint8)
+    frames = rng.integers(0, 255, (20, 16, 16, 3), dtype=np.uint8)
     return Episodes({**arrays, "image": frames}, rng.normal(size=(20, 2)).astype(np.float32), np.array([10, 20]), 10.0)
 
 
@@ -241,7 +241,7 @@ def network(spec: ObservationSpec) -> VQBeT:
 
 def test_only_positions_that_see_everything_predict() -> None:
     """Of five states and two frames two positions predict; the first of them does not see the later frame."""
-    fields = {"state": Field((3,), "float32", 5), "image": Field((8, 8, 3), "uint8", 2)}
+    fields = {"state": Field((3,), "float32", 5), "image": Field((16, 16, 3), "uint8", 2)}
     model = network(ObservationSpec(fields))
     seen = example_inputs(model, 4)
     with torch.no_grad():

@@ -19,6 +19,7 @@ TASKS = {
     "ball-chase": "specact.lab.envs.ball_chase",
     "swarm": "specact.lab.envs.swarm",
     "pusht": "specact.lab.envs.pusht",
+    "pusht-camera": "specact.lab.envs.pusht_camera",
     "kitchen": "specact.lab.envs.kitchen",
     "relocate": "specact.lab.envs.adroit",
     "peg": "specact.lab.envs.metaworld",

@@ -36,6 +36,7 @@ TICKS = 10  # in a control period
 STIFFNESS, DAMPING = 100.0, 20.0  # with which gym-pusht's agent follows its target [1/s^2], [1/s]
 STEADY = 3.717  # velocity of an agent that repeats a displacement, over that displacement [1/s]
 WIDTH = 26
+FRAME_PX = 96  # height and width of a camera frame, as in the recorded demonstrations
 BOUND = 4.0  # no two points of the arena are this many half widths apart; only a block squeezed out of it is cut
 
 Axis = TypeVar("Axis", float, NDArray[np.float64])
@@ -74,6 +75,11 @@ def observe(raw: ArrayLike) -> NDArray[np.float32]:
     return np.asarray(np.clip(np.concatenate(columns, axis=-1), -BOUND, BOUND), dtype=np.float32)
 
 
+def position(state: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The observation ``agent`` ``[..., 2]``: the agent's part of ``state``, which a robot knows without seeing."""
+    return state[..., :2].copy()
+
+
 def displacement(target_px: ArrayLike, agent_px: ArrayLike) -> NDArray[np.float32]:
     """The action that asks for a target: ``(target - agent) / 128 px``, cut to [-1, 1], float32 ``[..., 2]``.
 
@@ -105,8 +111,10 @@ def features(episodes: Episodes) -> Episodes:
 class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """gym-pusht seen through :func:`observe`, driven by displacements.
 
-    Observation: ``{"state": float32 [26]}``. Action: float32 ``[2]`` in [-1, 1], the displacement from the agent's
-    present position to its target in units of 128 px; the target is kept within the arena.
+    Observation: ``{"state": float32 [26]}``, with ``frames`` also ``image``, the scene from above, uint8
+    ``[96, 96, 3]``, and ``agent``, its position as in ``state``, float32 ``[2]``. Action: float32 ``[2]`` in [-1, 1],
+    the displacement from the agent's present position to its target in units of 128 px; the target is kept within the
+    arena.
     ``info``: ``coverage`` [0..1] now, ``score`` the largest so far, ``success`` whether that is above 0.85.
     The episode terminates above a coverage of 0.95, as gym-pusht's does, and is truncated after 300 steps (30 s).
 
@@ -116,6 +124,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
     Args:
         render_mode: None or ``rgb_array``.
         pace: speed of the belt under the block [px/s], >= 0.
+        frames: whether to look through the camera as well; drawing a frame takes longer than the physics of a step.
 
     Attributes:
         belt: its velocity ``[2]`` [px/s].
@@ -131,12 +140,16 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
-    def __init__(self, render_mode: str | None = None, pace: float = 0.0) -> None:
+    def __init__(self, render_mode: str | None = None, pace: float = 0.0, frames: bool = False) -> None:
         if not 0.0 <= pace < math.inf:
             raise ConfigError(f"the pace of PushT's belt must be a speed of at least 0 px/s, got {pace}")
         self.render_mode = render_mode
-        self._pace, self.belt = pace, (0.0, 0.0)
-        self.observation_space = gym.spaces.Dict({"state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32)})
+        self._pace, self.belt, self._frames = pace, (0.0, 0.0), frames
+        spaces: dict[str, gym.Space[Any]] = {"state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32)}
+        if frames:
+            spaces["image"] = gym.spaces.Box(0, 255, (FRAME_PX, FRAME_PX, 3), np.uint8)
+            spaces["agent"] = gym.spaces.Box(-BOUND, BOUND, (2,), np.float32)
+        self.observation_space = gym.spaces.Dict(spaces)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self._sim = PushTEnv(obs_type="state", render_mode=render_mode)
         self._target: tuple[float, float] = (0.0, 0.0)
@@ -152,7 +165,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start at random, or with ``options={"state": raw}`` at a recorded state ``[5]``."""
         super().reset(seed=seed)
         self._sim.reset(seed=seed)
@@ -163,9 +176,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._best, self._steps = 0.0, 0
         return self.look(), self._info(self._coverage())
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
         """Move towards the target for a tenth of a second; the reward is gym-pusht's."""
         self.command(action)
         self.run(TICKS)
@@ -197,9 +208,14 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         reward = min(max(coverage / self._sim.success_threshold, 0.0), 1.0)
         return reward, coverage > self._sim.success_threshold, self._steps >= MAX_STEPS, self._info(coverage)
 
-    def look(self) -> dict[str, NDArray[np.float32]]:
+    def look(self) -> dict[str, NDArray[Any]]:
         """The observation of this very moment."""
-        return {"state": observe(self.raw)}
+        state = observe(self.raw)
+        if not self._frames:
+            return {"state": state}
+        # gym-pusht's own, which it renders only in its render modes.
+        image = self._sim._get_img(self._sim._draw(), FRAME_PX, FRAME_PX)
+        return {"state": state, "image": image, "agent": position(state)}
 
     def render(self) -> NDArray[np.uint8] | None:
         """The scene, uint8 ``[680, 680, 3]``; None without a render mode."""
@@ -216,6 +232,9 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._sim.block.angle = float(raw[4])
         self._sim.block.position = float(raw[2]), float(raw[3])
         self._sim.agent.position = float(raw[0]), float(raw[1])
+        if self._frames:  # shapes are drawn where they were at the last tick
+            for body in (self._sim.block, self._sim.agent):
+                self._sim.space.reindex_shapes_for_body(body)
 
     def _coverage(self) -> float:
         """As gym-pusht's own, but with the goal, which never moves, built once, and parts always in one order.
@@ -239,16 +258,16 @@ def roll_forward(seen: Seen, actions: NDArray[np.float32]) -> dict[str, NDArray[
     what it would be had the first action been going on for long.
     """
     state = seen["state"].astype(np.float64)
-    position, block = HALF_PX + HALF_PX * state[0:2], GOAL_XY_PX + HALF_PX * state[2:4]
+    at, block = HALF_PX + HALF_PX * state[0:2], GOAL_XY_PX + HALF_PX * state[2:4]
     angle = math.atan2(state[4], state[5]) + GOAL_ANGLE_RAD
     moves = ACTION_SCALE_PX * np.clip(actions.astype(np.float64), -1.0, 1.0)
     velocity = STEADY * moves[:1].sum(axis=0)
     for move in moves:
-        target = np.clip(position + move, 0.0, ARENA_PX)
+        target = np.clip(at + move, 0.0, ARENA_PX)
         for _ in range(TICKS):
-            velocity = _pulled(position, velocity, target)
-            position = position + velocity * TICK_S
-    return {**seen, "state": observe([*position, *block, angle])}
+            velocity = _pulled(at, velocity, target)
+            at = at + velocity * TICK_S
+    return {**seen, "state": observe([*at, *block, angle])}
 
 
 def agent(env: gym.Env[Any, Any]) -> NDArray[np.float64]:

@@ -46,6 +46,8 @@ class Task:
         roll_forward: what the robot would see if it had run the actions ``[m, A]`` after an observation and nothing
             else had moved: its own state carried forward by a model of the robot, everything else as it was. None
             where there is no such model.
+        scenes: observations of random scenes ``[number, ...]`` by name, for image encoders to learn from:
+            ``scenes(number, rng)``. None where nobody has written it.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Task:
     still: tuple[Idle, ...] = ()
     effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
     roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
+    scenes: Callable[[int, np.random.Generator], dict[str, NDArray[Any]]] | None = None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of an ``action`` and of every observation, by name: ``(n,)`` for numbers, ``(H, W, 3)`` for a camera."""

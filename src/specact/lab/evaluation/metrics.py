@@ -102,7 +102,7 @@ def _chunk_metrics(steps: Table) -> dict[str, Any]:
 
 
 # Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
-SUCCESS_AT = {"pusht": (0.95,)}
+SUCCESS_AT = {"pusht": (0.95,), "pusht-camera": (0.95,)}
 
 
 def _share(counted: NDArray[np.bool_]) -> dict[str, float]:

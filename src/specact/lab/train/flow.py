@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from specact.families.chunks.policy import ChunkSpec
+from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.recipe import EncoderRecipe
 from specact.lab.train.vqbet import (
-    ImageEncoder,
     Statistics,
     flat,
     hold_statistics,
@@ -40,8 +41,12 @@ class Encoder(nn.Module):
         # What has a history is made first and comes last.
         self.seen = sorted(spec.fields, key=lambda name: spec[name].history == 0)
         for name in self.seen:
-            numbers = not spec[name].is_image
-            embed = _perceptron(math.prod(spec[name].shape), width, width) if numbers else ImageEncoder(width)
+            shape = spec[name].shape
+            embed: nn.Module = (
+                ImageEmbedding(EncoderRecipe(), shape, width)
+                if spec[name].is_image
+                else _perceptron(math.prod(shape), width, width)
+            )
             self.add_module(f"embed_{plain(name)}", embed)
         tokens = sum(max(1, field.history) for field in spec.fields.values())
         self.positions = nn.Parameter(torch.randn(tokens, width) * 0.02)

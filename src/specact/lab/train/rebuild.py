@@ -105,9 +105,9 @@ def _weights(model: onnx.ModelProto) -> dict[str, Tensor]:
         product = next(made_by[name] for name in node.input if name != bias)
         layer = bias.removeprefix(_EXPORTED_AS).removesuffix(".bias")
         named[f"{layer}.weight"] = np.ascontiguousarray(values[product.input[1]].T)
-    # Masks are made anew, and transposed copies are of weights that are there already.
+    # Masks and places are made anew, and transposed copies are of weights that are there already.
     return {
         name: torch.from_numpy(value.copy())
         for name, value in named.items()
-        if not name.endswith((".mask", ".transposed"))
+        if not name.endswith((".mask", ".places", ".transposed"))
     }

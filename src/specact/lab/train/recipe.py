@@ -61,6 +61,44 @@ class TokenizerRecipe:
 
 
 @dataclass(frozen=True)
+class EncoderRecipe:
+    """How a policy looks through its cameras, see :class:`~specact.lab.train.encoder.ImageEncoder`.
+
+    Attributes:
+        channels: of its convolutions; the first has a stride of 4, the second of 2.
+        keypoints: how many places in a frame it finds.
+        width: of the two layers that read them.
+        learns: an observation of the demonstrations, such as a pose, that the encoder learns to tell from a frame
+            before the policy is trained, after which it is frozen; "" to train it along with the policy.
+        scenes: how many random scenes of the environment it learns from, half of every batch; 0 for none.
+        steps, batch, learning_rate, weight_decay, average, bfloat16: of that stage, as those of a policy.
+    """
+
+    channels: tuple[int, ...] = (32, 64, 64, 64)
+    keypoints: int = 32
+    width: int = 256
+    learns: str = ""
+    scenes: int = 0
+    steps: int = 4000
+    batch: int = 128
+    learning_rate: float = 2e-3
+    weight_decay: float = 1e-2
+    average: float = 0.998
+    bfloat16: bool = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, dict.fromkeys(("keypoints", "width", "steps", "batch"), COUNT))
+        check_ranges(self, {"scenes": NOT_NEGATIVE, "weight_decay": NOT_NEGATIVE})
+        check_ranges(self, {"learning_rate": POSITIVE, "average": BELOW_ONE})
+        if len(self.channels) < 2 or min(self.channels) < 1:
+            raise ConfigError(
+                f"an encoder has at least two convolutions, each with at least 1 channel, got {list(self.channels)}"
+            )
+        if self.scenes and not self.learns:
+            raise ConfigError("encoder.scenes is for an encoder that learns before the policy; set encoder.learns")
+
+
+@dataclass(frozen=True)
 class PolicyRecipe:
     """One VQ-BeT policy.
 
@@ -68,6 +106,7 @@ class PolicyRecipe:
         sees: names of the observations it looks at; without any, all that are no camera's.
         history: of an observation, how many it looks at, where that is not the recipe's ``window`` or what
             ``[observations]`` says; 0 for the newest alone.
+        encoder: how it looks through cameras, where it sees one.
         layers, heads, width: the transformer's.
         head_width: hidden width of the code and offset heads; 0 for linear heads.
         dropout: in the transformer.
@@ -86,6 +125,7 @@ class PolicyRecipe:
 
     sees: tuple[str, ...] = ()
     history: dict[str, int] = field(default_factory=dict)
+    encoder: EncoderRecipe = field(default_factory=EncoderRecipe)
     layers: int = 4
     heads: int = 4
     width: int = 128

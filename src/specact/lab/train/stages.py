@@ -74,13 +74,13 @@ def demonstrated(recipe: Demonstrated, task: Task | None, data: Path, progress: 
     )
 
 
-def needed(episodes: Episodes, specs: Iterable[ObservationSpec]) -> Episodes:
-    """Without what no policy sees; one frame of every camera that one does see is read.
+def needed(episodes: Episodes, specs: Iterable[ObservationSpec], learned: Iterable[str] = ()) -> Episodes:
+    """Without what no policy sees and no encoder learns; one frame of every camera that one does see is read.
 
     Raises:
         DataError: if such a camera cannot be read.
     """
-    names = {name for spec in specs for name in spec.fields}
+    names = {name for spec in specs for name in spec.fields}.union(learned)
     kept = episodes.only(*(name for name in episodes.observation if name in names))
     for name in kept.cameras:
         kept.frames(name)[0]

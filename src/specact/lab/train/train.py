@@ -11,11 +11,14 @@ import torch
 
 from specact import __version__
 from specact.families.codes.spec import PolicySpec
-from specact.lab.train import checkpoint, stages
+from specact.lab.envs.task import Task
+from specact.lab.train import checkpoint, encoder_stage, stages
+from specact.lab.train.encoder import ImageEncoder
+from specact.lab.train.encoder_stage import Scenes, Telling
 from specact.lab.train.export import write_bundle
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import run
-from specact.lab.train.recipe import PolicyRecipe, Recipe, as_dict
+from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, as_dict
 from specact.lab.train.stages import Progress
 from specact.lab.train.tokenizer import ResidualVQ
 from specact.lab.train.vqbet import Shapes, VQBeT
@@ -56,16 +59,22 @@ def train(recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads:
     task = stages.task_of(recipe)
     made = stages.demonstrated(recipe, task, data, progress)
     specs = stages.specs_of(recipe, made)
-    made = stages.needed(made, specs.values())
+    made = stages.needed(made, specs.values(), encoder_stage.learned(recipe, specs, made, task))
     dataset = stages.prepare(made, recipe)
     with locked(out):
         claim(out, as_dict(recipe))
         with stages.frames_at_hand(made, out / "frames", progress) as made:
-            return _train(recipe, specs, stages.prepare(made, recipe) if made.cameras else dataset, out, progress)
+            dataset = stages.prepare(made, recipe) if made.cameras else dataset
+            return _train(recipe, task, specs, dataset, out, progress)
 
 
 def _train(
-    recipe: Recipe, specs: dict[str, ObservationSpec], dataset: stages.Dataset, out: Path, progress: Progress
+    recipe: Recipe,
+    task: Task | None,
+    specs: dict[str, ObservationSpec],
+    dataset: stages.Dataset,
+    out: Path,
+    progress: Progress,
 ) -> Trained:
     def advance(stage: str, total: int) -> Callable[[int], None]:
         return lambda done: progress(stage, done, total)
@@ -75,8 +84,22 @@ def _train(
     tokenizer = stage.module.eval().requires_grad_(False)
     assert isinstance(tokenizer, ResidualVQ)
 
+    scenes = Scenes(task, recipe.seed)
+    trained: dict[tuple[str, EncoderRecipe], ImageEncoder] = {}  # policies with the same encoder share it
     for name, settings in recipe.policies.items():
-        stage = stages.policy_stage(name, settings, dataset, recipe, tokenizer, specs[name])
+        shown, encoder = dataset, settings.encoder
+        cameras = specs[name].images if encoder.learns else ()
+        for camera in cameras:
+            if (camera, encoder) not in trained:
+                stage = encoder_stage.encoder_stage(f"{name}.{camera}", encoder, camera, dataset, scenes, recipe.seed)
+                stage.module.load_state_dict(run(stage, out, advance(stage.name, stage.steps)))
+                assert isinstance(stage.module, Telling)
+                trained[camera, encoder] = stage.module.encoder.eval()
+            shown = encoder_stage.encoded(shown, camera, trained[camera, encoder])
+        stage = stages.policy_stage(name, settings, shown, recipe, tokenizer, specs[name])
+        assert isinstance(stage.module, VQBeT)
+        for camera in cameras:
+            stage.module.freeze(camera, trained[camera, encoder])
         stage.module.load_state_dict(run(stage, out, advance(name, stage.steps)))
     return Trained(_export(recipe, specs, dataset, tokenizer, out), last_lines(out))
 

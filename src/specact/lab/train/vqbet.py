@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.sees import positions
 from specact.observation import Field, ObservationSpec
@@ -116,38 +117,6 @@ class Block(nn.Module):
         return x + added
 
 
-class _GroupNorm(nn.GroupNorm):
-    """PyTorch's, written out: its own export computes shapes when it runs, which bundles may not do."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        groups = x.reshape(-1, self.num_groups, x.shape[1:].numel() // self.num_groups)
-        centred = groups - groups.mean(-1, keepdim=True)
-        variance = (centred * centred).mean(-1, keepdim=True)
-        normal = (centred / torch.sqrt(variance + self.eps)).reshape(-1, *x.shape[1:])
-        scaled: Tensor = normal * self.weight[:, None, None] + self.bias[:, None, None]
-        return scaled
-
-
-class ImageEncoder(nn.Module):
-    """A small convolutional encoder: uint8 frames ``[..., H, W, 3]`` to embeddings ``[..., width]``."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        channels = 3
-        for out in (16, 32, 64, 64):
-            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), _GroupNorm(8, out), nn.ReLU()]
-            channels = out
-        self.layers = nn.Sequential(*layers)
-        self.project = nn.Linear(channels, width)
-
-    def forward(self, image: Tensor) -> Tensor:
-        # Only the batch is free: everything else is a constant of the exported graph.
-        frames = image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2).float() / 255.0 - 0.5
-        embedded: Tensor = self.project(self.layers(frames).mean((-2, -1)))
-        return embedded.reshape(-1, *image.shape[1:-3], embedded.shape[-1])
-
-
 class VQBeT(nn.Module):
     """The policy network. Training reads all positions that predict; inference only the last one.
 
@@ -169,7 +138,7 @@ class VQBeT(nn.Module):
         for name in (*self.seen, *self.own_token):
             joined = sum(math.prod(fields[goal].shape) for goal in self.joined) if name == self.seen[0] else 0
             embed = (
-                ImageEncoder(width)
+                ImageEmbedding(recipe.encoder, fields[name].shape, width)
                 if fields[name].is_image
                 else nn.Linear(math.prod(fields[name].shape) + joined, width)
             )
@@ -229,6 +198,12 @@ class VQBeT(nn.Module):
         """Tokens of the newest observations, with nothing before them, ``[B, T, W]``."""
         missing = self.length - tokens.shape[1]
         return nn.functional.pad(tokens, (0, 0, missing, 0)) if missing else tokens
+
+    def freeze(self, camera: str, encoder: nn.Module) -> None:
+        """Looks through a camera with an encoder that has been trained already, and leaves that as it is."""
+        mine: ImageEmbedding = getattr(self, f"embed_{plain(camera)}")
+        mine.encoder.load_state_dict(encoder.state_dict())
+        mine.encoder.requires_grad_(False)
 
     def heads(self, features: Tensor) -> Prediction:
         """Codes and offsets from features ``[B, P, W]``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,6 +55,12 @@ class Windows:
 
     def __len__(self) -> int:
         return self.episodes.steps
+
+    def showing(self, name: str, observed: NDArray[np.float32]) -> Windows:
+        """The same windows with other values of an observation."""
+        other = copy(self)
+        other.episodes = replace(self.episodes, observation={**self.episodes.observation, name: observed})
+        return other
 
     def draw(self, spec: ObservationSpec, seed: int, step: int, size: int) -> Batch:
         """The batch of one training step: a function of (seed, step) alone, which is what makes resuming exact."""

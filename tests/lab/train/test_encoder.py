@@ -1,0 +1,216 @@
+"""The image encoder: it tells where things are, alone or with its policy, and what it learned reaches the bundle."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.lab.train.dots import demonstrations, dots
+
+from specact.errors import ConfigError
+from specact.families.codes.bundle import load_bundle
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.sources import Source
+from specact.lab.train import checkpoint, stages
+from specact.lab.train.encoder import ImageEmbedding, ImageEncoder
+from specact.lab.train.encoder_stage import Scenes, Telling, encoded, encoder_stage, learned
+from specact.lab.train.export import LastPosition
+from specact.lab.train.loop import run
+from specact.lab.train.rebuild import rebuild
+from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.train import train
+from specact.lab.train.vqbet import VQBeT
+from specact.observation import Window
+
+SMALL = EncoderRecipe(
+    channels=(8, 16), keypoints=8, width=16, learns="place", steps=250, batch=32, learning_rate=1e-2, average=0.9
+)
+SEEING = PolicyRecipe(
+    sees=("image",), history={"image": 2}, encoder=SMALL,
+    layers=1, heads=1, width=16, head_width=0, dropout=0.0, steps=5, batch=8, warmup=2,
+)  # fmt: skip
+RECIPE = Recipe(
+    env="tests.lab.train.dots:TASK",
+    data=("dots.npz",),
+    chunk=2,
+    tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=20, batch=32),
+    policies={"sees": SEEING, "knows": replace(SEEING, sees=("place",), history={}, encoder=EncoderRecipe())},
+    bundles={"dots": ("sees", "knows")},
+)
+
+
+def dataset(recipe: Recipe = RECIPE) -> stages.Dataset:
+    return stages.prepare(demonstrations(), recipe)
+
+
+def trained(tmp_path: Path, recipe: EncoderRecipe = SMALL, scenes: Scenes | None = None) -> Telling:
+    stage = encoder_stage("sees.image", recipe, "image", dataset(), scenes or Scenes(None, 0), 0)
+    stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
+    assert isinstance(stage.module, Telling)
+    return stage.module.eval()
+
+
+def error(telling: Telling) -> float:
+    """Mean distance along an axis of dots it has not seen, in the units of their places."""
+    seen, (mean, std) = dots(100, seed=7), dataset().statistics["place"]
+    with torch.no_grad():
+        told = telling(torch.from_numpy(seen["image"])) * std + mean
+    return float((told - torch.from_numpy(seen["place"])).abs().mean())
+
+
+def test_it_learns_where_a_dot_is(tmp_path: Path) -> None:
+    """A guess of the middle is off by 0.5; a pixel is 0.083."""
+    assert error(trained(tmp_path)) < 0.15
+
+
+@pytest.mark.parametrize("shape", [(12, 12, 3), (32, 32, 3), (37, 52, 3), (96, 96, 3)])
+def test_frames_of_any_size_but_the_smallest(shape: tuple[int, int, int]) -> None:
+    frames = torch.zeros((2, *shape), dtype=torch.uint8)
+    assert ImageEncoder(EncoderRecipe(), shape)(frames).shape == (2, 256)
+    with pytest.raises(ConfigError, match="11 x 40 are too small"):
+        ImageEncoder(EncoderRecipe(), (11, 40, 3))
+
+
+def test_features_in_place_of_frames_give_the_same_tokens() -> None:
+    embedding = ImageEmbedding(SMALL, (32, 32, 3), 5)
+    frames = torch.from_numpy(dots(6)["image"]).unflatten(0, (2, 3))
+    with torch.no_grad():
+        features = embedding.encoder(frames.flatten(0, 1)).unflatten(0, (2, 3))
+        torch.testing.assert_close(embedding(features), embedding(frames))
+    assert embedding(frames).shape == (2, 3, 5)
+
+
+def test_a_policy_leaves_a_trained_encoder_as_it_is(tmp_path: Path) -> None:
+    encoder = trained(tmp_path).encoder
+    shown = encoded(dataset(), "image", encoder)
+    spec = stages.specs_of(RECIPE, demonstrations())["sees"]
+    tokenizer: Any = stages.tokenizer_stage(dataset(), RECIPE).module.eval().requires_grad_(False)
+    stage = stages.policy_stage("sees", SEEING, shown, RECIPE, tokenizer, spec)
+    model = stage.module
+    assert isinstance(model, VQBeT)
+    model.freeze("image", encoder)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(run(stage, tmp_path, lambda done: None))
+    for name, value in model.state_dict().items():
+        moved = not torch.equal(value, before[name])
+        assert moved == ("encoder." not in name and name.split("_")[-1] not in ("mean", "std")), name
+    # What was trained on features answers alike to frames.
+    chosen = np.arange(20)
+    with torch.no_grad():
+        windows = [some.at(spec, chosen).observation for some in (dataset().train, shown.train)]
+        assert windows[0]["image"].dtype == torch.uint8 and windows[1]["image"].dtype == torch.float32
+        torch.testing.assert_close(model(windows[0]).logits, model(windows[1]).logits)
+
+
+def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
+    """Dots in the demonstrations stay in one place, so only the scenes can teach where others are."""
+    asked: list[int] = []
+
+    def scenes(number: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        asked.append(number)
+        return dots(number, int(rng.integers(1000)))
+
+    task: Any = SimpleNamespace(scenes=scenes)
+    still = dots(1)
+    one = Episodes(
+        {name: np.repeat(values, 40, 0) for name, values in still.items()}, np.zeros((40, 2), np.float32),
+        np.array([20, 40]),
+    )  # fmt: skip
+    poor = replace(stages.prepare(one, RECIPE), statistics=dataset().statistics)
+    made = {}
+    for number in (0, 300):
+        recipe = replace(SMALL, scenes=number)
+        stage = encoder_stage(f"sees.{number}", recipe, "image", poor, Scenes(task, 0), 0)
+        stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
+        assert isinstance(stage.module, Telling)
+        made[number] = error(stage.module.eval())
+    assert made[300] < 0.2 < made[0]
+    assert asked == [300]
+
+
+def test_encoder_and_policies_reach_the_bundle_and_are_not_trained_twice(tmp_path: Path) -> None:
+    made = demonstrations()
+    np.savez(
+        tmp_path / "dots.npz", image=np.asarray(made.frames("image")), place=made.numbers("place"), action=made.action,
+        episode_ends=made.ends,
+    )  # fmt: skip
+    short = replace(SEEING, encoder=replace(SMALL, scenes=50, steps=20))
+    recipe = replace(
+        RECIPE,
+        observations={name: Source(name) for name in ("image", "place")},
+        policies={**RECIPE.policies, "sees": short, "shares": replace(short, width=8)},
+    )
+    told: list[str] = []
+    trained = train(recipe, tmp_path, tmp_path / "run", lambda stage, done, total: told.append(stage))
+    stages_told = [stage for stage in dict.fromkeys(told) if stage in trained.metrics]
+    assert stages_told == ["tokenizer", "sees.image", "sees", "knows", "shares"]  # one encoder for two policies
+    shared, _ = checkpoint.read(tmp_path / "run" / "shares.safetensors")
+    seen, _ = checkpoint.read(tmp_path / "run" / "sees.safetensors")
+    inside = [name for name in shared if ".encoder." in name]
+    assert inside and all(torch.equal(shared[name], seen[name]) for name in inside)
+    bundle = load_bundle(trained.bundles[0])
+    assert tuple(bundle.spec.target.fields) == ("image",) and tuple(bundle.spec.draft.fields) == ("place",)
+    # The target's graph begins with the encoder as it was trained.
+    model = rebuild(bundle, "target", 2)
+    frames = dots(2)["image"]
+    with torch.no_grad():
+        features = model.get_submodule("embed_image.encoder")(torch.from_numpy(frames))
+        logits, _ = LastPosition(model)({"image": torch.from_numpy(frames)[None]})
+    weights, _ = checkpoint.read(tmp_path / "run" / "sees.image.safetensors")
+    encoder = ImageEncoder(short.encoder, (32, 32, 3))
+    encoder.load_state_dict(
+        {name[8:]: value.half().float() for name, value in weights.items() if name.startswith("encoder.")}
+    )
+    torch.testing.assert_close(encoder(torch.from_numpy(frames)).detach(), features)
+    answer = bundle.target.infer(Window({"image": frames}))
+    np.testing.assert_allclose(answer.probs, logits[0].softmax(-1).numpy(), atol=1e-4)
+    files = {path: path.read_bytes() for path in sorted(trained.bundles[0].glob("*.onnx"))}
+    again = train(recipe, tmp_path, tmp_path / "run", lambda stage, done, total: None)
+    assert again.metrics == trained.metrics
+    assert {path: path.read_bytes() for path in files} == files
+
+
+# --- what cannot be ---
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (replace(SEEING, encoder=replace(SMALL, learns="plaice")), "learns of policy 'sees'.*did you mean 'place'"),
+        (replace(SEEING, encoder=replace(SMALL, learns="image")), "unknown observation in encoder.learns"),
+        (replace(SEEING, sees=("place",), history={}), "'sees' has encoder.learns, but sees no camera"),
+        (replace(SEEING, encoder=replace(SMALL, scenes=5)), "encoder.scenes needs an environment that shows random"),
+    ],
+)  # fmt: skip
+def test_what_an_encoder_cannot_learn_is_told(policy: PolicyRecipe, message: str) -> None:
+    recipe = replace(RECIPE, policies={**RECIPE.policies, "sees": policy})
+    episodes = demonstrations()
+    with pytest.raises(ConfigError, match=message):
+        learned(recipe, stages.specs_of(recipe, episodes), episodes, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"channels": (8,)}, r"at least two convolutions.*got \[8\]"),
+        ({"channels": (8, 0)}, "at least 1 channel"),
+        ({"scenes": 10}, "set encoder.learns"),
+        ({"keypoints": 0}, "keypoints"),
+        ({"scenes": -1}, "scenes"),
+    ],
+)
+def test_encoders_that_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EncoderRecipe(**values)
+
+
+def test_what_only_an_encoder_learns_is_kept_of_the_demonstrations() -> None:
+    recipe = replace(RECIPE, policies={"sees": SEEING}, bundles={"dots": ("sees", "sees")})
+    episodes = demonstrations()
+    specs = stages.specs_of(recipe, episodes)
+    assert set(stages.needed(episodes, specs.values()).observation) == {"image"}
+    kept = stages.needed(episodes, specs.values(), learned(recipe, specs, episodes, None))
+    assert set(kept.observation) == {"image", "place"}
