@@ -6,7 +6,10 @@ A code ``z ~ q`` is accepted with probability ``min(1, p(z) / q(z))``; otherwise
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 
 import numpy as np
 
@@ -94,9 +97,11 @@ def sample(probs: Floats, uniforms: Floats | float) -> Codes:
 
 
 def sample_code(probs: Floats, uniform: float) -> int:
-    """:func:`sample` of one codebook, ``[K]``; a plain number is fastest for one."""
-    cumulative = probs.cumsum()
-    return int(np.count_nonzero(cumulative <= min(uniform, _LARGEST_UNIFORM) * cumulative[-1]))
+    """:func:`sample` of one codebook, ``[K]``; plain numbers are fastest for one."""
+    cumulative = list(accumulate(probs.tolist()))
+    height = min(uniform, _LARGEST_UNIFORM) * cumulative[-1]
+    # Where the numbers are not finite the first code is as good as any: its action is refused.
+    return 0 if math.isnan(height) else bisect_right(cumulative, height)
 
 
 def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:
