@@ -12,7 +12,9 @@ from specact.observation import Field
 @chunk_policy(observation={"state": (8,)}, chunk=6, actions=2, rate_hz=20.0, seeded=True)
 def small(inputs: Inputs, rngs: Sequence[np.random.Generator]) -> Chunk:
     """Anywhere: it does not see the goal."""
-    return np.stack([rng.uniform(-1.0, 1.0, (6, 2)) for rng in rngs]) + 0.01 * inputs["state"][:, -1, None, :2]
+    return np.asarray(
+        np.stack([rng.uniform(-1.0, 1.0, (6, 2)) for rng in rngs]) + 0.01 * inputs["state"][:, -1, None, :2]
+    )
 
 
 @chunk_policy(

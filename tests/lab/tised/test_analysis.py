@@ -23,7 +23,7 @@ from specact.lab.statistics import holm
 from specact.lab.tised.aggregates import bootstrap_interval, cells_of
 from specact.lab.tised.analysis import Analysis, analyse, as_rows
 from specact.lab.tised.contrasts import contrasts_of
-from specact.lab.tised.curves import COLUMNS, sort_curves
+from specact.lab.tised.curves import COLUMNS, ON_BOARD, sort_curves
 from specact.lab.tised.findings import Finding
 from specact.lab.tised.frontier import compare_methods
 
@@ -209,6 +209,19 @@ def test_methods_of_the_frontier_are_compared_pair_by_pair_over_each_link() -> N
         table, {lever: s for lever, s, _ in [*drafts, ("late", 0.6, 0), ("chance", 1.0, 0)]} | {"remote_async": 2.0}
     ).methods == tuple(found)
     assert compare_methods(steps_sweep(paces=(0.2,), count=3)) == []
+
+
+def test_what_needs_no_link_is_compared_over_every_link() -> None:
+    def ran(lever: str, strength: float, link: str, odds: float) -> Table:
+        return episodes(lever, strength, pace=0.1, hardware="h", kappa=1.0, chunks=9, odds=odds, each_s=0.0, link=link)
+
+    links = ("loopback+delay=1", "loopback+delay=50")
+    table = join([ran("alone", 0.0, ON_BOARD, 3.0), *(ran("verification", 1.0, link, 0.0) for link in links)])
+    found = compare_methods(shuffled(table))
+    assert [(row.first, row.second, row.link) for row in found] == [
+        ("target on device", "hybrid", link) for link in links
+    ]
+    assert all(row.p < 0.001 and row.success.difference.mean > 0.3 for row in found)
 
 
 def test_the_third_finding_where_it_was_planted(analysis: Analysis) -> None:

@@ -73,12 +73,12 @@ def compare_methods(table: Table) -> list[MethodContrast]:
         if method is not None:
             task, pace, idle, hardware, link = where
             runs.setdefault((task, pace, idle, hardware, link), {}).setdefault(method, {})[episode] = bool(success)
-    on_board = {where[:-1]: runs.pop(where) for where in list(runs) if where[-1] == ON_BOARD}
-    for where, methods in runs.items():
-        methods |= on_board.get(where[:-1], {})
+    on_board = {place[:-1]: runs.pop(place) for place in list(runs) if place[-1] == ON_BOARD}
+    for place, ran in runs.items():
+        ran.update(on_board.get(place[:-1], {}))
     found = [
-        _compare(where, first, second, methods[first], methods[second])
-        for where, methods in sorted(runs.items(), key=lambda pair: pair[0])
+        _compare(place, first, second, methods[first], methods[second])
+        for place, methods in sorted(runs.items(), key=lambda pair: pair[0])
         for first, second in combinations([name for name in FRONTIER if name in methods], 2)
         if methods[first].keys() & methods[second].keys()
     ]
