@@ -51,6 +51,13 @@ class ChunkResponder:
         """See :class:`~specact.wire.request.Responder`; what is random is drawn from each request's own stream."""
         rngs = streams(Role.VERIFY, (request.address for request in requests))
         chunks = self._policy.infer_batch([request.window for request in requests], rngs)
+        wanted = self._policy.spec.chunk, self._policy.spec.actions
+        shapes = [np.shape(chunk) for chunk in chunks]
+        if shapes != [wanted] * len(requests):
+            raise BundleError(
+                f"the policy {self.name} must answer {len(requests)} requests with chunks of shape {wanted}, it gave "
+                f"{len(shapes)} of {sorted(set(shapes))}"
+            )
         return [
             {"chunk": chunk} if np.isfinite(chunk).all() else bad("the target has no finite answer to this observation")
             for chunk in chunks
