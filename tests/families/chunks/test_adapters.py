@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,6 @@ from specact.families.chunks.adapters import Inputs, chunk_policy, onnx_policy
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import load_policy, try_out
 from specact.observation import Field, ObservationSpec, Window
-
-if TYPE_CHECKING:
-    import torch
 
 DESCRIPTION = """
 onnx = "policy.onnx"
@@ -151,7 +148,7 @@ def test_a_pytorch_module_is_told_the_instruction() -> None:
     from specact.families.chunks.pytorch import torch_policy
 
     class Listener(torch.nn.Module):  # type: ignore[misc, name-defined]
-        def forward(self, seen: dict[str, torch.Tensor], instruction: list[str]) -> torch.Tensor:
+        def forward(self, seen: dict[str, Any], instruction: list[str]) -> Any:
             words = torch.tensor([len(text) for text in instruction])[:, None, None]
             return (seen["state"][:, -1, None] + words).expand(-1, 3, -1).to(torch.bfloat16)
 

@@ -67,7 +67,7 @@ def test_code_that_a_manifest_names_does_not_run(part: str, made: Path) -> None:
     assert not (made.parent / "imported").exists() and "still_life" not in sys.modules
 
 
-WRONG = [KeyError, None, "x", -1, True, [], {}, 10**400]
+WRONG: list[Any] = [KeyError, None, "x", -1, True, [], {}, 10**400]
 
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: f"{value!r:.9}")
