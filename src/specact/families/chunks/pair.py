@@ -68,6 +68,8 @@ class ChunkPair:
                 f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
                 f"{target.rate_hz:g} Hz; they must be those of one robot"
             )
+        if {self.units.centre.shape, self.units.scale.shape} != {(draft.actions,)}:
+            raise ConfigError(f"the range of the actions must be that of {draft.actions} actions")
         most = min(draft.chunk, target.chunk)
         if not 1 <= self.execute <= most:
             raise ConfigError(f"execute must lie between 1 and {most}, the shorter of both chunks; got {self.execute}")
