@@ -119,7 +119,7 @@ def test_the_verdict_says_of_every_action_where_it_comes_from(pair: tuple[Chunk,
     # Scales of powers of two, and so the same numbers after there and back.
     units = ActionUnits(np.zeros(width, np.float32), np.full(width, 2.0, np.float32))
     unasked = LocalTarget(ChunkAnswers(FunctionPolicy(SPEC, drawn, seeded=True)))
-    verifier = ChunkVerifier(unasked, units, within)
+    verifier = ChunkVerifier(unasked, units, 1, within)
     window = Window({"state": np.zeros((1, 1), np.float32)})
     times = OffloadTimes(target=0.5)
     outcome = verifier.judge(Answer(wanted * np.float32(2.0), times), Proposal(window, drafted), HERE)

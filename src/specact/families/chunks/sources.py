@@ -87,7 +87,7 @@ def load_policy(
 
 def _plugin(source: str) -> LoadedPolicy:
     found = load_object(
-        source, "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one", _is_policy
+        source, "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one", is_policy
     )
     policy: ChunkPolicy = found() if isinstance(found, type) else found
     units = getattr(policy, "units", None)
@@ -97,7 +97,8 @@ def _plugin(source: str) -> LoadedPolicy:
     )
 
 
-def _is_policy(found: object) -> bool:
+def is_policy(found: object) -> bool:
+    """Whether an object is a chunk policy, or a class of one."""
     wanted = ("infer", "infer_batch") if isinstance(found, type) else ("spec", "infer", "infer_batch")
     return all(hasattr(found, name) for name in wanted)
 
