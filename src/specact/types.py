@@ -108,7 +108,8 @@ class Outcome:
         verified, accepted: how many units (codes, tokens, actions) were verified, and how many of them accepted.
         times: what was waited for.
         evidence: what the family knows besides, such as the verdict on every code.
-        kept: the probability that verification keeps the whole proposal; where the family has none, whether it did.
+        kept: the probability that verification keeps all of the proposal that is executed; where the family has none,
+            whether it did.
     """
 
     actions: Chunk
