@@ -42,6 +42,8 @@ _METHODS = {
     "oracle": Look("#000001", "#fffffe", "*"),
     "oracle_action": Look("#882256", "#d0789f", "h"),
 }
+# As sweeps call them.
+_METHODS |= {"head as draft": _METHODS["head_draft"], "target on device": _METHODS["target_on_device"]}
 # For methods that come later.
 _SPARE = (Look("#44aa99", "#6fd0c0", "d"), Look("#cc6677", "#e898a5", ">"), Look("#5d4e9c", "#a99be0", "8"))
 

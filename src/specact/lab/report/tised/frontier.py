@@ -10,6 +10,7 @@ from specact.lab.report.style import look_of
 from specact.lab.report.tised.settings import stem
 from specact.lab.statistics import Interval
 from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.curves import ON_BOARD
 from specact.lab.tised.frontier import FRONTIER, method_of
 
 _END_POINTS = (("success", "success"), ("restricted_s", "restricted mean time [s]"))
@@ -22,13 +23,17 @@ def draw_frontier(cells: Sequence[Cell], rtt_ms: Mapping[str, float]) -> Iterato
 
     Args:
         cells: of a sweep; those that are a method of the frontier are drawn.
-        rtt_ms: mean round trip of each link, by name [ms]; cells over others are left out.
+        rtt_ms: mean round trip of each link, by name [ms]; cells over others are left out. What needs no link is a
+            line across.
     """
-    methods = [(method_of(cell.place.lever, cell.strength), cell) for cell in cells if cell.place.link in rtt_ms]
+    known = {ON_BOARD, *rtt_ms}
+    methods = [(method_of(cell.place.lever, cell.strength), cell) for cell in cells if cell.place.link in known]
     found = [(name, cell) for name, cell in methods if name is not None]
     for (world, hardware), family in grouped(found, lambda pair: (pair[1].place.world, pair[1].place.hardware)):
         for end_point, label in _END_POINTS:
             rows = [_row(name, cell, rtt_ms, end_point) for name, cell in family]
+            if all(row["link"] == ON_BOARD for row in rows):
+                continue
             yield _draw(f"{world}, {hardware}", label, end_point, rows)
 
 
@@ -36,7 +41,13 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
     figure, axes = blank()
     for method in (name for name in FRONTIER if any(row["method"] == name for row in rows)):
         look = look_of(method)
-        own = sorted((row for row in rows if row["method"] == method), key=lambda row: float(row["rtt_ms"]))
+        here = [row for row in rows if row["method"] == method]
+        for row in (row for row in here if row["link"] == ON_BOARD):
+            axes.axhline(row[end_point], color=look.light, linestyle="--", linewidth=1.4, label=method)
+            axes.axhspan(row["low"], row["high"], color=look.light, alpha=0.06, linewidth=0)
+        own = sorted((row for row in here if row["link"] != ON_BOARD), key=lambda row: float(row["rtt_ms"]))
+        if not own:
+            continue
         steady = [row for row in own if not row["link"].startswith(_RECORDED)]
         x, y, low, high = ([row[key] for row in steady] for key in ("rtt_ms", end_point, "low", "high"))
         axes.plot(x, y, color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=method)
@@ -46,7 +57,7 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
                 axes.plot(row["rtt_ms"], row[end_point], look.marker, color=look.light, mfc="none", markersize=7)
     # Linear below 1 ms, so that a link without delay has a place.
     axes.set(xlabel="mean round trip of the link [ms]", ylabel=label, xscale="symlog")
-    ticks = sorted({row["rtt_ms"] for row in rows if not row["link"].startswith(_RECORDED)})
+    ticks = sorted({row["rtt_ms"] for row in rows if not row["link"].startswith((ON_BOARD, *_RECORDED))})
     axes.set_xticks(ticks, _labels(ticks))
     axes.set_xticks([], minor=True)
     legend_below(figure)
@@ -54,7 +65,7 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
     counts = sorted({int(row["n"]) for row in rows})
     caption = (
         f"{counts[0]} to {counts[-1]} paired episodes per point. Bands: {interval} 95 % interval. Hollow: recorded "
-        "links, at their mean round trip."
+        "links, at their mean round trip. Dashed: on the device, without a link."
     )
     what = label.split(" [")[0].capitalize()
     return Drawing(
@@ -81,7 +92,7 @@ def _row(method: str, cell: Cell, rtt_ms: Mapping[str, float], end_point: str) -
         "lever": cell.place.lever,
         "strength": cell.strength,
         "link": cell.place.link,
-        "rtt_ms": rtt_ms[cell.place.link],
+        "rtt_ms": rtt_ms.get(cell.place.link),
         end_point: value.mean,
         "low": value.low,
         "high": value.high,
