@@ -64,7 +64,10 @@ class FunctionPolicy:
             more["instruction"] = [window.instruction for window in windows]
         if self._seeded:
             more["rngs"] = rngs
-        found = np.asarray(self._function(self.spec.observation.stack(windows), **more))
+        inputs = self.spec.observation.stack(windows)
+        # The function may write into what it is given, and a single window is the robot's own.
+        own = {name: array if array.flags.owndata else array.copy() for name, array in inputs.items()}
+        found = np.asarray(self._function(own, **more))
         wanted = (len(windows), self.spec.chunk, self.spec.actions)
         if found.shape != wanted or found.dtype.kind not in "fiu":
             raise BundleError(
