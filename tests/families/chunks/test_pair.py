@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
 
 from specact.clock import Clock, VirtualClock
 from specact.errors import BundleError, ConfigError, ObservationError
@@ -662,3 +663,15 @@ def test_the_target_is_loaded_when_it_is_first_asked_for_and_once() -> None:
 def test_a_stop_action_is_one_of_the_pairs_units() -> None:
     with pytest.raises(ConfigError, match=r"must have shape \[2\] and lie between"):
         SpeculativePolicy(made(), Always(), fallback=Fallback("stop", stop_action=np.array([9.0, 0.0], np.float32)))
+
+
+def test_a_function_that_writes_into_its_inputs_changes_no_observation() -> None:
+    def spoils(inputs: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        inputs["state"] *= 0.0
+        return np.zeros((len(inputs["state"]), LONG, ACTIONS), np.float32)
+
+    policy = chunk_policy(observation={"state": (2,)}, chunk=LONG, actions=ACTIONS, rate_hz=RATE_HZ)(spoils)
+    for count in (1, 2):
+        windows = [Window({"state": np.ones((1, 2), np.float32)}) for _ in range(count)]
+        policy.infer_batch(windows, [stream(0, Role.DRAFT)] * count)
+        assert all((window["state"] == 1.0).all() for window in windows)

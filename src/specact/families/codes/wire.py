@@ -76,7 +76,7 @@ class CodeResponder:
 
     def _one(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
         # An observation far beyond those of training overflows inside; one request's fault is no other's in its batch.
-        if not np.isfinite(target.probs).all() or not np.isfinite(target.offsets).all():
+        if not all(np.count_nonzero(np.isfinite(array)) == array.size for array in (target.probs, target.offsets)):
             return bad("the target has no finite answer to this observation")
         if request.kind == "infer":
             return distribution_arrays(target)
