@@ -18,7 +18,7 @@ import pytest
 from tests.server.requests import infer, infer_request
 
 from specact import Bundle
-from specact.errors import ConfigError, WireError
+from specact.errors import BundleError, ConfigError, WireError
 from specact.families.codes.values import CodeDistribution
 from specact.observation import Window
 from specact.server import http as server_http
@@ -26,6 +26,7 @@ from specact.server import stream as server_stream
 from specact.server.access import Access
 from specact.server.app import create_app
 from specact.server.batcher import TargetWorker
+from specact.server.serve import serve
 from specact.server.service import Sender, Service
 from specact.server.settings import ServerSettings, is_loopback
 from specact.wire import msgpack
@@ -273,6 +274,15 @@ def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
     assert "secret" not in str(reply)
     target.broken = None
     assert asyncio.run(ask())["type"] == "distribution"
+
+
+def test_a_target_that_cannot_answer_is_not_served(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(requests: object) -> None:
+        raise BundleError("the policy cannot answer")
+
+    monkeypatch.setattr(service.worker._responder, "respond", fail)
+    with pytest.raises(BundleError, match="cannot answer"):
+        serve(service, lambda url: pytest.fail("it must not listen"))
 
 
 def test_an_error_that_nobody_foresaw_is_an_error_reply(

@@ -65,12 +65,12 @@ class TargetWorker:
         self._queue = FairQueue[Job](settings.max_queue, settings.max_under_way)
         self._changed = threading.Condition()
         self._closing = False
-        self._inline = self._scheduled = False
+        self._inline = self._scheduled = self._warm = False
         self._thread = threading.Thread(target=self._work, name="specact target", daemon=True)
         self.ready = False
 
-    def start(self) -> None:
-        """Warms the target up and starts taking requests."""
+    def warm_up(self) -> None:
+        """Lets the target answer a few times; a target that fails or blocks does so here."""
         idle = Request("infer", 0, 0.0, self._responder.dialect.observation.zeros(), StepAddress(0, 0, 0, 0))
         times = []
         for _ in range(_WARM_UP):
@@ -79,6 +79,12 @@ class TargetWorker:
             times.append(time.perf_counter() - started)
         # A target this fast is done before a thread could be told of the request.
         self._inline = not self._max_wait_s and sorted(times)[_WARM_UP // 2] < self._inline_below_s
+        self._warm = True
+
+    def start(self) -> None:
+        """Starts taking requests; warms the target up if nobody has."""
+        if not self._warm:
+            self.warm_up()
         if not self._inline:
             self._thread.start()
         elif self._queue:

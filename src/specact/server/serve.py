@@ -37,6 +37,7 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: if the address cannot be bound, or certificate and key are none.
+        BundleError: if the target cannot answer.
     """
     settings = service.settings
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -80,6 +81,8 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
     host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     server.announce = lambda: announce(f"{scheme}://{host}:{listener.getsockname()[1]}")
     with listener:
+        # While the server starts no signal could end a target that blocks, and its error would be a traceback.
+        service.worker.warm_up()
         server.run(sockets=[listener])
 
 
