@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.links.added_delay import HopLink
+from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.link import LINKS
 from specact.links.mahimahi import MahimahiLink
@@ -25,8 +25,8 @@ EVERY: dict[str, Link] = {
     "mahimahi": MahimahiLink(np.array([0, 0, 5]), np.array([2])),
     "lossy": LossyLink(WIFI, 0.9),
     "outage": OutageLink(WIFI, ((0.5, 1.0), (0.7, 2.0))),
-    "hop": HopLink(WIFI, 20.0, 2.0),
-    "all": OutageLink(LossyLink(HopLink(TraceLink(np.array([3.0, 4.0])), 1.0, 1.0), 0.5), ((0.0, 1.0),)),
+    "hop": AddedDelay(WIFI, 20.0, 2.0),
+    "all": OutageLink(LossyLink(AddedDelay(TraceLink(np.array([3.0, 4.0])), 1.0, 1.0), 0.5), ((0.0, 1.0),)),
 }
 
 

@@ -12,7 +12,7 @@ import specact
 from specact.errors import ConfigError, MissError, ObservationError, RemoteError
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.pair import ChunkAnswers
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
 from specact.rng import StepAddress
 
@@ -20,7 +20,7 @@ TOKEN = "open-sesame-0123456789"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Child]:
+def server() -> Iterator[ServerProcess]:
     with serving("ball-chase-flow", environment={"SPECACT_TOKEN": TOKEN}) as process:
         yield process
 
@@ -30,7 +30,7 @@ def observation(step: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_its_answers_are_those_of_the_policy_in_this_process(server: Child, scheme: str) -> None:
+def test_its_answers_are_those_of_the_policy_in_this_process(server: ServerProcess, scheme: str) -> None:
     local = load_flow("ball-chase-flow").policy()
     answers, history = ChunkAnswers(local), ObservationHistory(local.spec.observation)
     with specact.connect(f"{scheme}://127.0.0.1:{server.port}", token=TOKEN, deadline_ms=10_000, seed=7) as policy:
@@ -48,7 +48,7 @@ def test_its_answers_are_those_of_the_policy_in_this_process(server: Child, sche
         assert np.array_equal(again, answers.answer(history.push(observation(0)), StepAddress(7, 0, 1, 0)))
 
 
-def test_observations_between_two_calls_are_part_of_the_history(server: Child) -> None:
+def test_observations_between_two_calls_are_part_of_the_history(server: ServerProcess) -> None:
     local = load_flow("ball-chase-flow").policy()
     history = ObservationHistory(local.spec.observation)
     with specact.connect(f"ws://127.0.0.1:{server.port}", token=TOKEN, deadline_ms=10_000) as policy:
@@ -60,7 +60,7 @@ def test_observations_between_two_calls_are_part_of_the_history(server: Child) -
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_cannot_be_answered_is_an_error_that_says_why(server: Child) -> None:
+def test_what_cannot_be_answered_is_an_error_that_says_why(server: ServerProcess) -> None:
     url = f"ws://127.0.0.1:{server.port}"
     with specact.connect(url, token=TOKEN, deadline_ms=1e-3) as policy:
         with pytest.raises(ObservationError, match="no 'state'"):

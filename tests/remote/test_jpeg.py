@@ -8,7 +8,7 @@ import pytest
 from specact import Bundle
 from specact.errors import ConfigError
 from specact.observation import Field, ObservationSpec, Window
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
 from specact.wire import msgpack
@@ -37,4 +37,4 @@ def test_raw_frames_arrive_as_they_are_and_jpeg_ones_nearly_so_and_smaller() -> 
 def test_a_quality_or_wire_that_cannot_be_is_refused_before_anything_connects(ball: Bundle) -> None:
     for quality, scheme in ((0, "ws"), (96, "ws"), (80, "http")):
         with pytest.raises(ConfigError, match="JPEG"):
-            Line(Endpoint(scheme, "127.0.0.1", 9), ball.codec.dialect, jpeg_quality=quality)
+            Client(Endpoint(scheme, "127.0.0.1", 9), ball.codec.dialect, jpeg_quality=quality)

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.execution.inpainting import handover
+from specact.execution.inpainting import inpainting_of
 from specact.execution.strategy import Execution
 from specact.families.chunks.policy import Chunk, Inpainting
 
@@ -97,7 +97,7 @@ class Schedule:
         if self._execution.kind != "inpainting" or not len(rest):
             return None
         delay = ceil(max(self._latencies) / self._period_s - NOW_S)
-        return handover(rest, min(delay, self.left), self._shape[0])
+        return inpainting_of(rest, min(delay, self.left), self._shape[0])
 
     def ask(self, now: float) -> None:
         """An inference begins, on an observation made now [s]."""

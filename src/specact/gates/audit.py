@@ -3,7 +3,7 @@
 Where nothing is verified nothing is known. A gate's ``audit_rate`` transmits a step that it would skip with a small
 probability, whatever the step. Of these *audits* R(z) is known exactly, from both distributions or from a server's
 verdict, and they are a fair sample of all that the gate would skip. An audited step is a verified step like any other,
-so the policy's law only gets closer to the target's; the audits count toward the transmission rate.
+so the policy's distribution only gets closer to the target's; the audits count toward the transmission rate.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class RunningMean:
         return Estimate(mean, max(0.0, mean - half), min(1.0, mean + half), self._count)
 
 
-class Shadow:
+class AuditEstimator:
     """True skip ratio in deployment, ``mean of 1 - R(z)`` over the steps a gate would skip, estimated from its audits.
 
     Each such step is audited with the same probability, so the estimate is unbiased as long as the probability stays.

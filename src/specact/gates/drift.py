@@ -16,9 +16,9 @@ class DriftAlarm:
     For each stake s and side, ``e_t`` is what a fair game pays for a bet that the mean is beyond that end of the
     interval: ``1 + s (x_t - m) / m`` above, ``1 + s (m - x_t) / (1 - m)`` below, with mean at most 1 while it is not.
     The evidence ``M_t = (M_{t-1} + 1) e_t`` (Shiryaev and Roberts) adds up the bets begun at every time, and the alarm
-    is raised when its mean over stakes and sides reaches ``run_length``. So, for any law of the values of which each
-    one's mean, given those before, stays within the interval (Shin, Ramdas and Rinaldo 2024, "E-detectors",
-    arXiv 2203.03532, section 2):
+    is raised when its mean over stakes and sides reaches ``run_length``. So, for any distribution of the values of
+    which each one's mean, given those before, stays within the interval (Shin, Ramdas and Rinaldo 2024,
+    "E-detectors", arXiv 2203.03532, section 2):
 
     - the expected number of values until a false alarm is at least ``run_length``;
     - the probability of a false alarm within n values is at most ``n / run_length`` (Doob's inequality).

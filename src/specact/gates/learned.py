@@ -8,18 +8,18 @@ from specact.errors import BundleError
 from specact.families.codes.head import HEAD, TargetHead, load_head
 from specact.families.codes.values import CodeDistribution
 from specact.gates.gate import Gate
-from specact.gates.rejection import Lookahead
+from specact.gates.rejection import RejectionGate
 from specact.types import Proposal
 
 
-class Learned(Lookahead):
+class Learned(RejectionGate):
     """Asks where verification would probably change something, by a head's estimate ``p^`` of the target.
 
     ``R^(z) = 1 - prod_k min(1, p^_k(z_k) / q_k(z_k))``, the exact rejection probability were ``p^`` the target's
     distribution; for ``action_change`` the recovered codes are decoded with the draft's offsets, the only ones known.
 
     Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.rejection.Lookahead`.
+        threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
         head: estimates the target's distribution.
     """
 

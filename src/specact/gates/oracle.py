@@ -7,15 +7,15 @@ from typing import Any
 from specact.families.codes.spec import InfersCodes
 from specact.families.codes.values import CodeDistribution
 from specact.gates.gate import Gate
-from specact.gates.rejection import Lookahead
+from specact.gates.rejection import RejectionGate
 from specact.types import Proposal
 
 
-class Oracle(Lookahead):
+class Oracle(RejectionGate):
     """Asks the target first and then decides whether asking was worth it.
 
     Args:
-        threshold, tokenizer, on: see :class:`~specact.gates.rejection.Lookahead`.
+        threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
         target: the target policy; its time is not the method's.
     """
 

@@ -19,7 +19,7 @@ from specact.types import Proposal
 Quantity = Literal["rejection", "action_change"]
 
 
-class Lookahead(Gate):
+class RejectionGate(Gate):
     """What verification would do to the drafted step, were the target's distribution the one a subclass names.
 
     ``rejection``: ``R(z)``, the probability that any drafted code would be rejected. ``action_change``: the expected
@@ -62,9 +62,9 @@ class Lookahead(Gate):
         rejection = np.array(list(map(code_rejection, p, q, proposal.evidence.codes)))
         if self.on == "rejection":
             return float(1.0 - math.prod((1.0 - rejection).tolist()))
-        law = residual(p, q) * rejection[:, None]
-        law[np.arange(len(law)), proposal.evidence.codes] += 1.0 - rejection
-        return self._expected_change(_joint(law, target, proposal), target, proposal.actions)
+        distribution = residual(p, q) * rejection[:, None]
+        distribution[np.arange(len(distribution)), proposal.evidence.codes] += 1.0 - rejection
+        return self._expected_change(_joint(distribution, target, proposal), target, proposal.actions)
 
     def _expected_change(
         self, joint: NDArray[np.float64], target: CodeDistribution, chunk: NDArray[np.float32]
@@ -78,17 +78,17 @@ class Lookahead(Gate):
         return float(joint.ravel()[likely] @ distances)
 
 
-def _joint(law: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
-    """The joint law ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
+def _joint(distribution: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
+    """The joint distribution ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
     if target.conditional is None:
-        joint: NDArray[np.float64] = law[0]
-        for row in law[1:]:
+        joint: NDArray[np.float64] = distribution[0]
+        for row in distribution[1:]:
             joint = np.multiply.outer(joint, row)
         return joint
     # A replaced primary voids the drafted secondary, which then comes from the target's conditional.
     primary = proposal.evidence.codes[0]
-    joint = law[0][:, None] * target.conditional
-    joint[primary] = law[0][primary] * law[1]
+    joint = distribution[0][:, None] * target.conditional
+    joint[primary] = distribution[0][primary] * distribution[1]
     return joint
 
 

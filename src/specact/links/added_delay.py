@@ -12,7 +12,7 @@ from specact.links.model import Link
 
 
 @dataclass(frozen=True)
-class HopLink:
+class AddedDelay:
     """A hop that every message passes before the link in either direction: a slow rate, a long way, or both.
 
     The hop stores a message, then forwards it, so that its ``8 bytes / rate`` adds to the link's own.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specact.errors import ConfigError, unknown_name
-from specact.links.added_delay import HopLink
+from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.mahimahi import MahimahiLink, read_deliveries
 from specact.links.model import Link, round_trip
@@ -58,7 +58,7 @@ def load_link(name: str) -> Link:
     numbers = {key: _number(key, values[0]) for key, values in given.items() if key != "outage"}
     link: Link = _base(base, numbers)
     if "delay" in numbers or "rate" in numbers:
-        link = HopLink(link, **_chosen(numbers, delay="delay_ms", rate="rate_mbit_s"))
+        link = AddedDelay(link, **_chosen(numbers, delay="delay_ms", rate="rate_mbit_s"))
     if "loss" in numbers:
         link = LossyLink(link, **_chosen(numbers, loss="loss", rto="rto_ms"))
     elif "rto" in numbers:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.links.added_delay import HopLink
+from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.model import Link
 from specact.links.steady import SteadyLink
@@ -64,7 +64,7 @@ def netem_options(link: Link, up: bool) -> str | None:
     """
     extra_ms, rate, loss = 0.0, float("inf"), 0.0
     while not isinstance(link, SteadyLink):
-        if isinstance(link, HopLink):
+        if isinstance(link, AddedDelay):
             extra_ms, rate = extra_ms + link.delay_ms / 2.0, min(rate, link.rate_mbit_s)
         elif isinstance(link, LossyLink):
             loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)

@@ -1,4 +1,4 @@
-"""A link whose law does not change with time."""
+"""A link whose distribution does not change with time."""
 
 from __future__ import annotations
 

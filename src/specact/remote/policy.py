@@ -10,7 +10,7 @@ from specact.errors import ConfigError, MissError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
 from specact.observation import Observation, ObservationHistory, Window
-from specact.remote.client import Line, greet
+from specact.remote.client import Client, greet
 from specact.remote.target import RemoteTarget, positive_deadline
 from specact.remote.transport import Endpoint, trusting
 from specact.rng import StepAddress
@@ -32,24 +32,24 @@ class RemotePolicy:
     :meth:`close`.
 
     Args:
-        line: to the server; it is closed with this.
+        client: of the server; it is closed with this.
         spec: of the policy.
         deadline_ms: how long an answer is waited for [ms].
         seed, robot: address of the random streams that the server draws from.
 
     Attributes:
         spec: what it needs to see, and what it gives.
-        line: to the server.
+        client: of the server.
         counts: ``steps`` (calls), ``transmitted`` (requests that left) and ``missed``.
     """
 
     inpaints = False
 
-    def __init__(self, line: Line, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
-        self.line, self.spec = line, spec
+    def __init__(self, client: Client, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
+        self.client, self.spec = client, spec
         self.counts: Counter[str] = Counter()
-        line.report = self.counts
-        self._target = RemoteTarget(line, ChunkCodec(spec), deadline_ms)
+        client.report = self.counts
+        self._target = RemoteTarget(client, ChunkCodec(spec), deadline_ms)
         self._deadline_ms = deadline_ms
         self._history = ObservationHistory(spec.observation)
         self._address = StepAddress(seed, robot, 0, 0)
@@ -81,7 +81,7 @@ class RemotePolicy:
         if isinstance(found, Miss):
             raise MissError(
                 f"the server gave no usable answer within {self._deadline_ms:g} ms ({found.cause}"
-                + (f": {self.line.problem}" if self.line.problem else "")
+                + (f": {self.client.problem}" if self.client.problem else "")
                 + "); call again, or connect with a longer deadline_ms",
                 found.cause,
             )
@@ -117,7 +117,7 @@ class RemotePolicy:
 
     def close(self) -> None:
         """Hangs up; may be called twice."""
-        self.line.close()
+        self.client.close()
 
 
 def connect(
@@ -150,19 +150,19 @@ def connect(
     """
     endpoint = Endpoint.parse(url, token, trusting(None if ca is None else Path(ca)))
     positive_deadline(deadline_ms)
-    channel, welcome = greet(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
-    channel.close()
+    transport, welcome = greet(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
+    transport.close()
     if welcome.family != FAMILY:
         raise ConfigError(
             f"{endpoint} serves {welcome.bundle}, a target of the family {welcome.family!r:.40}, whose answers only a "
             f"pair on this device can use: specact.load_bundle({welcome.bundle!r}) and "
-            "specact.remote.remote_verifier(line, bundle, deadline_ms)"
+            "specact.remote.remote_verifier(client, bundle, deadline_ms)"
         )
     spec = spec_of(welcome.spec)
-    line = Line(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
+    client = Client(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
     try:
-        line.connect(timeout)
-        return RemotePolicy(line, spec, deadline_ms, seed=seed)
+        client.connect(timeout)
+        return RemotePolicy(client, spec, deadline_ms, seed=seed)
     except BaseException:
-        line.close()
+        client.close()
         raise

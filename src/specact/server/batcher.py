@@ -50,7 +50,7 @@ class Job:
         return not self.future.cancelled() and now - self.arrived <= self.request.deadline_ms / 1e3
 
 
-class TargetWorker:
+class Batcher:
     """Micro-batching without waiting: the batch is what came in while the last one was computed, robots in turn.
 
     Args:

@@ -19,7 +19,7 @@ from specact.tised.reference import simulate as simulate
 from specact.tised.success import log_odds as log_odds
 from specact.tised.success import staleness as staleness
 from specact.tised.success import success_rate as success_rate
-from specact.tised.sweet_spots import SweetSpot as SweetSpot
+from specact.tised.sweet_spots import Optimum as Optimum
 from specact.tised.sweet_spots import scan as scan
 from specact.tised.timing import age_s as age_s
 from specact.tised.timing import chunk_s as chunk_s

@@ -8,7 +8,7 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.tised.checks import inference_ratio
-from specact.tised.sweet_spots import Best, SweetSpot, as_curve, losses, pick
+from specact.tised.sweet_spots import Best, Optimum, as_curve, losses, pick
 from specact.types import Floats
 
 # A function of alpha, for arrays.
@@ -53,7 +53,7 @@ def success_slope(
     return slope
 
 
-def best_alpha(values: Curve, slope: Curve, strongest: float, best: Best, grid: int = 512) -> SweetSpot:
+def best_alpha(values: Curve, slope: Curve, strongest: float, best: Best, grid: int = 512) -> Optimum:
     """The best alpha, where the slope changes its sign: of task time (9 to 11), or of success (15 to 17).
 
     The slope is looked at on a grid from alpha = 1 down to ``strongest``, and every change of sign is bisected. Two

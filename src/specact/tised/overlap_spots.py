@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specact.tised.success import staleness
-from specact.tised.sweet_spots import Best, SweetSpot, as_curve, ends, losses, pick
+from specact.tised.sweet_spots import Best, Optimum, as_curve, ends, losses, pick
 from specact.tised.timing import chunk_s, stall_s, task_s
 from specact.types import Floats
 
@@ -47,7 +47,7 @@ def success_steps(quality: ArrayLike, moved: ArrayLike, response: Response) -> t
     return np.asarray(response(a[1:], s[1:]) - between), np.asarray(between - response(a[:-1], s[:-1]))
 
 
-def fastest_overlap(chunks: ArrayLike, inference_s: float, action_s: float, actions: int) -> SweetSpot:
+def fastest_overlap(chunks: ArrayLike, inference_s: float, action_s: float, actions: int) -> Optimum:
     """The overlap of least task time, where (13) turns from negative to not negative (12 to 14, derived).
 
     Args:
@@ -66,7 +66,7 @@ def fastest_overlap(chunks: ArrayLike, inference_s: float, action_s: float, acti
 
 def most_successful_overlap(
     quality: ArrayLike, pace: float, inference_s: float, action_s: float, response: Response
-) -> SweetSpot:
+) -> Optimum:
     """The overlap of most success, where (19) turns from positive to not positive (18 to 20, by analogy).
 
     Args:
@@ -84,7 +84,7 @@ def most_successful_overlap(
     return _at_turn(response(a, moved), sum(success_steps(a, moved, response)), "most")
 
 
-def _at_turn(values: Floats, steps: Floats | int, best: Best) -> SweetSpot:
+def _at_turn(values: Floats, steps: Floats | int, best: Best) -> Optimum:
     where, values = as_curve(np.arange(len(values)), values)
     differences = np.asarray(steps, dtype=np.float64)
     falls = losses(differences, best) < 0.0

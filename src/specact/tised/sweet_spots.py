@@ -24,7 +24,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class SweetSpot:
+class Optimum:
     """The best setting of a lever.
 
     Attributes:
@@ -47,7 +47,7 @@ class SweetSpot:
     others: tuple[float, ...] = ()
 
 
-def scan(settings: ArrayLike, values: ArrayLike, best: Best) -> SweetSpot:
+def scan(settings: ArrayLike, values: ArrayLike, best: Best) -> Optimum:
     """The best of all settings, by looking at every one of them.
 
     Args:
@@ -64,19 +64,19 @@ def scan(settings: ArrayLike, values: ArrayLike, best: Best) -> SweetSpot:
 
 def pick(
     where: Floats, values: Floats, candidates: Sequence[int], best: Best, conditions: tuple[float, float]
-) -> SweetSpot:
+) -> Optimum:
     """The best of the candidates, the earliest one on a tie.
 
     Args:
         where, values: the curve, ``[S]``, its ends among them.
         candidates: places in it, in order.
         best: which way.
-        conditions: see :class:`SweetSpot`.
+        conditions: see :class:`Optimum`.
     """
     loss = losses(values, best)
     end = float(min(loss[0], loss[-1]))
     chosen = min(candidates, key=lambda i: float(loss[i]))
-    return SweetSpot(
+    return Optimum(
         where=float(where[chosen]),
         value=float(values[chosen]),
         interior=bool(end - loss[chosen] > _ROUNDING * abs(end)),

@@ -23,7 +23,7 @@ from specact.families.chunks.policy import Chunk, Inpainting
 from specact.families.chunks.wire import ChunkResponder
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Field, Observation, ObservationSpec, Window
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
@@ -442,12 +442,17 @@ def test_a_late_miss_leaves_the_drafts_chunk() -> None:
 
 
 def test_a_request_that_leaves_ahead_changes_no_action_and_saves_the_drafts_time() -> None:
-    def run(forecast: bool) -> tuple[np.ndarray, list[StepRecord]]:
+    def run(prefetch: bool) -> tuple[np.ndarray, list[StepRecord]]:
         clock, pair, gate = VirtualClock(), made(), Always()
         verifier = pair.verifier(Far(pair.target, clock))
         drafter = Slow(pair.drafter, clock)
         policy = SpeculativePolicy(
-            pair, gate, drafter=drafter, verifier=verifier, forecast=Forecast(gate) if forecast else None, clock=clock
+            pair,
+            gate,
+            drafter=drafter,
+            verifier=verifier,
+            prefetch=PrefetchPredictor(gate) if prefetch else None,
+            clock=clock,
         )
         return play(policy, 12)
 

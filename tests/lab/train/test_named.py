@@ -306,17 +306,17 @@ def test_the_pusht_images_are_read_from_disk_in_the_terms_of_a_recipe(tmp_path: 
 
 
 def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
-    from specact.lab.data.distillation import Lessons
+    from specact.lab.data.distillation import DistillationData
 
     bundle = load_bundle(made / "bundles" / "mine")
     rng = np.random.default_rng(0)
-    lessons = Lessons(
+    data = DistillationData(
         episode=np.zeros(4, np.int64),
         observation={"hand": rng.normal(size=(4, 1, 1)).astype(np.float32)},
         draft_probs=np.full((4, 2, 4), 0.25, np.float32),
         target_probs=np.full((4, 2, 4), 0.25, np.float32),
         target_offsets=np.zeros((4, 2, 4, 2, 2), np.float16),
     )
-    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), lessons)
-    found = head({"hand": torch.from_numpy(lessons.observation["hand"])}, torch.from_numpy(lessons.draft_probs))
+    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), data)
+    found = head({"hand": torch.from_numpy(data.observation["hand"])}, torch.from_numpy(data.draft_probs))
     assert found.shape == (4, 2, 4) and torch.allclose(found.sum(-1), torch.ones(4, 2))

@@ -25,8 +25,8 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
         target: where the target's distributions come from.
         tokenizer: turns codes into actions.
         offset: which offset a verified step gets. ``target``: the target's, for the final codes (the action then
-            follows the target's law); ``draft``: the draft's, for the final codes; ``stale``: the draft's for the codes
-            it drafted, even where they were replaced. The last two are ablations.
+            follows the target's distribution); ``draft``: the draft's, for the final codes; ``stale``: the draft's for
+            the codes it drafted, even where they were replaced. The last two are ablations.
 
     Raises:
         ConfigError: for an unknown offset.
@@ -60,7 +60,7 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
 
 
 class SpeculativeVerifier(CodeVerifier):
-    """Accepts or replaces each drafted code so that the result follows the target's law (ADAHI, equation 7)."""
+    """Accepts or replaces each drafted code so that it follows the target's distribution (ADAHI, equation 7)."""
 
     def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
         return verify(target, drafted.draft, drafted.codes, rng)

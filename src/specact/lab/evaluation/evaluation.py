@@ -28,7 +28,7 @@ class Evaluation:
             :class:`~specact.lab.rollout.methods.Method`, and at this one where its rival does not run.
         link: name of a link preset.
         offset: see :class:`~specact.policy.SpeculativePolicy`.
-        overlap: whether requests leave ahead of the draft where the gate's forecast says so.
+        overlap: whether requests leave ahead of the draft where the prefetch predictor says so.
         gates: readings that the papers leave open.
         draft_ms, gate_ms, head_ms, target_ms: accounted time of one inference, and of one decision of any gate; None
             measures it on this machine.

@@ -57,7 +57,7 @@ def method_metrics(
         "score": {"mean": score.mean, "low": score.low, "high": score.high},
         "control_steps": actions,
         **step_metrics(steps, sends=sends),
-        "sent_ahead": _forecast_quality(steps["sent_ahead"], sent),
+        "sent_ahead": _prefetch_quality(steps["sent_ahead"], sent),
         "latency": {
             "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
             "inference_p50_ms": float(np.quantile(inference_ms, 0.50)),
@@ -111,7 +111,7 @@ def _share(counted: NDArray[np.bool_]) -> dict[str, float]:
     return {"n": n, "k": k, "rate": found.mean, "low": found.low, "high": found.high}
 
 
-def _forecast_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
+def _prefetch_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
     return {
         "share": float(ahead.mean()),
         "precision": float(sent[ahead].mean()) if ahead.any() else None,

@@ -10,8 +10,8 @@ from specact.execution.schedule import NOW_S, Schedule
 from specact.execution.strategy import Execution
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode_metrics import Episode, Tally
-from specact.lab.rollout.history import Senses
+from specact.lab.rollout.episode_metrics import Episode, EpisodeMetrics
+from specact.lab.rollout.history import ObservationSampler
 from specact.rng import Role, StepAddress, StepStreams
 
 Latency = Callable[[float], float]
@@ -46,7 +46,7 @@ def run_episode(
     driver = _Driver(world, policy, execution, latency, StepAddress(seed, 0, episode, 0))
     while not world.done:
         driver.step()
-    return driver.tally.episode(episode, driver.senses)
+    return driver.metrics.episode(episode, driver.sampler)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Driver:
         self._world, self._policy, self._latency = world, policy, latency
         self._streams, self._address = StepStreams(), first
         self._schedule = Schedule(execution, world.period_s, (policy.spec.chunk, policy.spec.actions))
-        self.senses, self.tally = Senses(world, policy.spec.observation), Tally()
+        self.sampler, self.metrics = ObservationSampler(world, policy.spec.observation), EpisodeMetrics()
         self._coming: _Coming | None = None
 
     def step(self) -> None:
@@ -83,20 +83,20 @@ class _Driver:
         played = self._schedule.play()
         if played is not None:
             if played.first:
-                self.tally.began(self._world.now - played.seen_s)
-            self.senses.play(played.action)
+                self.metrics.began(self._world.now - played.seen_s)
+            self.sampler.play(played.action)
         elif self._coming is not None:
-            self.senses.wait(self._coming.arrives_s - self._world.now)
+            self.sampler.wait(self._coming.arrives_s - self._world.now)
 
     def _infer(self) -> None:
         now, schedule = self._world.now, self._schedule
         rng = self._streams(Role.DRAFT, self._address)
-        chunk = self._policy.infer(self.senses.window(schedule.ahead), rng, schedule.inpainting)
+        chunk = self._policy.infer(self.sampler.window(schedule.ahead), rng, schedule.inpainting)
         took = self._latency(now) if callable(self._latency) else self._latency
         if not took >= 0.0:
             raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
         self._address = self._address._replace(step=self._address.step + 1)
-        self.tally.inferred(took)
+        self.metrics.inferred(took)
         schedule.ask(now)
         self._coming = _Coming(chunk, took, now + took)
 

@@ -1,10 +1,10 @@
-"""How one episode in a moving world went, and the tally from which that is told."""
+"""How one episode in a moving world went, and the counts behind it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specact.lab.rollout.history import Senses
+from specact.lab.rollout.history import ObservationSampler
 from specact.tised.motion import jerk, path_length
 
 _NAN = float("nan")
@@ -45,7 +45,7 @@ class Episode:
     transmission_rate: float = _NAN
 
 
-class Tally:
+class EpisodeMetrics:
     """Counts what :class:`Episode` tells."""
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class Tally:
         """The first action of a chunk begins to run, on an observation so old [s]."""
         self._ages.append(age_s)
 
-    def episode(self, number: int, senses: Senses) -> Episode:
+    def episode(self, number: int, sampler: ObservationSampler) -> Episode:
         """The episode as a whole, once it is over."""
-        world = senses.world
+        world = sampler.world
         moves = world.task.effector is not None
         return Episode(
             episode=number,
@@ -75,7 +75,7 @@ class Tally:
             limit_s=world.limit_s,
             chunks=len(self._ages),
             inference_s=_mean(self._latencies),
-            stall_s=senses.waited_s,
+            stall_s=sampler.waited_s,
             age_s=_mean(self._ages),
             jerk=jerk(world.motion(), world.period_s) if moves else _NAN,
             path=path_length(world.motion()) if moves else _NAN,

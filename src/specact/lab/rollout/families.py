@@ -125,7 +125,9 @@ class _ChunksRollout:
 
     def audit(self, seed: int, *, learning: bool) -> Audit:
         if learning:
-            raise ConfigError(f"{self._pair.name} is a pair of chunk policies, which has no lessons on codes to give")
+            raise ConfigError(
+                f"{self._pair.name} is a pair of chunk policies, which has no distillation data on codes to give"
+            )
         return ChunkAudit(self._pair)
 
 

@@ -10,8 +10,8 @@ from specact.lab.envs.moving import MovingWorld
 from specact.observation import ObservationSpec, Window
 
 
-class Senses:
-    """The robot's end of a world: it samples observations once per control period of the robot, and lets time pass.
+class ObservationSampler:
+    """Samples the observations of a world once per control period of the robot, and advances its time.
 
     Control periods of the robot are its actions, and while it waits every ``period_s`` from when it began to. See
     :class:`~specact.execution.history.SampledHistory` for what a window holds.

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from specact.lab.rollout.history import Senses
+from specact.lab.rollout.history import ObservationSampler
 
 
 class WorldClock:
     """World time as a :class:`~specact.clock.Clock`: whoever sleeps on it keeps the robot waiting.
 
     Args:
-        senses: of the robot.
+        sampler: of the robot.
     """
 
-    def __init__(self, senses: Senses) -> None:
-        self._senses = senses
+    def __init__(self, sampler: ObservationSampler) -> None:
+        self._sampler = sampler
 
     def now(self) -> float:
-        return self._senses.world.now
+        return self._sampler.world.now
 
     def sleep(self, seconds: float) -> None:
-        self._senses.wait(seconds)
+        self._sampler.wait(seconds)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.aggregates import Aggregate, grouped
 from specact.tised.prediction import PredictionError, fit_response, predict_success, prediction_error
 from specact.tised.success import staleness
 
@@ -44,7 +44,7 @@ class HeldOut:
     regret: float
 
 
-def hold_out(cells: Sequence[Cell], baselines: Mapping[str, float]) -> list[HeldOut]:
+def hold_out(cells: Sequence[Aggregate], baselines: Mapping[str, float]) -> list[HeldOut]:
     """Predicts success on every machine from the others at the same pace, and at every pace from the others.
 
     The response to staleness comes from the baseline's cells, each setting's quality from its least stale cell. Of the
@@ -70,7 +70,7 @@ def hold_out(cells: Sequence[Cell], baselines: Mapping[str, float]) -> list[Held
     return found
 
 
-def _splits(family: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], list[Cell]]]:
+def _splits(family: Sequence[Aggregate]) -> Iterator[tuple[str, list[Aggregate], list[Aggregate]]]:
     """What is held out, the cells that are known, and those to predict; at pace 0 nothing gets stale by itself."""
     for pace, world in grouped(family, lambda cell: cell.place.pace):
         if pace > 0.0:
@@ -81,9 +81,9 @@ def _splits(family: Sequence[Cell]) -> Iterator[tuple[str, list[Cell], list[Cell
 
 
 def _predict(
-    known: Sequence[Cell], tested: Sequence[Cell], baseline: float, delay: Delay
+    known: Sequence[Aggregate], tested: Sequence[Aggregate], baseline: float, delay: Delay
 ) -> tuple[PredictionError, float, int, int, float] | None:
-    def moved(cell: Cell) -> float:
+    def moved(cell: Aggregate) -> float:
         return float(staleness(cell.place.pace, getattr(cell, delay)))
 
     response_cells = [cell for cell in known if cell.strength == baseline]
@@ -110,6 +110,8 @@ def _predict(
     return error, float(predicted.covered.mean()), len(regrets), right, float(np.mean(regrets))
 
 
-def _columns(cells: Sequence[Cell], moved: Callable[[Cell], float]) -> tuple[list[float], list[float], list[float]]:
+def _columns(
+    cells: Sequence[Aggregate], moved: Callable[[Aggregate], float]
+) -> tuple[list[float], list[float], list[float]]:
     """Staleness, successes and episodes of each cell."""
     return [moved(c) for c in cells], [float(c.successes) for c in cells], [float(c.n) for c in cells]

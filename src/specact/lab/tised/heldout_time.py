@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.aggregates import Aggregate, grouped
 from specact.tised.timing import exact_task_s
 
 # Equation (3) is theirs; where actions are played at the time they are for, a chunk's time is another.
@@ -35,7 +35,7 @@ class HeldOutTime:
     observed: float
 
 
-def hold_out_time(cells: Sequence[Cell]) -> list[HeldOutTime]:
+def hold_out_time(cells: Sequence[Aggregate]) -> list[HeldOutTime]:
     """Predicts task time in static worlds on every machine from the others, for each lever and task.
 
     In a world that waits N should not depend on the machine; the error says how far it does. A chunk's actions take
@@ -63,7 +63,7 @@ def hold_out_time(cells: Sequence[Cell]) -> list[HeldOutTime]:
     return found
 
 
-def _task_s(cell: Cell, others: Sequence[Cell]) -> float:
+def _task_s(cell: Aggregate, others: Sequence[Aggregate]) -> float:
     """Task time of a cell, from the same setting on other machines."""
     chunks = float(np.average([other.chunks for other in others], weights=[other.successes for other in others]))
     # The last chunk is not played to its end, so a mean action counts here with the share of it that was.

@@ -10,10 +10,10 @@ import numpy as np
 from specact.lab.report.drawing import Drawing, blank, legend_below
 from specact.lab.report.style import INK, MUTED
 from specact.lab.report.tised.settings import label_settings, series, stem
-from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.aggregates import Aggregate, grouped
 from specact.lab.tised.analysis import Analysis, as_rows
 from specact.lab.tised.curves import Place
-from specact.lab.tised.optima import PlacedSpot
+from specact.lab.tised.optima import PlacedOptimum
 
 _TIMES = (("chunks", "N"), ("chunk_s", "T chunk"), ("task_s", "T task"))
 _MOTIONS = (("jerk", "jerk"), ("path", "path length"))
@@ -33,7 +33,7 @@ def draw_curves(analysis: Analysis) -> Iterator[Drawing]:
                 yield _motion(cells[0].place, cells, name, label)
 
 
-def _times(place: Place, cells: Sequence[Cell], spots: dict[str, PlacedSpot]) -> Drawing:
+def _times(place: Place, cells: Sequence[Aggregate], spots: dict[str, PlacedOptimum]) -> Drawing:
     figure, axes = blank()
     x = np.arange(len(cells))
     rows: list[dict[str, Any]] = [
@@ -41,8 +41,10 @@ def _times(place: Place, cells: Sequence[Cell], spots: dict[str, PlacedSpot]) ->
     ]
     for number, (name, label) in enumerate(_TIMES):
         values = np.array([getattr(cell, name) for cell in cells])
-        look = series(number)
-        axes.plot(x, values / values[0], color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=label)
+        style = series(number)
+        axes.plot(
+            x, values / values[0], color=style.light, marker=style.marker, markersize=4, linewidth=1.4, label=label
+        )
         for row, value in zip(rows, values.tolist(), strict=True):
             row |= {name: value, f"{name}.normalised": value / values[0]}
     mean, low, high = (np.array([getattr(cell.restricted_s, k) for cell in cells]) for k in ("mean", "low", "high"))
@@ -66,15 +68,15 @@ def _times(place: Place, cells: Sequence[Cell], spots: dict[str, PlacedSpot]) ->
     return Drawing(name, f"{place}: chunks and times", caption, figure, rows)
 
 
-def _motion(place: Place, cells: Sequence[Cell], name: str, label: str) -> Drawing:
+def _motion(place: Place, cells: Sequence[Aggregate], name: str, label: str) -> Drawing:
     figure, axes = blank()
     strengths = list(dict.fromkeys(cell.strength for cell in cells))
     for number, (machine, row) in enumerate(grouped(cells, lambda cell: cell.place.machine)):
-        look = series(number)
+        style = series(number)
         axes.plot(
             [strengths.index(cell.strength) for cell in row],
             [getattr(cell, name) for cell in row],
-            color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=machine,
+            color=style.light, marker=style.marker, markersize=4, linewidth=1.4, label=machine,
         )  # fmt: skip
     axes.set_ylabel(f"{label} [task's units]")
     label_settings(axes, strengths, place.lever)
@@ -86,11 +88,11 @@ def _motion(place: Place, cells: Sequence[Cell], name: str, label: str) -> Drawi
     return Drawing(stem("tised", name, place.lever, place.task, place.pace, place.idle), title, caption, figure, rows)
 
 
-def _episodes(cells: Sequence[Cell]) -> str:
+def _episodes(cells: Sequence[Aggregate]) -> str:
     counts = sorted({cell.n for cell in cells})
     return f"{counts[0]} episodes per point" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} episodes per point"
 
 
-def _sure(spot: PlacedSpot) -> str:
+def _sure(spot: PlacedOptimum) -> str:
     share = spot.support[spot.strengths.index(spot.spot.where)]
     return f"{spot.spot.where:g} (best in {100 * share:.0f} % of the bootstrap samples)"

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from specact.lab.report.style import Look, look_of
+from specact.lab.report.style import Style, style_of
 from specact.lab.rollout.methods import METHODS
 
-_LOOKS = tuple(map(look_of, METHODS))
+_STYLES = tuple(map(style_of, METHODS))
 
 
-def series(number: int) -> Look:
-    """The look of a curve that is no method: the methods' looks, in their order."""
-    return _LOOKS[number % len(_LOOKS)]
+def series(number: int) -> Style:
+    """The style of a curve that is no method: the methods' styles, in their order."""
+    return _STYLES[number % len(_STYLES)]
 
 
 def label_settings(axes: Axes, strengths: Sequence[float], lever: str) -> None:

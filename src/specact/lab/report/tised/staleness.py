@@ -7,10 +7,10 @@ from typing import Any
 
 from specact.lab.report.drawing import Drawing, blank, legend_below
 from specact.lab.report.tised.settings import series, stem
-from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.aggregates import Aggregate, grouped
 
 
-def draw_staleness(cells: Sequence[Cell]) -> Iterator[Drawing]:
+def draw_staleness(cells: Sequence[Aggregate]) -> Iterator[Drawing]:
     """Success over ``v`` times the observation's age, for every lever with several settings and every task that moves.
 
     Args:
@@ -25,9 +25,9 @@ def draw_staleness(cells: Sequence[Cell]) -> Iterator[Drawing]:
         for number, (strength, curve) in enumerate(grouped(family, lambda cell: cell.strength)):
             found = sorted((_row(cell) for cell in curve), key=lambda row: float(row["staleness"]))
             x, y, low, high = ([row[key] for row in found] for key in ("staleness", "success", "low", "high"))
-            look = series(number)
-            axes.plot(x, y, color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=f"{strength:g}")
-            axes.fill_between(x, low, high, color=look.light, alpha=0.12, linewidth=0)
+            style = series(number)
+            axes.plot(x, y, color=style.light, marker=style.marker, markersize=4, linewidth=1.4, label=f"{strength:g}")
+            axes.fill_between(x, low, high, color=style.light, alpha=0.12, linewidth=0)
             rows += found
         axes.locator_params(axis="x", nbins=5)
         axes.set(xlabel="pace x age of the observation [task's unit]", ylabel="success", ylim=(0, 1.02))
@@ -42,7 +42,7 @@ def draw_staleness(cells: Sequence[Cell]) -> Iterator[Drawing]:
         yield Drawing(name, f"Success over staleness: {lever} on {task}, idle {idle}", caption, figure, rows)
 
 
-def _row(cell: Cell) -> dict[str, Any]:
+def _row(cell: Aggregate) -> dict[str, Any]:
     return {
         "strength": cell.strength,
         "pace": cell.place.pace,
