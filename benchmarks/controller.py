@@ -35,10 +35,9 @@ from specact.families.codes.sampling import rejection_probability
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
 from specact.families.codes.verify import SpeculativeVerifier
-from specact.gates.audit import AuditEstimator, expected_true_skip
+from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
-from specact.gates.drift import DriftAlarm
 from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLES_OWN
 from specact.lab.envs import load_task

@@ -16,8 +16,7 @@ from specact.errors import ConfigError
 from specact.families.codes.values import CodeDistribution, Drafted, Verdict, executed_codes
 from specact.families.codes.verify import code_outcome
 from specact.gates import Always, Gate, Never, Random
-from specact.gates.audit import AuditEstimator, RunningMean, expected_true_skip
-from specact.gates.drift import DriftAlarm
+from specact.gates.audit import AuditEstimator, DriftAlarm, RunningMean, expected_true_skip
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress

@@ -7,9 +7,8 @@ import pytest
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.steady import SteadyLink
+from specact.links.model import AddedDelay, SteadyLink
 
 NOTHING = SteadyLink(0.0, 0.0, math.inf, math.inf)
 SECOND = SteadyLink(2.0e3, 0.0, math.inf, math.inf)  # one second each way

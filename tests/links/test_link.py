@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.link import LINKS, load_link
-from specact.links.mahimahi import MahimahiLink
-from specact.links.steady import SteadyLink
-from specact.links.trace import TraceLink
+from specact.links.model import AddedDelay, SteadyLink
+from specact.links.recordings import MahimahiLink, TraceLink
 
 
 @pytest.fixture

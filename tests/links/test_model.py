@@ -9,13 +9,10 @@ import pytest
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.link import LINKS
-from specact.links.mahimahi import MahimahiLink
-from specact.links.model import Link, round_trip
-from specact.links.steady import SteadyLink
-from specact.links.trace import TraceLink
+from specact.links.model import AddedDelay, Link, SteadyLink, round_trip
+from specact.links.recordings import MahimahiLink, TraceLink
 
 WIFI = LINKS["wifi-paper"]
 EVERY: dict[str, Link] = {

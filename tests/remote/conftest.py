@@ -35,10 +35,10 @@ from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
 from specact.types import StepRecord
+from specact.wire import messages as wire
 from specact.wire import msgpack
-from specact.wire import request as wire
 from specact.wire.handshake import Welcome, welcome_fields
-from specact.wire.reply import Reply, ServerTimes, reply_fields
+from specact.wire.messages import Reply, ServerTimes, reply_fields
 
 PERIOD_S = 0.05
 Fields = dict[str, Any]

@@ -28,8 +28,7 @@ from specact.types import Origin, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget, Verifier
 from specact.wire.handshake import Hello, hello_fields, read_welcome
-from specact.wire.reply import Reply, read_reply
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Reply, Request, read_reply, request_fields
 from specact.wire.sizes import max_message_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -13,7 +13,7 @@ from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
 from specact.wire import msgpack
 from specact.wire.images import read_image
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Request, request_fields
 
 FRAMES = np.linspace(0, 255, 2 * 32 * 48 * 3).astype(np.uint8).reshape(2, 32, 48, 3)
 SEEN = ObservationSpec({"state": Field((3,), history=2), "image": Field((32, 48, 3), "uint8", 2)})

@@ -13,9 +13,8 @@ import pytest
 
 from specact.lab.processes import ServerProcess
 from specact.links.link import load_link
-from specact.links.mahimahi import read_deliveries
+from specact.links.recordings import read_deliveries, read_round_trips
 from specact.links.shaper import Shaper
-from specact.links.trace import read_round_trips
 from specact.remote.client import ClientSettings
 
 if TYPE_CHECKING:

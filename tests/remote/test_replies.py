@@ -18,8 +18,8 @@ from specact.families.codes.values import CodeDistribution
 from specact.remote.client import Client, ClientSettings
 from specact.remote.transport import Endpoint
 from specact.wire import msgpack
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, reply_fields
+from specact.wire.checks import ErrorCode
+from specact.wire.messages import ErrorReply, reply_fields
 from specact.wire.sizes import max_message_bytes
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from specact.server.batcher import Batcher
 from specact.server.service import Sender, Service
 from specact.server.settings import ServerSettings, is_loopback
 from specact.wire import msgpack
-from specact.wire.protocol import ErrorCode
-from specact.wire.request import Request
+from specact.wire.checks import ErrorCode
+from specact.wire.messages import Request
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields

@@ -22,7 +22,7 @@ from specact.remote.target import RemoteTarget
 from specact.remote.transport import Endpoint
 from specact.server import app
 from specact.server.telemetry import Telemetry
-from specact.wire.reply import ServerTimes
+from specact.wire.messages import ServerTimes
 
 PAGE = Path(app.__file__).with_name("status.html")
 TOKEN = "a token/with+odd=characters"

@@ -24,9 +24,9 @@ from specact.server.openapi import described
 from specact.server.settings import ServerSettings
 from specact.wire import checks, msgpack
 from specact.wire import json as wire_json
+from specact.wire.checks import PROTOCOL, ErrorCode
 from specact.wire.handshake import Hello, check_hello, read_hello
-from specact.wire.protocol import PROTOCOL, ErrorCode
-from specact.wire.request import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
+from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
 from specact.wire.sizes import max_message_bytes
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from specact.families.chunks.sources import load_policy, names_folder, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
 from specact.runtime.manifest import kind_of
-from specact.wire.request import Responder
+from specact.wire.messages import Responder
 
 AnyPair = Bundle | ChunkPair
 

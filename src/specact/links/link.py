@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from specact.errors import ConfigError, unknown_name
-from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.mahimahi import MahimahiLink, read_deliveries
-from specact.links.model import Link, round_trip
-from specact.links.steady import SteadyLink
-from specact.links.trace import TraceLink, read_round_trips
+from specact.links.model import AddedDelay, Link, SteadyLink, round_trip
+from specact.links.recordings import MahimahiLink, TraceLink, read_deliveries, read_round_trips
 
 __all__ = ["LINKS", "Link", "load_link", "round_trip"]
 
@@ -40,8 +37,8 @@ def load_link(name: str) -> Link:
     """The link of this name.
 
     ``NAME[+KEY=VALUE]...``, where NAME is one of :data:`LINKS`, ``rtt:PATH`` (see
-    :class:`~specact.links.trace.TraceLink`) or ``mahimahi:UP_PATH,DOWN_PATH`` (see
-    :class:`~specact.links.mahimahi.MahimahiLink`; paths without comma). Keys, each at most once but for ``outage``:
+    :class:`~specact.links.recordings.TraceLink`) or ``mahimahi:UP_PATH,DOWN_PATH`` (see
+    :class:`~specact.links.recordings.MahimahiLink`; paths without comma). Keys, each at most once but for ``outage``:
 
     - ``delay``: ms added to a round trip; ``rate``: Mbit/s of a hop in front, in each direction;
     - ``loss``: probability that a segment is lost, in [0, 1); with ``rto``: retransmission timeout [ms], 200;

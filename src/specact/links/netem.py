@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.links.added_delay import AddedDelay
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.model import Link
-from specact.links.steady import SteadyLink
+from specact.links.model import AddedDelay, Link, SteadyLink
 
 
 @dataclass(frozen=True)

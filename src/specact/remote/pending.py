@@ -8,10 +8,9 @@ from collections.abc import Callable
 from specact.errors import WireError
 from specact.remote.client import Client
 from specact.types import Cause, Miss, OffloadTimes
+from specact.wire.checks import ErrorCode
 from specact.wire.dialect import Arrays
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, ServerTimes, read_reply
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import ErrorReply, Request, ServerTimes, read_reply, request_fields
 
 _CAUSES: dict[ErrorCode, Cause] = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
 

@@ -15,7 +15,7 @@ from specact.remote.client import Client
 from specact.remote.pending import PendingRequest
 from specact.rng import StepAddress
 from specact.types import Miss
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 _PATIENCE_S = 2.0
 

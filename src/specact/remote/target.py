@@ -16,7 +16,7 @@ from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
 from specact.verification import Answer, Pending, Verifier, sound
 from specact.wire.dialect import Arrays, Codec, VerifyingCodec
-from specact.wire.request import LONGEST_DEADLINE_MS, Request
+from specact.wire.messages import LONGEST_DEADLINE_MS, Request
 
 A = TypeVar("A")
 T_co = TypeVar("T_co", covariant=True)

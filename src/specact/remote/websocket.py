@@ -15,7 +15,7 @@ from websockets.uri import parse_uri
 from specact.errors import RemoteError, WireError
 from specact.remote.transport import Endpoint, Fields, TransportClosedError, receive_some, send_all
 from specact.wire import json, msgpack
-from specact.wire.reply import read_error
+from specact.wire.messages import read_error
 
 _PATH = "/v1/stream"
 _DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)

@@ -18,7 +18,7 @@ from specact.server.http import STATUS, let_in, message_routes, peer
 from specact.server.openapi import refusals
 from specact.server.service import Service, refusal
 from specact.server.stream import serve_stream
-from specact.wire.protocol import ErrorCode
+from specact.wire.checks import ErrorCode
 
 _PAGE = Path(__file__).with_name("status.html")
 # The page brings everything with it and talks to nobody but us.

@@ -19,11 +19,9 @@ from specact.server.connections import Connection, Connections
 from specact.server.settings import ServerSettings
 from specact.server.telemetry import Robot, Telemetry
 from specact.server.turns import Lane
-from specact.wire.checks import request_id
+from specact.wire.checks import ErrorCode, request_id
 from specact.wire.handshake import Welcome, check_hello, read_hello, welcome_fields
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, Reply, ServerTimes, reply_fields
-from specact.wire.request import Request, Responder, read_request
+from specact.wire.messages import ErrorReply, Reply, Request, Responder, ServerTimes, read_request, reply_fields
 from specact.wire.sizes import max_message_bytes
 
 Fields = dict[str, Any]

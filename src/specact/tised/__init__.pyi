@@ -1,4 +1,3 @@
-from specact.tised.alpha_spots import best_alpha as best_alpha
 from specact.tised.decomposition import Averages as Averages
 from specact.tised.decomposition import Decomposition as Decomposition
 from specact.tised.decomposition import decompose as decompose
@@ -9,8 +8,11 @@ from specact.tised.hardware import load_hardware as load_hardware
 from specact.tised.hardware import named_hardware as named_hardware
 from specact.tised.motion import jerk as jerk
 from specact.tised.motion import path_length as path_length
-from specact.tised.overlap_spots import fastest_overlap as fastest_overlap
-from specact.tised.overlap_spots import most_successful_overlap as most_successful_overlap
+from specact.tised.optima import Optimum as Optimum
+from specact.tised.optima import best_alpha as best_alpha
+from specact.tised.optima import fastest_overlap as fastest_overlap
+from specact.tised.optima import most_successful_overlap as most_successful_overlap
+from specact.tised.optima import scan as scan
 from specact.tised.prediction import DelayResponse as DelayResponse
 from specact.tised.prediction import Prediction as Prediction
 from specact.tised.prediction import fit_response as fit_response
@@ -19,8 +21,6 @@ from specact.tised.reference import simulate as simulate
 from specact.tised.success import log_odds as log_odds
 from specact.tised.success import staleness as staleness
 from specact.tised.success import success_rate as success_rate
-from specact.tised.sweet_spots import Optimum as Optimum
-from specact.tised.sweet_spots import scan as scan
 from specact.tised.timing import age_s as age_s
 from specact.tised.timing import chunk_s as chunk_s
 from specact.tised.timing import chunk_speedup as chunk_speedup

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specact.tised.overlap_spots import fastest_overlap, task_time_steps
-from specact.tised.sweet_spots import Optimum
+from specact.tised.optima import Optimum, fastest_overlap, task_time_steps
 from specact.tised.timing import chunk_s
 from specact.types import Floats
 

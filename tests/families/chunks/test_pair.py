@@ -30,7 +30,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.types import Cause, Miss, OffloadTimes, Origin, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Answer, Pending, TargetPolicy
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 ACTIONS, LONG, SHORT, EXECUTE, RATE_HZ = 2, 8, 5, 3, 10.0
 UNITS = ActionUnits.of_range(np.array([-4.0, -40.0], np.float32), np.array([4.0, 60.0], np.float32))

@@ -25,12 +25,12 @@ from specact.lab.train.export import example_inputs
 from specact.lab.train.flow_recipe import load_any_recipe, load_flow_recipe
 from specact.lab.train.flow_train import train_flow
 from specact.lab.train.head import HeadRecipe, TargetHeadNetwork
-from specact.lab.train.prune import prune_history
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
-from specact.lab.train.sees import observation_of
 from specact.lab.train.train import train
+from specact.lab.train.variants import prune_history
 from specact.lab.train.vqbet import Shapes, VQBeT
+from specact.lab.train.windows import observation_of
 from specact.observation import Field, ObservationSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -14,11 +14,17 @@ from specact.errors import ConfigError
 from specact.families.chunks.bundle import NETWORKS, FlowBundle, load_flow
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.codes.network import OnnxPolicy
-from specact.lab.train.quantise import Feeds, Tier, quantise, tiers
-from specact.lab.train.quantise_cost import measure_variant
-from specact.lab.train.quantise_fold import folded
-from specact.lab.train.quantise_inputs import typical_inputs
-from specact.lab.train.quantise_layers import GROUPS, layer_groups
+from specact.lab.train.quantise import (
+    GROUPS,
+    Feeds,
+    Tier,
+    folded,
+    layer_groups,
+    measure_variant,
+    quantise,
+    tiers,
+    typical_inputs,
+)
 from specact.observation import Window
 
 SHELF = Path(__file__).parents[3] / "pretrained"

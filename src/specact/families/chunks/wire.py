@@ -13,7 +13,7 @@ from specact.observation import read_spec
 from specact.rng import Role, streams
 from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 FAMILY = "chunks"
 
@@ -36,7 +36,7 @@ class ChunkCodec:
 
 
 class ChunkResponder:
-    """See :class:`~specact.wire.request.Responder`.
+    """See :class:`~specact.wire.messages.Responder`.
 
     Args:
         policy: the target.
@@ -48,7 +48,7 @@ class ChunkResponder:
         self.dialect = ChunkCodec(policy.spec).dialect
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.request.Responder`; what is random is drawn from each request's own stream."""
+        """See :class:`~specact.wire.messages.Responder`; what is random is drawn from each request's own stream."""
         rngs = streams(Role.VERIFY, (request.address for request in requests))
         chunks = self._policy.infer_batch([request.window for request in requests], rngs)
         return [

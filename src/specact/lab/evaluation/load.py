@@ -21,7 +21,7 @@ from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.wire import msgpack
 from specact.wire.handshake import Hello, hello_fields, read_welcome
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Request, request_fields
 
 _DEADLINE_MS = 10_000.0
 # Robots of a soak, their requests per second together, and seconds between two looks at the server's memory.

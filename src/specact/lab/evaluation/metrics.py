@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.steps import REASONS, STAGES
-from specact.lab.statistics import contrast, holm, mean_interval, wilson
+from specact.lab.statistics import LEAST_GAIN, choice_efficiency, contrast, holm, mean_interval, wilson
 
 Table = dict[str, NDArray[Any]]
 END_POINTS = ("success", "score")
@@ -37,7 +36,7 @@ def method_metrics(
         ``missed`` share of inferences that
         were transmitted in vain; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where
         skipped or missed;
-        ``choice_efficiency`` see :func:`~specact.gates.efficiency.choice_efficiency`;
+        ``choice_efficiency`` see :func:`~specact.lab.statistics.choice_efficiency`;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
         share of inferences whose request left before the draft was computed, precision (share of them that were

@@ -11,11 +11,10 @@ from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSam
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode_metrics import Episode, EpisodeMetrics
-from specact.lab.rollout.history import ObservationSampler
+from specact.lab.rollout.episode import Episode, EpisodeMetrics
+from specact.lab.rollout.history import ObservationSampler, WorldClock
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.timed import TimedDrafter
-from specact.lab.rollout.world_clock import WorldClock
 from specact.links.model import Link
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream

@@ -12,8 +12,7 @@ from specact.lab.tised.contrasts import LeverContrast, contrasts_of
 from specact.lab.tised.curves import sort_curves
 from specact.lab.tised.findings import Finding, find_all
 from specact.lab.tised.frontier import MethodContrast, compare_methods
-from specact.lab.tised.heldout import HeldOut, hold_out
-from specact.lab.tised.heldout_time import HeldOutTime, hold_out_time
+from specact.lab.tised.heldout import HeldOut, HeldOutTime, hold_out, hold_out_time
 from specact.lab.tised.optima import PlacedOptimum, optima_of
 
 

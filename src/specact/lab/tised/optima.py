@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specact.lab.tised.aggregates import Aggregate
 from specact.lab.tised.curves import Curve, Place
-from specact.tised.sweet_spots import Best, Optimum, losses, scan
+from specact.tised.optima import Best, Optimum, losses, scan
 
 EndPoint = Literal["success", "restricted_s", "task_s"]
 _RESAMPLES = 1000

@@ -19,9 +19,9 @@ from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.values import CodeDistribution
 from specact.files import write_whole
-from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData, join
+from specact.lab.statistics import choice_efficiency
 from specact.lab.train.distil import taught_statistics
 from specact.lab.train.export import PARITY, to_onnx
 from specact.lab.train.loop import Metrics, Stage, cosine, run

@@ -7,7 +7,7 @@ from typing import Any
 
 from specact.lab.report.drawing import Drawing, blank, legend_below
 from specact.lab.report.style import style_of
-from specact.lab.report.tised.settings import stem
+from specact.lab.report.tised.curves import stem
 from specact.lab.statistics import Interval
 from specact.lab.tised.aggregates import Aggregate, grouped
 from specact.lab.tised.frontier import FRONTIER, method_of
