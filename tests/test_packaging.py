@@ -98,7 +98,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/specact").rglob("*.py")}
+    # A package's public names are read from its stub.
+    sources = [path for ending in ("*.py", "*.pyi") for path in (ROOT / "src/specact").rglob(ending)]
+    expected = {str(path.relative_to(ROOT / "src")) for path in sources}
     assert expected <= names
     assert "specact/py.typed" in names
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"specact"}

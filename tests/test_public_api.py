@@ -141,7 +141,7 @@ def drive(url: str) -> dict[str, object]:
 
 def pair(gate: Gate) -> specact.SpeculativePolicy:
     bundle: specact.Bundle = specact.load_bundle(Path("ball"))
-    line = Client(Endpoint.parse("ws://127.0.0.1:8600"), bundle.codec.dialect)
+    client = Client(Endpoint.parse("ws://127.0.0.1:8600"), bundle.codec.dialect)
     verifier = remote_verifier(client, bundle, deadline_ms=30.0)
     return specact.SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=LateVerdicts(1.0))
 

@@ -92,16 +92,18 @@ def test_a_simulated_robot_runs_a_flow_policy_on_this_device(specact_run: Run, e
     assert summary["line"] is None and summary["observation_age_ms"] >= 0.0
 
 
-@pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_a_simulated_robot_runs_a_policy_on_a_server(specact_run: Run, server: ServerProcess, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "execution"), [("ws", "aligned"), ("http", "naive"), ("ws", "inpainting")])
+def test_a_simulated_robot_runs_a_policy_on_a_server(
+    specact_run: Run, server: ServerProcess, scheme: str, execution: str
+) -> None:
     done = specact_run(
-        "run", "--policy", f"{scheme}://127.0.0.1:{server.port}", "--env", "ball-chase", "--execution", "aligned",
+        "run", "--policy", f"{scheme}://127.0.0.1:{server.port}", "--env", "ball-chase", "--execution", execution,
         "--execute-actions", "10", "--overlap-actions", "6", "--episodes", "1", "--deadline-ms", "5000", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    # What was under way at the end has been asked for as well.
-    assert 0 < summary["inferences"] <= summary["line"]["sent"] <= summary["inferences"] + 1
+    # Also sent: what was under way at the end, and the question whether the policy inpaints.
+    assert 0 < summary["inferences"] <= summary["line"]["sent"] <= summary["inferences"] + 2
     assert summary["misses"] == {} and summary["chunks"] > 0
 
 
@@ -208,6 +210,7 @@ def test_a_server_that_goes_away_is_missed_by_cause_and_stops_the_robot(
         (("--policy", "ball-chase-flow", "--stop-action", "7", "7"), "--stop-action: "),
         (("--policy", "ball#target", "--execution", "inpainting"), "cannot inpaint"),
         (("--policy", "ws://127.0.0.1:9"), "no connection to ws://127.0.0.1:9"),
+        (("--policy", "ball#target", "--env", "ball", "--stop-action", "0"), "must have shape [2]"),
         (("--policy", "ball"), "say which one: ball#draft or ball#target"),
     ],
 )

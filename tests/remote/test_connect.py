@@ -10,11 +10,12 @@ import pytest
 
 import specact
 from specact.errors import ConfigError, MissError, ObservationError, RemoteError
+from specact.execution.inpainting import inpainting_of
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.pair import ChunkAnswers
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
-from specact.rng import StepAddress
+from specact.rng import Role, StepAddress, stream
 
 TOKEN = "open-sesame-0123456789"
 
@@ -57,6 +58,34 @@ def test_observations_between_two_calls_are_part_of_the_history(server: ServerPr
     history.push(observation(0))
     window = history.push(observation(1))
     assert np.array_equal(found, ChunkAnswers(local).answer(window, StepAddress(0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+def test_a_chunk_that_continues_another_is_that_of_the_policy_in_this_process(
+    server: ServerProcess, scheme: str
+) -> None:
+    local = load_flow("ball-chase-flow").policy()
+    window, address = local.spec.observation.zeros(), StepAddress(1, 2, 3, 4)
+    rng = np.random.default_rng(0)
+    inpainting = inpainting_of(rng.uniform(-1, 1, (9, local.spec.actions)).astype(np.float32), 3, local.spec.chunk)
+    with specact.connect(f"{scheme}://127.0.0.1:{server.port}", token=TOKEN, deadline_ms=10_000) as policy:
+        assert policy.inpaints
+        found = policy.ask(window, address, inpainting)
+        assert isinstance(found, np.ndarray)
+        assert np.array_equal(
+            found, local.infer(window, stream(1, Role.VERIFY, robot=2, episode=3, step=4), inpainting)
+        )
+        plain = policy.ask(window, address)
+        assert isinstance(plain, np.ndarray) and not np.array_equal(found, plain)
+
+
+def test_a_server_says_that_its_policy_does_not_inpaint() -> None:
+    with (
+        serving("ball#target") as process,
+        specact.connect(f"ws://127.0.0.1:{process.port}", deadline_ms=10_000) as policy,
+    ):
+        assert not policy.inpaints
+        assert policy({"state": np.zeros(8), "goal": np.zeros(2)}).shape == (5, 2)
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -131,7 +131,8 @@ def test_there_is_nothing_to_verify(seer: Server, codec: ChunkCodec, hello: Fiel
     assert (missing.status, missing.fields["code"]) == (404, "bad_message")
     with seer.stream(hello) as robot:
         reply = robot.ask(asked(codec, 1) | {"type": "verify"})
-    assert (reply["code"], reply["message"]) == ("bad_message", "expected a message of type infer, got 'verify'")
+    expected = "expected a message of type infer or inpaint, got 'verify'"
+    assert (reply["code"], reply["message"]) == ("bad_message", expected)
 
 
 def test_a_policy_that_fails_says_nothing_of_its_inside_and_goes_on(

@@ -70,6 +70,7 @@ def messages() -> dict[str, dict[str, Any]]:
     offsets = rng.normal(size=(*grid, SPEC.chunk, SPEC.actions)).astype(np.float32)
     times = ServerTimes(0.25, 1.5, 2.0, 3)
     drafted = {"draft_probs": laws, "draft_conditional": conditional, "codes": np.array([1, 2])}
+    old = {"actions": offsets[0, 0], "weights": np.array([1.0, 0.5], np.float32)}
     distribution: dict[str, NDArray[Any]] = {"probs": laws, "offsets": offsets, "conditional": conditional}
     verdict: dict[str, NDArray[Any]] = {
         "codes": np.array([4, 0]),
@@ -83,6 +84,7 @@ def messages() -> dict[str, dict[str, Any]]:
         "welcome": welcome_fields(welcome),
         "infer": request_fields(Request("infer", 7, 100.0, window, address, report=report), SEEN),
         "verify": request_fields(Request("verify", 8, 100.0, window, address, drafted, report), SEEN),
+        "inpaint": request_fields(Request("inpaint", 7, 100.0, window, address, old, report), SEEN),
         "distribution": reply_fields(Reply(7, "distribution", distribution, times)),
         "verdict": reply_fields(Reply(8, "verdict", verdict, times)),
         "chunk": reply_fields(Reply(7, "chunk", {"chunk": offsets[0, 0]}, times)),
@@ -92,4 +94,4 @@ def messages() -> dict[str, dict[str, Any]]:
 
 def dialect_of(kind: str) -> Dialect:
     """The one in which a message of this type is valid."""
-    return CHUNKS if kind == "chunk" else CODES
+    return CHUNKS if kind in ("inpaint", "chunk") else CODES

@@ -30,7 +30,7 @@ from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTE
 from specact.wire.sizes import max_message_bytes
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
-MESSAGES = ("hello", "welcome", "infer", "error", "verify", "distribution", "verdict", "chunk")
+MESSAGES = ("hello", "welcome", "infer", "error", "verify", "inpaint", "distribution", "verdict", "chunk")
 ANSWERS = ("distribution", "verdict", "chunk")
 DIALECTS = {"codes": CODES, "chunks": CHUNKS}
 
@@ -71,7 +71,7 @@ def rows_of(kind: str) -> list[Row]:
     rows = tables(section(f"`{kind}`"))[0]
     if kind in ANSWERS:
         return [*tables(section("Families"))[0], *rows]
-    return [*tables(section("`infer`"))[0], *rows] if kind == "verify" else rows
+    return [*tables(section("`infer`"))[0], *rows] if kind in ("verify", "inpaint") else rows
 
 
 def test_it_describes_every_field_of_every_message(examples: dict[str, dict[str, Any]]) -> None:
@@ -165,7 +165,7 @@ def test_its_shapes_and_dtypes_of_arrays_are_the_dialects(examples: dict[str, di
             specs = {n: spec for e in dialect.exchanges.values() for n, spec in [*e.request.items(), *e.reply.items()]}
             if name != "`codes`":
                 assert specs[name.strip("`")].distribution is (found[1] == "distribution")
-    assert compared == 11
+    assert compared == 13
 
 
 def test_it_names_every_error_code_with_its_status() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -102,7 +103,8 @@ def arrays(spec: ArraySpec) -> st.SearchStrategy[NDArray[Any]]:
     if spec.distribution:
         return laws(spec.shape)
     if spec.dtype is np.float32:
-        return numbers(spec.shape)
+        bounded = hnp.arrays(np.float32, spec.shape, elements=st.floats(spec.low, spec.high, width=32))
+        return numbers(spec.shape) if math.isinf(spec.high) else bounded
     if spec.dtype is np.bool_:
         return hnp.arrays(np.bool_, spec.shape)
     elements = st.integers(int(spec.low), int(spec.high)) if spec.dtype is np.int64 else st.floats(spec.low, spec.high)  # type: st.SearchStrategy[Any]
@@ -247,6 +249,7 @@ def read(codec: ModuleType, payload: bytes) -> str:
     outcomes = []
     for reader in (
         lambda fields: read_request(fields, CODES),
+        lambda fields: read_request(fields, CHUNKS),
         lambda fields: read_reply(fields, CODES.exchanges["infer"]),
         lambda fields: read_reply(fields, CODES.exchanges["verify"]),
         lambda fields: read_reply(fields, CHUNKS.exchanges["infer"]),
@@ -333,7 +336,7 @@ def test_any_value_in_any_place_is_read_or_refused(codec: ModuleType, frames: Fr
 @both_codecs
 def test_the_examples_are_read_so_the_tests_above_start_from_valid_messages(codec: ModuleType, frames: Frames) -> None:
     assert [read(codec, frame) for frame in frames(codec)] == [
-        "NoneType", "Welcome", "infer", "verify", "distribution", "verdict", "chunk", "ErrorReply",
+        "NoneType", "Welcome", "infer", "verify", "inpaint", "distribution", "verdict", "chunk", "ErrorReply",
     ]  # fmt: skip
 
 

@@ -61,13 +61,13 @@ REPORTS: list[Any] = [
 # message, field, value in its place, a word of the refusal.
 REFUSALS: list[tuple[str, str, Any, str]] = [
     *[(kind, "v", value, "protocol 2")
-      for kind in ("hello", "welcome", "infer", "verify", "distribution", "verdict", "chunk")
+      for kind in ("hello", "welcome", "infer", "verify", "inpaint", "distribution", "verdict", "chunk")
       for value in (0, 1, 3, 2.0, True, "1", None, MISSING, -1, 2**64 - 1, [1], np.ones(3, np.int64))],
     *[(kind, "type", value, "expected a message")
       for kind in ("hello", "infer", "distribution", "chunk")
       for value in ("other", "welcome!", None, MISSING, 1, ["infer"], np.zeros(3), {"infer": 1}, "\n\u202e")],
     *[(kind, "id", value, "id")
-      for kind in ("infer", "verify", "distribution", "verdict", "chunk")
+      for kind in ("infer", "verify", "inpaint", "distribution", "verdict", "chunk")
       for value in (-1, 2**63, 1.0, True, "1", None, MISSING, [1], np.zeros((), np.int64))],
     *[("infer", "deadline_ms", value, "deadline_ms must be a number from 0 to 60000")
       for value in (-1e-9, 60_000.1, math.inf, math.nan, True, "100", None, MISSING, [1.0], np.zeros(()), 2**63)],
@@ -99,9 +99,13 @@ REFUSALS: list[tuple[str, str, Any, str]] = [
     *[("verify", "codes", value, "codes")
       for value in (np.zeros(3, np.int64), np.zeros(2), np.zeros(2, np.bool_), np.zeros((2, 1), np.int64), 1, MISSING)],
     *[(kind, "address", value, "address")
-      for kind in ("infer", "verify")
+      for kind in ("infer", "verify", "inpaint")
       for value in ([0, 0, 0], [0] * 5, [0, 0, 0, -1], [0, 0, 0, 0.0], [0, 0, 0, True], None, MISSING, {},
                     [0, 0, 0, None], np.zeros(4, np.int64), "0000", [np.zeros(3)] * 4)],
+    *[("inpaint", "actions", value, "actions")
+      for value in (np.zeros((3, 3), np.float32), np.full((2, 3), np.inf, np.float32), np.zeros((2, 3)), MISSING)],
+    *[("inpaint", "weights", np.array(value, np.float32), "weights must lie in")
+      for value in ([0.0, 1.5], [-0.5, 1.0])],
     *[("distribution", name, value, name)
       for name, value in (("probs", law((0, -0.1), (1, 0.5))), ("probs", MISSING), ("conditional", np.ones((5, 5))),
                           ("conditional", MISSING), ("offsets", np.full((2, 5, 2, 3), np.nan, np.float32)),
@@ -177,7 +181,7 @@ def test_the_longest_instruction_and_none_at_all_are_read(examples: Examples) ->
 
 
 def test_a_family_knows_its_own_messages_only(examples: Examples) -> None:
-    with pytest.raises(WireError, match="expected a message of type infer, got 'verify'"):
+    with pytest.raises(WireError, match="expected a message of type infer or inpaint, got 'verify'"):
         read_request(examples["verify"], CHUNKS)
     for kind, exchange in (("chunk", CODES.exchanges["infer"]), ("distribution", CHUNKS.exchanges["infer"])):
         with pytest.raises(WireError, match=f"expected a message of type {exchange.answer} or error, got '{kind}'"):

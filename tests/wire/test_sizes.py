@@ -61,7 +61,7 @@ def longest_array(spec: ArraySpec) -> NDArray[Any]:
         law[..., -1] = 1.0 - 1e-16
         return law
     if spec.dtype is np.float32:
-        return np.full(spec.shape, LONG)
+        return np.full(spec.shape, LONG if spec.low < 0.0 else -LONG)
     if spec.dtype is np.int64:
         return np.full(spec.shape, int(spec.high))
     # false is longer than true.

@@ -8,7 +8,6 @@ import time
 from specact.remote.transport import Endpoint, Fields, TransportClosedError, receive_some, send_all
 from specact.wire import json
 
-_PATHS = {"hello": "/v1/hello", "infer": "/v1/infer", "verify": "/v1/verify"}
 _LARGEST_HEAD = 1 << 14
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
 
@@ -51,7 +50,7 @@ class HttpTransport:
             raise TransportClosedError(
                 "the previous reply is still outstanding, and HTTP cannot distinguish it from the next one"
             )
-        head = f"POST {_PATHS[kind]} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
+        head = f"POST /v1/{kind} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
         send_all(self._socket, head.encode() + payload, timeout)
         self.busy, self.heard = True, time.monotonic()
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+
+import numpy as np
 
 from specact.errors import ConfigError, MissError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
 from specact.observation import Observation, ObservationHistory, Window
 from specact.remote.client import Client, greet
-from specact.remote.target import RemoteTarget, positive_deadline
+from specact.remote.pending import PendingRequest
+from specact.remote.target import positive_deadline
 from specact.remote.transport import Endpoint, trusting
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.wire.handshake import Hello
+from specact.wire.messages import Request
 from specact.wire.sizes import HANDSHAKE_BYTES
+
+_PATIENCE_MS = 10_000.0
 
 
 class RemotePolicy:
@@ -43,13 +51,10 @@ class RemotePolicy:
         counts: ``steps`` (calls), ``transmitted`` (requests that left) and ``missed``.
     """
 
-    inpaints = False
-
     def __init__(self, client: Client, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
         self.client, self.spec = client, spec
         self.counts: Counter[str] = Counter()
         client.report = self.counts
-        self._target = RemoteTarget(client, ChunkCodec(spec), deadline_ms)
         self._deadline_ms = deadline_ms
         self._history = ObservationHistory(spec.observation)
         self._address = StepAddress(seed, robot, 0, 0)
@@ -100,20 +105,47 @@ class RemotePolicy:
         self._history.reset()
         self._address = self._address._replace(episode=episode, step=0)
 
+    @cached_property
+    def inpaints(self) -> bool:
+        """Whether the server's policy inpaints; it is asked once, with zeros.
+
+        Raises:
+            MissError: if it does not answer.
+        """
+        shape = (self.spec.chunk, self.spec.actions)
+        zeros = Inpainting(np.zeros(shape, np.float32), np.zeros(shape[0], np.float32))
+        found = self._ask(self.spec.observation.zeros(), self._address, zeros, max(_PATIENCE_MS, self._deadline_ms))
+        if isinstance(found, Miss) and found.cause != "refused":
+            raise MissError(f"the server did not say whether its policy inpaints ({found.cause})", found.cause)
+        return not isinstance(found, Miss)
+
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
         """The chunk ``[H, A]`` for a window; the caller waits, but never longer than the deadline.
 
-        Raises:
-            ConfigError: if ``inpainting`` is given; the protocol does not carry it.
+        Args:
+            window: what the policy looks at.
+            address: of the random stream that the server draws from.
+            inpainting: what the new chunk should begin with, or None.
         """
-        if inpainting is not None:
-            raise ConfigError("a policy on a server cannot inpaint; choose another execution")
-        found = self._target.submit(window, address).result()
-        if isinstance(found, Miss):
-            self.counts.update(steps=1, transmitted=int(found.sent), missed=1)
-            return found
-        self.counts.update(steps=1, transmitted=1, missed=0)
-        return found.value
+        found = self._ask(window, address, inpainting, self._deadline_ms)
+        missed = isinstance(found, Miss)
+        self.counts.update(
+            steps=1, transmitted=int(found.sent if isinstance(found, Miss) else True), missed=int(missed)
+        )
+        return found
+
+    def _ask(
+        self, window: Window, address: StepAddress, inpainting: Inpainting | None, deadline_ms: float
+    ) -> Chunk | Miss:
+        kind, arrays = ("infer", {}) if inpainting is None else ("inpaint", vars(inpainting))
+        report = self.client.report
+
+        def request(identity: int) -> Request:
+            return Request(kind, identity, deadline_ms, window, address, arrays, report)
+
+        asked = time.monotonic()
+        found = PendingRequest(self.client, kind, request, deadline_ms / 1e3).reply(asked)
+        return found if isinstance(found, Miss) else found[0]["chunk"]
 
     def close(self) -> None:
         """Hangs up; may be called twice."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specact.errors import BundleError, WireError
-from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec
+from specact.errors import BundleError, ObservationError, WireError
+from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, Inpainting
 from specact.observation import read_spec
 from specact.rng import Role, streams
 from specact.wire.checks import bad
@@ -16,6 +16,7 @@ from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
 from specact.wire.messages import Request
 
 FAMILY = "chunks"
+_NOT_FINITE = "the target has no finite answer to this observation"
 
 
 class ChunkCodec:
@@ -27,8 +28,12 @@ class ChunkCodec:
 
     def __init__(self, spec: ChunkSpec) -> None:
         chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
-        exchange = Exchange({}, "chunk", {"chunk": chunk})
-        self.dialect = Dialect(FAMILY, spec.describe(), spec.observation, {"infer": exchange})
+        old = {"actions": chunk, "weights": ArraySpec((spec.chunk,), np.float32, 0.0, 1.0)}
+        exchanges = {
+            "infer": Exchange({}, "chunk", {"chunk": chunk}),
+            "inpaint": Exchange(old, "chunk", {"chunk": chunk}),
+        }
+        self.dialect = Dialect(FAMILY, spec.describe(), spec.observation, exchanges)
 
     def read(self, arrays: Arrays) -> Chunk:
         """See :class:`~specact.wire.dialect.Codec`; in the environment's units."""
@@ -50,11 +55,28 @@ class ChunkResponder:
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         """See :class:`~specact.wire.messages.Responder`; what is random is drawn from each request's own stream."""
         rngs = streams(Role.VERIFY, (request.address for request in requests))
-        chunks = self._policy.infer_batch([request.window for request in requests], rngs)
-        return [
-            {"chunk": chunk} if np.isfinite(chunk).all() else bad("the target has no finite answer to this observation")
-            for chunk in chunks
-        ]
+        rows = [row for row, request in enumerate(requests) if request.kind == "infer"]
+        answers: dict[int, Arrays | WireError] = {}
+        if rows:
+            chunks = self._policy.infer_batch([requests[row].window for row in rows], [rngs[row] for row in rows])
+            answers.update(zip(rows, map(_answer, chunks), strict=True))
+        for row, request in enumerate(requests):
+            if request.kind == "inpaint":
+                answers[row] = self._inpainted(request, rngs[row])
+        return [answers[row] for row in range(len(requests))]
+
+    def _inpainted(self, request: Request, rng: np.random.Generator) -> Arrays | WireError:
+        if not self._policy.inpaints:
+            return bad("this policy cannot inpaint; choose another execution")
+        inpainting = Inpainting(request.arrays["actions"], request.arrays["weights"])
+        try:
+            return _answer(self._policy.infer(request.window, rng, inpainting))
+        except ObservationError:
+            return bad(_NOT_FINITE)
+
+
+def _answer(chunk: Chunk) -> Arrays | WireError:
+    return {"chunk": chunk} if np.isfinite(chunk).all() else bad(_NOT_FINITE)
 
 
 def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:
