@@ -73,11 +73,6 @@ class Schedule:
         return max(self._end - self._next, 0)
 
     @property
-    def asked_s(self) -> float | None:
-        """When the inference under way began [s], or None if there is none."""
-        return self._asked_s
-
-    @property
     def wants(self) -> bool:
         """Whether the next inference is to begin now."""
         return self._asked_s is None and self._arrived is None and self.left <= self._execution.overlap
