@@ -14,10 +14,9 @@ import numpy as np
 
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import SpeculativeVerifier
+from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
 from specact.gates import Always, Gate, Never
 from specact.observation import Window
 from specact.rng import StepAddress

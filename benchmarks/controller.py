@@ -30,11 +30,10 @@ import numpy as np
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.clock import VirtualClock
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.sampling import rejection_probability
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import SpeculativeVerifier
+from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
 from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget

@@ -16,12 +16,11 @@ from specact.errors import ConfigError, ObservationError
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.sampling import rejection_probability, sample_codes
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Verdict, executed_codes
-from specact.families.codes.verify import SpeculativeVerifier, TargetSampler
+from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier, TargetSampler
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
 from specact.gates.prefetch import PrefetchPredictor

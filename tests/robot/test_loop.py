@@ -17,10 +17,10 @@ from specact.clock import VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import CodeDrafter
 from specact.gates import Always, Gate, Never
 from specact.gates.prefetch import PrefetchPredictor
 from specact.interrupts import Interrupted

@@ -22,7 +22,7 @@ from specact.tised.optima import (
     task_time_slope,
     task_time_steps,
 )
-from specact.tised.success import staleness, success_rate
+from specact.tised.prediction import staleness, success_rate
 from specact.tised.timing import chunk_s, stall_s, task_s
 from specact.types import Floats
 

@@ -40,12 +40,12 @@ def load_link(name: str) -> Link:
     :class:`~specact.links.recordings.TraceLink`) or ``mahimahi:UP_PATH,DOWN_PATH`` (see
     :class:`~specact.links.recordings.MahimahiLink`; paths without comma). Keys, each at most once but for ``outage``:
 
-    - ``delay``: ms added to a round trip; ``rate``: Mbit/s of a hop in front, in each direction;
+    - ``delay``: ms added to a round trip; ``rate``: Mbit/s in front of the link, in each direction;
     - ``loss``: probability that a segment is lost, in [0, 1); with ``rto``: retransmission timeout [ms], 200;
     - ``outage``: START:DURATION in seconds;
     - ``start``: where in a recording to begin [s]; ``period``: time between two samples of ``rtt:`` [ms].
 
-    The hop comes first, then losses, then outages, in whichever order they are written. An example:
+    Added delay and rate come first, then losses, then outages, in whichever order they are written. An example:
     ``wifi-paper+loss=0.3+outage=5:3``.
 
     Raises:

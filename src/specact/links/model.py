@@ -98,13 +98,13 @@ class SteadyLink:
 
 @dataclass(frozen=True)
 class AddedDelay:
-    """A hop that every message passes before the link in either direction: a slow rate, a long way, or both.
+    """A delay, a finite rate, or both, in front of a link, in either direction.
 
-    The hop stores a message, then forwards it, so that its ``8 bytes / rate`` adds to the link's own.
+    A message is stored, then forwarded, so that its ``8 bytes / rate`` adds to the link's own.
 
     Attributes:
         link: what comes behind.
-        delay_ms: what the hop adds to a round trip [ms], >= 0; half of it each way.
+        delay_ms: added to a round trip [ms], >= 0; half of it each way.
         rate_mbit_s: its rate in each direction [Mbit/s], > 0, infinity allowed.
 
     Raises:

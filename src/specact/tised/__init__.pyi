@@ -16,11 +16,11 @@ from specact.tised.optima import scan as scan
 from specact.tised.prediction import DelayResponse as DelayResponse
 from specact.tised.prediction import Prediction as Prediction
 from specact.tised.prediction import fit_response as fit_response
+from specact.tised.prediction import log_odds as log_odds
 from specact.tised.prediction import predict_success as predict_success
+from specact.tised.prediction import staleness as staleness
+from specact.tised.prediction import success_rate as success_rate
 from specact.tised.reference import simulate as simulate
-from specact.tised.success import log_odds as log_odds
-from specact.tised.success import staleness as staleness
-from specact.tised.success import success_rate as success_rate
 from specact.tised.timing import age_s as age_s
 from specact.tised.timing import chunk_s as chunk_s
 from specact.tised.timing import chunk_speedup as chunk_speedup

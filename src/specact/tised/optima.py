@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from specact.errors import ConfigError
 from specact.tised.checks import inference_ratio
-from specact.tised.success import staleness
+from specact.tised.prediction import staleness
 from specact.tised.timing import chunk_s, stall_s, task_s
 from specact.types import Floats
 

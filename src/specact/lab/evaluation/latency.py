@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import TargetSampler
+from specact.families.codes.verify import CodeDrafter, TargetSampler
 from specact.gates import Always, Gate, Never
 from specact.gates.calibration import threshold_for_rate
 from specact.gates.prefetch import PrefetchPredictor

@@ -12,9 +12,8 @@ from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import InfersCodes
-from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
+from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import CodeAudit, common_columns
 from specact.lab.rollout.timed import Prepared

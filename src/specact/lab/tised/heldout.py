@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from specact.lab.tised.aggregates import Aggregate, grouped
-from specact.tised.prediction import PredictionError, fit_response, predict_success, prediction_error
-from specact.tised.success import staleness
+from specact.tised.prediction import PredictionError, fit_response, predict_success, prediction_error, staleness
 from specact.tised.timing import exact_task_s
 
 Delay = Literal["stall_s", "age_s"]
