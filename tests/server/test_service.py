@@ -134,11 +134,12 @@ def target(ball: Bundle) -> Target:
     return Target(ball)
 
 
-@pytest.fixture
-def service(ball: Bundle, target: Target) -> Iterator[Service]:
-    """With room for two in a batch and four in the queue."""
+@pytest.fixture(params=[0.0, 100.0], ids=["thread", "inline"])
+def service(request: pytest.FixtureRequest, ball: Bundle, target: Target) -> Iterator[Service]:
+    """With room for two in a batch and four in the queue; the target in a thread of its own, or on the event loop."""
     bundle = dataclasses.replace(ball, local_target=cast(Any, target))
-    made = Service(bundle.responder, ServerSettings(max_batch=2, max_queue=4, max_under_way=8))
+    settings = ServerSettings(max_batch=2, max_queue=4, max_under_way=8, inline_below_ms=request.param)
+    made = Service(bundle.responder, settings)
     yield made
     target.gate.set()
     made.batcher.stop()

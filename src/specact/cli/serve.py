@@ -22,6 +22,7 @@ def serve(
     max_queue: int = 256,
     max_under_way: int = 4,
     max_wait_ms: float = 0.0,
+    inline_below_ms: float = 1.0,
     max_robots: int = 1024,
     max_pending: int = 256,
     max_per_address: int = 512,
@@ -47,6 +48,7 @@ def serve(
         max_queue: requests that may wait; more are refused as overloaded.
         max_under_way: requests of one robot that may be under way; more wait in its connection.
         max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
+        inline_below_ms: a target whose inference takes less runs on the event loop, others in a thread of their own.
         max_robots: robots with a stream; more are refused as overloaded.
         max_pending: connections that have not sent a token or a hello yet; the oldest are closed for new ones.
         max_per_address: connections from one address.
@@ -64,8 +66,8 @@ def serve(
     settings = ServerSettings(
         host=host, port=port, token=read_token(token_file), tokens=tokens, certificate=certificate, key=key,
         max_batch=max_batch, max_queue=max_queue, max_under_way=max_under_way, max_wait_ms=max_wait_ms,
-        max_robots=max_robots, max_pending=max_pending, max_per_address=max_per_address,
-        access_log=access_log, log_steps=log_steps,
+        inline_below_ms=inline_below_ms, max_robots=max_robots, max_pending=max_pending,
+        max_per_address=max_per_address, access_log=access_log, log_steps=log_steps,
     )  # fmt: skip
     if (bundle is None) == (policy is None):
         raise ConfigError("give either --bundle or --policy, the target to serve")

@@ -23,6 +23,8 @@ class ServerSettings:
         max_queue: requests that may wait; more are refused as ``overloaded``.
         max_under_way: requests of one robot that may be under way; meanwhile no more is read of its connection.
         max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
+        inline_below_ms: a target whose inference takes less runs on the event loop, because handing it to a thread
+            would take as long; 0 gives every target its thread.
         max_robots: streams at a time.
         max_pending: connections that have not shown a token or said hello yet; the oldest make room for new ones.
         max_per_address: connections from one address.
@@ -44,6 +46,7 @@ class ServerSettings:
     max_queue: int = 256
     max_under_way: int = 4
     max_wait_ms: float = 0.0
+    inline_below_ms: float = 1.0
     max_robots: int = 1024
     max_pending: int = 256
     max_per_address: int = 512
@@ -73,6 +76,8 @@ class ServerSettings:
             raise ConfigError("log_steps needs an access_log to write to")
         if not (0.0 <= self.max_wait_ms <= 60_000.0 and 0.0 <= self.drain_s <= 60.0):
             raise ConfigError("max_wait_ms must lie between 0 and 60000, and drain_s between 0 and 60")
+        if not 0.0 <= self.inline_below_ms <= 100.0:
+            raise ConfigError(f"inline_below_ms must lie between 0 and 100, got {self.inline_below_ms}")
 
 
 def is_loopback(host: str) -> bool:
