@@ -22,6 +22,7 @@ from specact.observation import Observation, ObservationHistory, Window
 from specact.pair import Drafter, Pair
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import (
+    Cause,
     Chunk,
     Decision,
     Miss,
@@ -31,6 +32,7 @@ from specact.types import (
     Proposal,
     StageTimes,
     StepRecord,
+    all_from,
 )
 from specact.verification import LocalTarget, Verifier, sound
 
@@ -184,7 +186,7 @@ class SpeculativePolicy:
             return self._stop_action()
         drafted, executed = self._player.next()
         action = self._units.to_environment(executed)
-        if not np.isfinite(action).all():
+        if np.count_nonzero(np.isfinite(action)) < action.size:
             raise ObservationError(_NOT_FINITE)
         self._last = executed
         self.gate.update(drafted, executed)
@@ -231,16 +233,13 @@ class SpeculativePolicy:
         decision, found = self._verify(proposal, decision, started)
         if self._prefetch is not None:
             self._prefetch.learn(decision)
-        self.counts.update(steps=1, transmitted=int(decision.transmit))
+        self.counts["steps"] += 1
+        self.counts["transmitted"] += decision.transmit
         self._address = address._replace(step=address.step + 1)
         offload = _NOTHING if found is None else found.times
         times = StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total)
-        return self._settled(
-            StepRecord(
-                address, proposal, decision, sent_ahead, None, None, proposal.actions, _drafted(proposal), times
-            ),
-            found,
-        )
+        outcome, miss, unsent, actions, origins = self._settle(proposal.actions, found)
+        return StepRecord(address, proposal, decision, sent_ahead, outcome, miss, actions, origins, times, unsent)
 
     def _verify(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Outcome | Miss | None]:
         """What was sent in the end, and what is known of it already."""
@@ -262,29 +261,39 @@ class SpeculativePolicy:
         if record is None or found is None:
             self.counts["missed"] += 1
             return
-        settled, played = self._settled(record, found), self._player.played
-        left = self._player.replace(settled.actions)
+        outcome, miss, unsent, actions, origins = self._settle(record.actions, found)
+        played, left = self._player.played, self._player.replace(actions)
         # What was played before the verdict stays the draft's, in the record too.
         self.record = replace(
-            settled,
-            actions=np.concatenate([record.actions[:played], settled.actions[played:]]),
-            origins=np.concatenate([record.origins[:played], settled.origins[played:]]),
+            record,
+            outcome=outcome,
+            miss=miss,
+            unsent=unsent,
+            actions=np.concatenate([record.actions[:played], actions[played:]]),
+            origins=np.concatenate([record.origins[:played], origins[played:]]),
         )
         if isinstance(found, Outcome):
             self.counts.update(in_time=1, replaced=left)
 
-    def _settled(self, record: StepRecord, found: Outcome | Miss | None) -> StepRecord:
-        """The record of a step, given what the target made of it; None where it was skipped or is not known yet."""
+    def _settle(
+        self, drafted: Chunk, found: Outcome | Miss | None
+    ) -> tuple[Outcome | None, Cause | None, bool, Chunk, NDArray[np.uint8]]:
+        """Outcome, miss, unsent, actions and origins of a step's record, given what the target made of the draft.
+
+        Args:
+            drafted: the draft's actions, ``[n, A]``.
+            found: None where the step was skipped or its outcome is not known yet.
+        """
         if found is None:
-            return record
+            return None, None, False, drafted, all_from(Origin.DRAFTED, len(drafted))
         if isinstance(found, Outcome):
             self._misses = 0
-            self.counts.update(verified=found.verified, accepted=found.accepted)
-            return replace(record, outcome=found, actions=found.actions, origins=found.origins)
+            self.counts["verified"] += found.verified
+            self.counts["accepted"] += found.accepted
+            return found, None, False, found.actions, found.origins
         self.counts["missed"] += 1
-        actions = self._instead(record.actions)
-        origins = np.full(len(actions), Origin.FALLBACK, np.uint8)
-        return replace(record, miss=found.cause, unsent=not found.sent, actions=actions, origins=origins)
+        actions = self._instead(drafted)
+        return None, found.cause, not found.sent, actions, all_from(Origin.FALLBACK, len(actions))
 
     def _instead(self, drafted: Chunk) -> Chunk:
         """The chunk to execute for a miss; the drafted one, unexecuted, where the robot stops."""
@@ -299,7 +308,3 @@ class SpeculativePolicy:
 
     def _stop_action(self) -> NDArray[np.float32]:
         return np.array(self._fallback.stop_action, dtype=np.float32)
-
-
-def _drafted(proposal: Proposal) -> NDArray[np.uint8]:
-    return np.full(len(proposal.actions), Origin.DRAFTED, np.uint8)

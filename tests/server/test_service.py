@@ -113,7 +113,7 @@ class Target:
         self.batches: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
-        self.broken: Exception | None = None
+        self.broken: BaseException | None = None
 
     def infer(self, window: Window) -> CodeDistribution:
         return self._policy.infer(window)
@@ -254,9 +254,11 @@ def test_a_worker_that_stops_answers_what_is_queued_and_waits_for_no_more(ball: 
     assert time.monotonic() - started < 10.0
 
 
-@pytest.mark.parametrize("error", [RuntimeError("secret inside"), MemoryError(), ValueError("secret inside")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("secret inside"), MemoryError(), ValueError("secret inside"), SystemExit("secret inside")]
+)
 def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
-    error: Exception, service: Service, target: Target, windows: list[Window], caplog: pytest.LogCaptureFixture
+    error: BaseException, service: Service, target: Target, windows: list[Window], caplog: pytest.LogCaptureFixture
 ) -> None:
     fields = infer(windows[0], 1, 60_000.0)
     service.batcher.start()

@@ -55,7 +55,8 @@ def deciding_gate(bundle: AnyPair, name: str, rate: float, budget: Budget | None
 def audit_estimator(bundle: AnyPair, gate: str, rate: float | None) -> AuditEstimator:
     """With an alarm where a calibration says what is to be expected."""
     calibration = None if rate is None else find_calibration(bundle, gate, rate)
-    if rate is None or calibration is None:
+    # Families without a probability of rejection have a calibration that expects nothing of the audits.
+    if rate is None or calibration is None or "rejections" not in calibration.model:
         return AuditEstimator()
     return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
 
@@ -93,5 +94,7 @@ def in_words(true_skip: dict[str, Any]) -> str:
     return (
         f"{true_skip['mean']:.2f} [{true_skip['low']:.2f}, {true_skip['high']:.2f}] of what is skipped, from "
         f"{true_skip['audits']} audits ({true_skip['missed']} missed); "
-        + {None: "no alarm, for lack of a calibration", False: "no alarm", True: "ALARM"}[true_skip["alarm"]]
+        + {None: "no alarm, for lack of a calibration that says what to expect", False: "no alarm", True: "ALARM"}[
+            true_skip["alarm"]
+        ]
     )

@@ -173,15 +173,15 @@ class Batcher:
 
     def _answer(self, jobs: Sequence[Job], started: float) -> list[Result | WireError]:
         try:
-            found = self._responder.respond([job.request for job in jobs])
-        # The border of the process: whatever the runtime raises, the server lives on and says nothing of its inside.
-        except Exception:  # noqa: BLE001
+            found = list(zip(jobs, self._responder.respond([job.request for job in jobs]), strict=True))
+        # The border of the process: whatever the target raises, the server lives on and says nothing of its inside.
+        except (Exception, SystemExit):  # noqa: BLE001
             _log.exception("the target failed")
             return [WireError(ErrorCode.INTERNAL, "the target failed; see the server's log") for _ in jobs]
         spent = time.monotonic() - started
         return [
             answer if isinstance(answer, WireError) else Result(answer, started - job.arrived, spent, len(jobs))
-            for job, answer in zip(jobs, found, strict=True)
+            for job, answer in found
         ]
 
 

@@ -324,6 +324,22 @@ def test_a_batch_at_the_server_answers_each_request_as_if_it_had_come_alone() ->
     assert len({answer["chunk"].tobytes() for answer in together if isinstance(answer, dict)}) == 4
 
 
+@pytest.mark.parametrize("shapes", [[(SHORT, ACTIONS)], [(SHORT, ACTIONS), (SHORT, 1)], [(SHORT, ACTIONS)] * 3])
+def test_a_server_does_not_answer_with_chunks_of_other_shapes_or_to_others(shapes: list[tuple[int, int]]) -> None:
+    class Careless:
+        spec, inpaints = target.spec, False
+
+        def infer(self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None) -> Chunk:
+            raise NotImplementedError
+
+        def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
+            return [np.zeros(shape, np.float32) for shape in shapes]
+
+    requests = [Request("infer", k, 100.0, window, ADDRESS) for k, window in enumerate(windows(2))]
+    with pytest.raises(BundleError, match=r"must answer 2 requests with chunks of shape \(5, 2\)"):
+        ChunkResponder(Careless(), "careless", "none").respond(requests)
+
+
 # ---- misses, fallbacks and late verdicts ----------------------------------------------------------------------------
 
 

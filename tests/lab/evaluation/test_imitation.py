@@ -1,6 +1,8 @@
 """The error along demonstrations: of the episodes that were kept back, in the units it says."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +55,29 @@ def test_the_error_is_the_squared_distance_summed_over_dimensions(tiny_bundle: P
     assert found["mean"] == pytest.approx(np.mean(expected), rel=1e-5)
     assert found["low"] <= found["mean"] <= found["high"]
     assert found["episodes"] == len(shown)
+
+
+class Missing:
+    """Camera frames that were not copied with the dataset."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, steps: int) -> None:
+        self.shape = (steps, 4, 4, 3)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: object) -> Any:
+        raise AssertionError("a frame was read that no policy sees")
+
+
+def test_frames_that_no_policy_sees_are_not_read(tiny_bundle: Path) -> None:
+    shown = held_out_demonstrations(load_bundle(tiny_bundle), None)
+    frames: Any = Missing(len(shown.action))
+    more = dataclasses.replace(shown, observation={**shown.observation, "image": frames})
+    plain, seeing = (imitation_error(Imitation(str(tiny_bundle), part, "draft", NEVER, 3)) for part in (shown, more))
+    assert plain == seeing
 
 
 def test_verifying_every_step_makes_the_draft_as_good_as_the_target() -> None:

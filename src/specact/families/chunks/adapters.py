@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from specact.errors import BundleError, ConfigError
+from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.observation import Field, ObservationSpec, Window
 from specact.units import ActionUnits
+
+# What the description of an ONNX file may say, and what it may say of an observation.
+_KEYS = ("onnx", "chunk", "actions", "rate_hz", "output", "low", "high", "observation")
+_ENTRIES = ("shape", "dtype", "history", "input", "channels_first")
 
 Inputs = Mapping[str, Any]
 Function = Callable[..., Any]
@@ -57,14 +61,20 @@ class FunctionPolicy:
         """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
         Raises:
-            BundleError: if the function's answer is none of this spec.
+            BundleError: if the function fails, or its answer is none of this spec.
         """
         more: dict[str, Any] = {}
         if self.spec.observation.instruction:
             more["instruction"] = [window.instruction for window in windows]
         if self._seeded:
             more["rngs"] = rngs
-        found = np.asarray(self._function(self.spec.observation.stack(windows), **more))
+        try:
+            found = np.asarray(self._function(self.spec.observation.stack(windows), **more))
+        # Anything can go wrong in somebody else's policy.
+        except (Exception, SystemExit) as error:
+            raise BundleError(
+                f"the policy cannot answer a batch of {len(windows)}: {type(error).__name__}: {error}"
+            ) from error
         wanted = (len(windows), self.spec.chunk, self.spec.actions)
         if found.shape != wanted or found.dtype.kind not in "fiu":
             raise BundleError(
@@ -104,14 +114,32 @@ def chunk_policy(
     """
     fields = {name: field if isinstance(field, Field) else Field(tuple(field)) for name, field in observation.items()}
     spec = ChunkSpec(ObservationSpec(fields, instruction), chunk, actions, rate_hz)
-    units = None
-    if low is not None and high is not None:
-        units = ActionUnits.of_range(np.asarray(low, np.float32), np.asarray(high, np.float32))
+    units = _units(low, high, actions)
 
     def decorate(function: Function) -> FunctionPolicy:
         return FunctionPolicy(spec, function, units=units, fingerprint=fingerprint, seeded=seeded)
 
     return decorate
+
+
+def _units(low: object, high: object, actions: int) -> ActionUnits | None:
+    """Units of a range of actions, or None where none is given.
+
+    Raises:
+        ConfigError: if it is no range of so many actions.
+    """
+    if low is None and high is None:
+        return None
+    try:
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite and is refused
+            ends = [np.asarray(end, np.float32) for end in (low, high)]
+    except (TypeError, ValueError, OverflowError):
+        ends = []
+    if [end.shape for end in ends] != [(actions,)] * 2 or not np.isfinite(ends).all() or not (ends[0] <= ends[1]).all():
+        raise ConfigError(
+            f"low and high must each be {actions} finite numbers, low at most high; got {low!r:.60} and {high!r:.60}"
+        )
+    return ActionUnits.of_range(*ends)
 
 
 def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> FunctionPolicy:
@@ -156,8 +184,18 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         content = file.read_bytes()
         entries = said["observation"]
         inputs = {name: str(entry.get("input", name)) for name, entry in entries.items()}
-        first = {name for name, entry in entries.items() if entry.get("channels_first")}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        first = {name for name, entry in entries.items() if entry.get("channels_first", False)}
+        unknown = [key for key in said if key not in _KEYS]
+        unknown += [f"observation.{name}.{key}" for name in entries for key in entries[name] if key not in _ENTRIES]
+        if unknown:
+            raise ConfigError(f"there is no {unknown[0]!r}; there are {', '.join((*_KEYS, *_ENTRIES))}")
+        if any(entries[name]["channels_first"] is not True or not fields[name].is_image for name in first):
+            raise ConfigError("channels_first is true or false, and for uint8 frames alone")
+        units = _units(said.get("low"), said.get("high"), spec.actions)
+    except SpecactError as error:
+        raise ConfigError(f"{description}: {error}") from None
+    # ValueError is of text or TOML that is none, and of a path that cannot be one.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{description} does not describe a policy ({type(error).__name__}: {error}); it needs onnx, chunk, "
             "actions, rate_hz and, for each [observation.NAME], shape"
@@ -171,9 +209,10 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
     taken = {entry.name for entry in session.get_inputs()}
     if taken != set(inputs.values()):
         raise BundleError(f"{file} takes {sorted(taken)}, but {description} names {sorted(inputs.values())}")
-    output = said.get("output") or session.get_outputs()[0].name
-    if output not in {entry.name for entry in session.get_outputs()}:
-        raise BundleError(f"{file} gives {[entry.name for entry in session.get_outputs()]}, and no {output!r}")
+    given = [entry.name for entry in session.get_outputs()]
+    output = said.get("output", given[0])
+    if output not in given:
+        raise BundleError(f"{file} gives {given}, and no {output!r}, which {description} names")
 
     def run(arrays: Inputs) -> Any:
         feeds = {
@@ -182,8 +221,4 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         }
         return session.run([output], feeds)[0]
 
-    low, high = said.get("low"), said.get("high")
-    units = None
-    if low is not None and high is not None:
-        units = ActionUnits.of_range(np.asarray(low, np.float32), np.asarray(high, np.float32))
     return FunctionPolicy(spec, run, units=units, fingerprint=hashlib.sha256(content).hexdigest()[:16])

@@ -6,25 +6,29 @@ A manifest never names code: a policy that is given as ``MODULE:NAME`` has to be
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkPolicy
-from specact.families.chunks.sources import LoadedPolicy, load_policy, names_folder, try_out
+from specact.families.chunks.sources import LoadedPolicy, load_policy, names_code, names_folder, try_out
 from specact.families.chunks.wire import spec_of
 from specact.families.codes.bundle import find_bundle
-from specact.files import write_json
+from specact.files import check_folder, check_name, write_json
+from specact.runtime.limits import check_whole
 from specact.runtime.manifest import FORMAT, read_manifest
 from specact.units import ActionUnits
 
 _DRAFT = "draft"
+_PARTS = ("draft", "target")
+_OVERLAPS = ("drop", "average")
 
 
 def make_pair(
@@ -54,6 +58,8 @@ def make_pair(
     """
     if out.exists():
         raise ConfigError(f"{out} already exists; choose another folder")
+    check_name("a pair", out.name)
+    check_folder(out)
     small, large = load_policy(draft, steps=draft_steps), load_policy(target, steps=target_steps)
     for loaded in (small, large):
         try_out(loaded)
@@ -66,9 +72,6 @@ def make_pair(
     most = min(small.policy.spec.chunk, large.policy.spec.chunk)
     count = most if execute is None else execute
     ChunkPair(out.name, small.policy, units, large.policy.spec, None, count, accept_within, overlap)
-    out.mkdir(parents=True)
-    if names_folder(draft):
-        shutil.copytree(find_bundle(draft), out / _DRAFT, ignore=shutil.ignore_patterns("calibration"))
     manifest = {
         "format": FORMAT,
         "kind": "chunks",
@@ -85,7 +88,18 @@ def make_pair(
         "units": {"centre": units.centre.tolist(), "scale": units.scale.tolist()},
         "fingerprints": {"draft": small.fingerprint, "target": large.fingerprint},
     }
-    write_json(out / "manifest.json", manifest)
+    # A folder that is there is whole.
+    partial_folder = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    try:
+        partial_folder.mkdir(parents=True)
+        if names_folder(draft):
+            shutil.copytree(find_bundle(draft), partial_folder / _DRAFT, ignore=shutil.ignore_patterns("calibration"))
+        write_json(partial_folder / "manifest.json", manifest)
+        partial_folder.rename(out)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror or error}; choose another place") from error
+    finally:
+        shutil.rmtree(partial_folder, ignore_errors=True)  # gone where all went well
     return load_chunk_pair(out, draft=draft, target=target)
 
 
@@ -110,37 +124,50 @@ def load_chunk_pair(
     """
     manifest = read_manifest(path, "chunks", {})
     try:
-        said, steps, fingerprints = manifest["spec"], manifest["steps"], manifest["fingerprints"]
+        said, fingerprints = manifest["spec"], manifest["fingerprints"]
+        draft_print, target_print = fingerprints["draft"], fingerprints["target"]
+        steps = {part: manifest["steps"][part] for part in _PARTS}
         units = ActionUnits(*(np.asarray(manifest["units"][name], np.float32) for name in ("centre", "scale")))
-        sources = {part: manifest["sources"][part] for part in ("draft", "target")}
-        spec, execute, within, overlap = (
-            spec_of(said["target"]),
-            said["execute"],
-            said["accept_within"],
-            said["overlap"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        sources = {part: _trusted(path, part, manifest["sources"][part]) for part in _PARTS}
+        spec, execute = spec_of(said["target"]), said["execute"]
+        within, overlap = said["accept_within"], said["overlap"]
+        number = isinstance(within, int | float) and not isinstance(within, bool) and float(within) >= 0.0
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); make the pair again") from None
+    check_whole("execute", execute, least=1)
+    for part in _PARTS:
+        check_whole(f"steps of the {part}", steps[part], least=1)
+    if not number or overlap not in _OVERLAPS:
+        raise BundleError(
+            f"the manifest of {path} must have a number of at least 0 as accept_within, and drop or average as "
+            f"overlap; it has {within!r:.60} and {overlap!r:.60}; make the pair again"
+        )
     if not (np.isfinite(units.centre).all() and np.isfinite(units.scale).all() and (units.scale > 0.0).all()):
         raise BundleError(f"the units in the manifest of {path} must be finite, and every scale positive")
     copied = path / _DRAFT
     source = draft or (str(copied) if copied.is_dir() else sources["draft"])
-    if not isinstance(source, str):
+    if source is None:
         raise ConfigError(f"the draft of {path} is a Python object; name it again with --draft MODULE:NAME")
-    small = _loaded(source, int(steps["draft"]), str(fingerprints["draft"]), provider, threads)
-    if len(units.centre) != small.policy.spec.actions:
-        raise BundleError(
-            f"the units in the manifest of {path} are of {len(units.centre)} actions, the draft's of others"
-        )
+    small = _loaded(source, steps["draft"], draft_print, provider, threads)
     far = target or sources["target"]
     load_target: Callable[[], ChunkPolicy] | None = None
-    if isinstance(far, str):
-        load_target = partial(_target, far, int(steps["target"]), str(fingerprints["target"]), provider, threads)
-    both = hashlib.sha256("".join(str(fingerprints[part]) for part in ("draft", "target")).encode()).hexdigest()[:16]
+    if far is not None:
+        load_target = partial(_target, far, steps["target"], target_print, provider, threads)
+    both = hashlib.sha256((draft_print + target_print).encode()).hexdigest()[:16]
     return ChunkPair(
-        str(manifest["name"]), small.policy, units, spec, load_target, execute, within, overlap,
-        str(manifest["env"]), both, path, (draft, target),
+        manifest["name"], small.policy, units, spec, load_target, execute, within, overlap, manifest["env"], both, path,
+        (draft, target),
     )  # fmt: skip
+
+
+def _trusted(path: Path, part: str, source: object) -> str | None:
+    """What a manifest says of a source, which somebody else may have written: importing a module runs its code."""
+    if source is None or (isinstance(source, str) and not names_code(source)):
+        return source
+    raise BundleError(
+        f"the manifest of {path} may name a file or bundle as its {part}, and no code, but names {source!r:.60}; "
+        f"name the {part} yourself with --{part}"
+    )
 
 
 def _loaded(source: str, steps: int, fingerprint: str, provider: str, threads: int) -> LoadedPolicy:
@@ -157,11 +184,11 @@ def _target(source: str, steps: int, fingerprint: str, provider: str, threads: i
     return _loaded(source, steps, fingerprint, provider, threads).policy
 
 
-def _kept(source: str) -> Any:
-    """What a manifest may say of a source: a file or bundle, and never code."""
+def _kept(source: str) -> str | None:
+    """What a manifest says of a source: a file or bundle, and never code."""
+    if names_code(source):
+        return None
     if source.endswith(".toml"):
         return str(Path(source).resolve())
-    if "#" in source or names_folder(source):
-        name, hash_, part = source.partition("#")
-        return f"{find_bundle(name).resolve()}{hash_}{part}"
-    return None
+    name, hash_, part = source.partition("#")
+    return f"{find_bundle(name).resolve()}{hash_}{part}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,14 +19,15 @@ def torch_policy(spec: ChunkSpec, module: torch.nn.Module, *, units: ActionUnits
     Args:
         spec: what it needs to see, and what it gives.
         module: from a dict of tensors ``[B, ...]`` to a tensor ``[B, H, A]``, on whatever device its parameters are.
+            With an instruction in the spec it is called with ``instruction``, a list of B texts, as well.
         units: the range of its actions, where known.
     """
     module = module.eval()
     place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
-    def run(inputs: Inputs) -> NDArray[np.float32]:
+    def run(inputs: Inputs, **more: Any) -> NDArray[np.float32]:
         with torch.inference_mode():
-            answer = module({name: torch.from_numpy(array).to(place) for name, array in inputs.items()})
+            answer = module({name: torch.from_numpy(array).to(place) for name, array in inputs.items()}, **more)
             found: NDArray[np.float32] = answer.float().cpu().numpy()
             return found
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from specact.errors import ConfigError
+from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.adapters import onnx_policy
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.codes import CodeChunks
-from specact.families.chunks.policy import ChunkPolicy
+from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.codes.bundle import find_bundle, load_bundle
 from specact.observation import Window
-from specact.plugins import is_plugin, load_object
+from specact.plugins import is_plugin, load_object, make_object
 from specact.runtime.manifest import kind_of
 from specact.units import ActionUnits
 
@@ -47,6 +47,11 @@ def names_folder(source: str) -> bool:
     return Path(source).exists() or not is_plugin(source)
 
 
+def names_code(source: str) -> bool:
+    """Whether a name means a Python object, so that loading it runs code."""
+    return not (source.endswith(".toml") or source.rpartition("#")[2] in _PARTS or names_folder(source))
+
+
 def load_policy(
     source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
 ) -> LoadedPolicy:
@@ -74,7 +79,7 @@ def load_policy(
         codes = CodeChunks(own, pair.tokenizer, pair.spec, own.observation)
         units = ActionUnits(pair.tokenizer.centre, pair.tokenizer.scale)
         return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest["fingerprints"][part], pair.env)
-    if not names_folder(source):
+    if names_code(source):
         return _plugin(source)
     path = find_bundle(source)
     if kind_of(path) == "pair":
@@ -86,10 +91,11 @@ def load_policy(
 
 
 def _plugin(source: str) -> LoadedPolicy:
-    found = load_object(
-        source, "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one", _is_policy
-    )
-    policy: ChunkPolicy = found() if isinstance(found, type) else found
+    kind = "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one"
+    found = load_object(source, kind, is_policy)
+    policy: ChunkPolicy = make_object(source, "policy", ("infer", "infer_batch")) if isinstance(found, type) else found
+    if not isinstance(policy.spec, ChunkSpec):
+        raise ConfigError(f"the spec of {source!r} must be a ChunkSpec, got {policy.spec!r:.60}")
     units = getattr(policy, "units", None)
     fingerprint = str(getattr(policy, "fingerprint", ""))
     return LoadedPolicy(
@@ -97,7 +103,8 @@ def _plugin(source: str) -> LoadedPolicy:
     )
 
 
-def _is_policy(found: object) -> bool:
+def is_policy(found: object) -> bool:
+    """Whether an object is a chunk policy, or a class of one."""
     wanted = ("infer", "infer_batch") if isinstance(found, type) else ("spec", "infer", "infer_batch")
     return all(hasattr(found, name) for name in wanted)
 
@@ -106,16 +113,25 @@ def try_out(loaded: LoadedPolicy) -> None:
     """Lets a policy answer twice, once alone and once in a batch, on observations of zeros.
 
     Raises:
-        BundleError: if it gives something else than its spec says.
+        BundleError: if it cannot, or gives something else than its spec says.
     """
     spec = loaded.policy.spec
     window: Window = spec.observation.zeros()
     for count in (1, 2):
         rngs = [np.random.default_rng(row) for row in range(count)]
-        chunks = loaded.policy.infer_batch([window] * count, rngs)
-        shapes = {np.shape(chunk) for chunk in chunks}
-        if len(chunks) != count or shapes != {(spec.chunk, spec.actions)}:
-            raise ConfigError(
+        try:
+            chunks = loaded.policy.infer_batch([window] * count, rngs)
+            shapes = [np.shape(chunk) for chunk in chunks]
+        except SpecactError:
+            raise
+        # Anything can go wrong in somebody else's policy.
+        except (Exception, SystemExit) as error:
+            raise BundleError(
+                f"the policy {loaded.name} cannot answer a batch of {count} observations of zeros: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if shapes != [(spec.chunk, spec.actions)] * count:
+            raise BundleError(
                 f"the policy {loaded.name} must answer {count} windows with {count} chunks of shape "
-                f"{(spec.chunk, spec.actions)}, it gave {len(chunks)} of {sorted(shapes)}"
+                f"{(spec.chunk, spec.actions)}, it gave {len(shapes)} of {sorted(set(shapes))}"
             )

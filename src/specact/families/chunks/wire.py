@@ -59,6 +59,13 @@ class ChunkResponder:
         answers: dict[int, Arrays | WireError] = {}
         if rows:
             chunks = self._policy.infer_batch([requests[row].window for row in rows], [rngs[row] for row in rows])
+            wanted = self._policy.spec.chunk, self._policy.spec.actions
+            shapes = [np.shape(chunk) for chunk in chunks]
+            if shapes != [wanted] * len(rows):
+                raise BundleError(
+                    f"the policy {self.name} must answer {len(rows)} requests with chunks of shape {wanted}, it gave "
+                    f"{len(shapes)} of {sorted(set(shapes))}"
+                )
             answers.update(zip(rows, map(_answer, chunks), strict=True))
         for row, request in enumerate(requests):
             if request.kind == "inpaint":

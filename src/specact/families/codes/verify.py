@@ -14,7 +14,7 @@ from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted, Verdict, Verified
 from specact.observation import Window
 from specact.rng import Role, StepAddress, StepStreams
-from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal
+from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, all_from
 from specact.verification import Answer, Target, TargetVerifier
 
 
@@ -101,8 +101,7 @@ class TargetSampler(CodeVerifier):
 
 def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
     """A verdict on codes as an outcome: the chunk is the draft's only where every code was accepted."""
-    kept = bool(verdict.accepted.all())
-    origins = np.full(len(actions), Origin.ACCEPTED if kept else Origin.REPLACED, np.uint8)
-    accepted = int(verdict.accepted.sum())
+    verified, accepted = len(verdict.accepted), int(np.count_nonzero(verdict.accepted))
+    origins = all_from(Origin.ACCEPTED if accepted == verified else Origin.REPLACED, len(actions))
     evidence, kept_all = Verified(verdict, target), 1.0 - verdict.rejected_any
-    return Outcome(actions, origins, len(verdict.accepted), accepted, times, evidence, kept_all)
+    return Outcome(actions, origins, verified, accepted, times, evidence, kept_all)

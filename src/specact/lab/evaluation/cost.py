@@ -15,7 +15,7 @@ from specact.families.load import AnyPair
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.methods import load_method
-from specact.rng import Role, stream
+from specact.rng import Role, StepAddress, stream
 from specact.runtime.parameters import count_parameters
 
 # Gates that decide nothing, and those that have asked the target before they decide: their time would mean nothing.
@@ -85,16 +85,16 @@ def measure_proposal(pair: AnyPair) -> float:
     """Median seconds of one inference of the draft on this machine."""
     if isinstance(pair, Bundle):
         return measure_inference(pair.draft, pair.spec.draft)
-    rng = np.random.default_rng(0)
-    return measure_call(lambda window: pair.draft.infer(window, rng), pair.observation.zeros())
+    drafter, rng = pair.drafter, np.random.default_rng(0)
+    return measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros())
 
 
 def measure_answer(pair: AnyPair) -> float:
     """Median seconds of one inference of the target on this machine."""
     if isinstance(pair, Bundle):
         return measure_inference(pair.target, pair.spec.target)
-    rng = np.random.default_rng(0)
-    return measure_call(lambda window: pair.target_policy.infer(window, rng), pair.observation.zeros())
+    target, address = pair.target, StepAddress(0, 0, 0, 0)
+    return measure_call(lambda window: target.answer(window, address), pair.observation.zeros())
 
 
 def read_timing(manifest: dict[str, Any]) -> Timing:

@@ -187,7 +187,7 @@ def _shard(order: _Order, method: str, bundle: AnyPair) -> Shard:
     what, timing = order.manifest["evaluation"], read_timing(order.manifest)
     gate = read_gates(order.folder)[method]
     return Shard(
-        str(bundle.path), bundle.fingerprint, what["env"], method, gate, (order.episode,), what["seed"],
+        bundle.source, bundle.fingerprint, what["env"], method, gate, (order.episode,), what["seed"],
         what["link"], timing.draft_s(method), timing.target_s(method), what["offset"], what["overlap"],
         timing.gate_s(method),
     )  # fmt: skip

@@ -120,6 +120,8 @@ def along(what: Imitation) -> Along:
     pair, episodes = load_pair(what.bundle, draft=what.named[0], target=what.named[1]), what.episodes
     family = rollout_of(pair, load_method(what.method))
     verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
+    # No other frames are read: they cost time, and may not be there.
+    seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
     policy = SpeculativePolicy(pair, what.gate.build(pair), drafter=drafter, verifier=verifier, seed=what.seed)
     normalised, raw, audit = [], [], family.audit(what.seed, learning=False)
     for number, span in enumerate(episodes.slices(), what.first):
@@ -127,7 +129,7 @@ def along(what: Imitation) -> Along:
         acted = []
         for step in range(span.start, span.stop):
             inferring = policy.wants_inference
-            acted.append(policy.act({name: values[step] for name, values in episodes.observation.items()}))
+            acted.append(policy.act({name: values[step] for name, values in seen.items()}))
             if inferring and (record := policy.record) is not None:
                 audit.add([record], *family.infer([record.proposal.window], [record.address]))
         away = np.stack(acted) - episodes.action[span]

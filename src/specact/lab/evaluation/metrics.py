@@ -40,9 +40,9 @@ def method_metrics(
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
         share of inferences whose request left before the draft was computed, precision (share of them that were
-        transmitted) and recall (share of the transmitted that had left ahead). Of chunk policies, instead of what
-        concerns codes: ``distance`` between the drafted and the target's actions and ``prefix``, the drafted actions
-        that verification would accept, both means over all inferences.
+        transmitted) and recall (share of the transmitted that had left ahead). Of other families, instead of what
+        concerns codes, the means over all inferences of ``distance``, and of chunk policies ``prefix``, see
+        :mod:`specact.lab.rollout.families`.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
@@ -76,7 +76,7 @@ def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
         "transmission_rate": float(sent.mean()) if sends else 0.0,
         "missed": float(steps["missed"].mean()),
         "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
-        **(_code_metrics(steps) if "rejection" in steps else _chunk_metrics(steps)),
+        **(_code_metrics(steps) if "rejection" in steps else _distances(steps)),
     }
 
 
@@ -96,8 +96,8 @@ def _code_metrics(steps: Table) -> dict[str, Any]:
     }
 
 
-def _chunk_metrics(steps: Table) -> dict[str, Any]:
-    return {"distance": float(steps["distance"].mean()), "prefix": float(steps["prefix"].mean())}
+def _distances(steps: Table) -> dict[str, Any]:
+    return {name: float(steps[name].mean()) for name in ("distance", "prefix") if name in steps}
 
 
 # Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.

@@ -85,7 +85,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
         if what.realtime:
-            runner = stack.enter_context(RealTime(str(bundle.path), what.link, what.deadline_ms, what.wire, what.seed))
+            runner = stack.enter_context(RealTime(bundle.source, what.link, what.deadline_ms, what.wire, what.seed))
         # Chance comes last: it runs at the rate that its rival achieved.
         for name in sorted(what.methods, key=lambda method: load_method(method).rate_of is not None):
             method, settings = load_method(name), asked[name]
@@ -186,7 +186,7 @@ def _run_method(
         numbers = tuple(range(first, min(first + what.shard, what.episodes)))
         shards.append(
             Shard(
-                str(bundle.path),
+                bundle.source,
                 bundle.fingerprint,
                 env,
                 name,

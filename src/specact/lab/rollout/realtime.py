@@ -8,9 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from specact.families.chunks.pair import ChunkPair
-from specact.families.codes.bundle import Bundle
-from specact.families.load import load_pair
+from specact.families.load import AnyPair, load_pair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.processes import linked, serving
@@ -104,7 +102,7 @@ class RealTime:
         env.close()
         return outcomes, audit.table()
 
-    def _verifier(self, method: Method, pair: Bundle | ChunkPair, family: FamilyRollout) -> Verifier:
+    def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:
         if method.on_device:
             return family.verifier(LocalTarget(pair.target))
         codec = pair.codec

@@ -1,0 +1,159 @@
+"""Somebody else's policy: a Python function, an ONNX file with a description, a PyTorch module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.adapters import Inputs, chunk_policy, onnx_policy
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.chunks.sources import load_policy, try_out
+from specact.observation import Field, ObservationSpec, Window
+
+DESCRIPTION = """
+onnx = "policy.onnx"
+chunk = 3
+actions = 2
+rate_hz = 10.0
+output = "chunk"
+low = [-1.0, -1.0]
+high = [1.0, 1.0]
+[observation.state]
+shape = [2]
+history = 0
+input = "observation.state"
+[observation."image.front"]
+shape = [4, 6, 3]
+dtype = "uint8"
+history = 0
+input = "camera"
+channels_first = true
+"""
+WINDOW = Window({"state": np.array([0.5, -0.25], np.float32), "image.front": np.full((4, 6, 3), 51, np.uint8)})
+
+
+@pytest.fixture(scope="module")
+def graph() -> bytes:
+    """Chunks of the state plus the mean of the camera's frame, and a second output."""
+    pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node("ReduceMean", ["camera"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Unsqueeze", ["mean", "one"], ["means"]),
+        helper.make_node("Add", ["observation.state", "means"], ["action"]),
+        helper.make_node("Unsqueeze", ["action", "one"], ["actions"]),
+        helper.make_node("Concat", ["actions", "actions", "actions"], ["chunk"], axis=1),
+    ]
+    made = helper.make_graph(
+        nodes,
+        "policy",
+        [
+            helper.make_tensor_value_info("observation.state", TensorProto.FLOAT, ["B", 2]),
+            helper.make_tensor_value_info("camera", TensorProto.FLOAT, ["B", 3, 4, 6]),
+        ],
+        [
+            helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["B"]),
+            helper.make_tensor_value_info("chunk", TensorProto.FLOAT, ["B", 3, 2]),
+        ],
+        [helper.make_tensor("one", TensorProto.INT64, [1], [1])],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def described(folder: Path, graph: bytes, text: str = DESCRIPTION) -> Path:
+    (folder / "policy.onnx").write_bytes(graph)
+    (folder / "policy.toml").write_text(text)
+    return folder / "policy.toml"
+
+
+def test_an_onnx_file_sees_frames_as_it_wants_them(graph: bytes, tmp_path: Path) -> None:
+    policy = onnx_policy(described(tmp_path, graph))
+    chunk = policy.infer(WINDOW, np.random.default_rng(0))
+    np.testing.assert_allclose(chunk, np.tile([0.7, -0.05], (3, 1)), atol=1e-6)
+    try_out(load_policy(str(tmp_path / "policy.toml")))
+    assert policy.units is not None and policy.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('onnx = "policy.onnx"', ""),
+        ('"policy.onnx"', "5"),
+        ('"policy.onnx"', '"none.onnx"'),
+        ('"policy.onnx"', '"."'),
+        ('"policy.onnx"', '"a\\u0000b"'),
+        ("chunk = 3", "chunk = 0"),
+        ("chunk = 3", 'chunk = "3"'),
+        ("actions = 2", "actions = 10000000000"),
+        ("rate_hz = 10.0", "rate_hz = nan"),
+        ('output = "chunk"', 'output = "action"'),
+        ('output = "chunk"', "output = []"),
+        ("low = [-1.0, -1.0]", "low = [-1.0]"),
+        ("low = [-1.0, -1.0]", "low = [2.0, 2.0]"),
+        ("low = [-1.0, -1.0]", 'low = ["a", "b"]'),
+        ("low = [-1.0, -1.0]", ""),
+        ("shape = [2]", "shape = 2"),
+        ("shape = [2]", 'shape = ["2"]'),
+        ("shape = [2]", "shape = [9000000000]"),
+        ("history = 0", "history = -1"),
+        ("[observation.state]", "[observation.State-2]"),
+        ('input = "camera"', 'input = "kamera"'),
+        ('dtype = "uint8"', 'dtype = "int4"'),
+        ('dtype = "uint8"', ""),
+        ("channels_first = true", 'channels_first = "yes"'),
+        ("chunk = 3", "chunk = 3\nchnuk = 3"),
+        ("shape = [2]", "shape = [2]\nhistroy = 2"),
+    ],
+)  # fmt: skip
+def test_a_description_that_does_not_describe_it_is_refused(old: str, new: str, graph: bytes, tmp_path: Path) -> None:
+    assert old in DESCRIPTION
+    with pytest.raises((ConfigError, BundleError), match=r"policy\.(toml|onnx)"):
+        onnx_policy(described(tmp_path, graph, DESCRIPTION.replace(old, new, 1)))
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"= = =", b"onnx = 1\n" * 2, None])
+def test_a_description_that_cannot_be_read_is_refused(text: bytes | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "policy.toml").write_bytes(text)
+    with pytest.raises(ConfigError, match=r"policy\.toml"):
+        onnx_policy(tmp_path / "policy.toml")
+
+
+@pytest.mark.parametrize("change", ["cut", "other size"])
+def test_a_graph_that_does_not_do_what_is_said_is_refused(change: str, graph: bytes, tmp_path: Path) -> None:
+    text = DESCRIPTION.replace("chunk = 3", "chunk = 4") if change == "other size" else DESCRIPTION
+    described(tmp_path, graph[:40] if change == "cut" else graph, text)
+    with pytest.raises(BundleError, match=r"not a readable ONNX model|must answer"):
+        try_out(load_policy(str(tmp_path / "policy.toml")))
+
+
+def test_a_function_that_fails_is_said_to(tmp_path: Path) -> None:
+    @chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=10.0)
+    def fails(inputs: Inputs) -> Any:
+        raise KeyError("no weights")
+
+    with pytest.raises(BundleError, match="cannot answer a batch of 1: KeyError: 'no weights'"):
+        fails.infer(WINDOW, np.random.default_rng(0))
+
+
+def test_a_pytorch_module_is_told_the_instruction() -> None:
+    torch = pytest.importorskip("torch")
+    from specact.families.chunks.pytorch import torch_policy
+
+    class Listener(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, seen: dict[str, Any], instruction: list[str]) -> Any:
+            words = torch.tensor([len(text) for text in instruction])[:, None, None]
+            return (seen["state"][:, -1, None] + words).expand(-1, 3, -1).to(torch.bfloat16)
+
+    spec = ChunkSpec(ObservationSpec({"state": Field((2,))}, instruction=True), 3, 2, 10.0)
+    policy = torch_policy(spec, Listener())
+    windows = [Window({"state": np.full((1, 2), k, np.float32)}, "x" * k) for k in (1, 2)]
+    chunks = policy.infer_batch(windows, [np.random.default_rng(0)] * 2)
+    assert [chunk.tolist() for chunk in chunks] == [[[2.0, 2.0]] * 3, [[4.0, 4.0]] * 3]

@@ -1,0 +1,164 @@
+"""A pair's folder: whole or not there, and whatever its manifest says, no code of it runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks import folder
+from specact.families.chunks.folder import make_pair
+from specact.families.load import load_pair
+
+FLOW = "pusht-flow"
+MODULE = """
+import numpy as np, specact
+from pathlib import Path
+
+@specact.chunk_policy(
+    observation={"state": (2,)}, chunk=4, actions=2, rate_hz=10.0, low=[-1.0, -1.0], high=[1.0, 1.0]
+)
+def still(seen):
+    return np.zeros((len(seen["state"]), 4, 2))
+
+Path("imported").touch()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "still_life", raising=False)
+    (tmp_path / "still_life.py").write_text(MODULE)
+    return tmp_path
+
+
+@pytest.fixture
+def made(here: Path) -> Path:
+    make_pair(here / "pair", "still_life:still", "still_life:still", execute=2)
+    return here / "pair"
+
+
+def change(path: Path, *keys: str, to: Any) -> None:
+    file = path / "manifest.json"
+    manifest = entry = json.loads(file.read_text())
+    for key in keys[:-1]:
+        entry = entry[key]
+    if to is KeyError:
+        del entry[keys[-1]]
+    else:
+        entry[keys[-1]] = to
+    file.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("part", ["draft", "target"])
+def test_code_that_a_manifest_names_does_not_run(part: str, made: Path) -> None:
+    change(made, "sources", part, to="still_life:still")
+    del sys.modules["still_life"]
+    (made.parent / "imported").unlink()
+    with pytest.raises(BundleError, match=f"no code, .*--{part}"):
+        load_pair(made)
+    assert not (made.parent / "imported").exists() and "still_life" not in sys.modules
+
+
+WRONG: list[Any] = [KeyError, None, "x", -1, True, [], {}, 10**400]
+
+
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: f"{value!r:.9}")
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *(("spec", name) for name in ("execute", "accept_within", "overlap", "target")),
+        *(("spec", "target", name) for name in ("chunk", "actions", "rate_hz", "observation")),
+        *((name,) for name in ("steps", "units", "sources", "fingerprints")),
+        *((name, part) for name in ("steps", "fingerprints") for part in ("draft", "target")),
+        ("units", "centre"),
+        ("units", "scale"),
+    ],
+    ids=".".join,
+)
+def test_a_manifest_of_another_kind_of_value_is_refused(keys: tuple[str, ...], value: Any, made: Path) -> None:
+    change(made, *keys, to=value)
+    with pytest.raises((BundleError, ConfigError)):
+        _ = load_pair(made, draft="still_life:still", target="still_life:still").target
+
+
+@pytest.mark.parametrize("name", ["my pair", "pair:1", "-pair"])
+def test_a_folder_that_could_not_be_loaded_is_not_made(name: str, here: Path) -> None:
+    with pytest.raises(ConfigError, match="named"):
+        make_pair(here / name, "still_life:still", "still_life:still")
+    assert not (here / name).exists()
+
+
+@pytest.mark.parametrize("last", ["copytree", "write_json"])
+def test_a_pair_is_whole_or_not_there(last: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    owner: Any = shutil if last == "copytree" else folder
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, last, stop)
+        with pytest.raises(KeyboardInterrupt):
+            make_pair(here / "pair", FLOW, FLOW)
+    assert not list(here.glob("pair*"))
+    # The same command again does what it would have done.
+    assert make_pair(here / "pair", FLOW, FLOW).name == "pair"
+    assert [path.name for path in here.glob("pair*")] == ["pair"]
+
+
+@pytest.mark.parametrize("place", ["file/pair", "dangling"])
+def test_a_place_that_cannot_be_written_to_is_named(place: str, here: Path) -> None:
+    (here / "file").touch()
+    (here / "dangling").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=f"{place.partition('/')[0]}"):
+        make_pair(here / place, "still_life:still", "still_life:still")
+
+
+@pytest.mark.parametrize("answer", ["raise RuntimeError('no weights')", "return [[1], [2, 3]]", "return None"])
+def test_a_policy_that_does_not_answer_makes_no_pair(answer: str, here: Path) -> None:
+    (here / "still_life.py").write_text(MODULE.replace('return np.zeros((len(seen["state"]), 4, 2))', answer))
+    with pytest.raises(BundleError, match=r"no weights|inhomogeneous|object"):
+        make_pair(here / "pair", "still_life:still", "still_life:still")
+    assert not (here / "pair").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def __init__(self): raise ValueError('no device')", "no device"),
+        ("spec = 'a spec'", "must be a ChunkSpec"),
+        ("infer_batch = lambda self, windows, rngs: None", "cannot answer"),
+        ("infer_batch = lambda self, windows, rngs: [np.zeros((4, 2))]", "2 windows with 2 chunks"),
+        ("infer_batch = lambda self, windows, rngs: exit(3)", "SystemExit"),
+    ],
+)
+def test_a_class_that_is_no_policy_is_refused(body: str, message: str, here: Path) -> None:
+    policy = f"class Own:\n    spec = still.spec\n    inpaints = False\n    infer = infer_batch = None\n    {body}\n"
+    policy = policy.replace("infer = infer_batch = None", "def infer(self): pass\n    infer_batch = infer")
+    (here / "still_life.py").write_text(MODULE + policy)
+    with pytest.raises((BundleError, ConfigError), match=message):
+        make_pair(here / "pair", "still_life:still", "still_life:Own")
+    assert not (here / "pair").exists()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        ("[-1.0]", "[1.0]"),
+        ("[1.0, 1.0]", "[-1.0, 0.0]"),
+        ("None", "[1.0, 1.0]"),
+        ("'ab'", "[1, 1]"),
+        ("[0, 0]", "[1, 1e39]"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(low: str, high: str, here: Path) -> None:
+    text = MODULE.replace("low=[-1.0, -1.0]", f"low={low}").replace("high=[1.0, 1.0]", f"high={high}")
+    (here / "still_life.py").write_text(text)
+    with pytest.raises(ConfigError, match="low and high must each be 2 finite numbers"):
+        make_pair(here / "pair", "still_life:still", "still_life:still")
