@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError, ObservationError
+from specact.errors import BundleError, ObservationError
 
 __all__ = [
     "Field",
@@ -375,14 +375,3 @@ def _shift(kept: NDArray[Any] | None, newest: NDArray[Any], length: int) -> NDAr
     if kept is None:
         return np.repeat(newest[None], length, axis=0)
     return np.concatenate([kept[1:], newest[None]])
-
-
-def check_names(names: Iterable[str], spec: ObservationSpec) -> None:
-    """Refuses names that a spec does not have.
-
-    Raises:
-        ConfigError: naming those it has.
-    """
-    unknown = sorted(set(names) - set(spec.fields))
-    if unknown:
-        raise ConfigError(f"there is no observation {unknown[0]!r}; there are {', '.join(spec.fields)}")

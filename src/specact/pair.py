@@ -13,7 +13,7 @@ from specact.types import Proposal
 from specact.units import ActionUnits
 from specact.verification import Target, TargetPolicy, Verifier
 from specact.wire.dialect import Codec
-from specact.wire.request import Responder
+from specact.wire.messages import Responder
 
 A = TypeVar("A")
 

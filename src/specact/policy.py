@@ -17,7 +17,7 @@ from specact.execution.player import ChunkPlayer
 from specact.execution.verdicts import WAIT, LateVerdicts, Verdicts
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates.gate import Gate
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Observation, ObservationHistory, Window
 from specact.pair import Drafter, Pair
 from specact.rng import Role, StepAddress, StepStreams
@@ -52,7 +52,7 @@ class SpeculativePolicy:
         drafter: instead of the pair's draft.
         verifier: instead of the pair's own verification with its target in this process.
         fallback: what is executed where the target cannot be had in time.
-        forecast: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
+        prefetch: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
         verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
             or :class:`~specact.execution.verdicts.LateVerdicts`.
         max_chunk_age_s: what is left of a chunk is dropped once its observation is older than this [s], and the next
@@ -70,7 +70,7 @@ class SpeculativePolicy:
 
     Raises:
         ConfigError: for something else than a pair and a gate, a negative seed or robot, a stop action of another
-            size, late verdicts beside a forecast, or a max_chunk_age_s that is not positive.
+            size, late verdicts beside a prefetch predictor, or a max_chunk_age_s that is not positive.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SpeculativePolicy:
         drafter: Drafter | None = None,
         verifier: Verifier | None = None,
         fallback: Fallback = EXECUTE_DRAFT,
-        forecast: Forecast | None = None,
+        prefetch: PrefetchPredictor | None = None,
         verdicts: Verdicts = WAIT,
         max_chunk_age_s: float = math.inf,
         seed: int = 0,
@@ -98,9 +98,10 @@ class SpeculativePolicy:
             )
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
-        if forecast is not None and isinstance(verdicts, LateVerdicts):
+        if prefetch is not None and isinstance(verdicts, LateVerdicts):
             raise ConfigError(
-                "late verdicts cannot be combined with a forecast, because no step waits for the server; leave one out"
+                "late verdicts cannot be combined with a prefetch predictor, because no step waits for the server; "
+                "leave one out"
             )
         if not max_chunk_age_s > 0.0:
             raise ConfigError(f"max_chunk_age_s must be above 0, got {max_chunk_age_s}")
@@ -110,7 +111,7 @@ class SpeculativePolicy:
         self._units = pair.units
         self._drafter = pair.drafter if drafter is None else drafter
         self._verifier = pair.verifier(LocalTarget(pair.target, self.clock)) if verifier is None else verifier
-        self._fallback, self._forecast, self._verdicts = fallback, forecast, verdicts
+        self._fallback, self._prefetch, self._verdicts = fallback, prefetch, verdicts
         self._max_chunk_age_s, self._address = max_chunk_age_s, StepAddress(seed, robot, 0, 0)
         self._streams = StepStreams()
         self._history = ObservationHistory(pair.observation)
@@ -128,8 +129,8 @@ class SpeculativePolicy:
         self._history.reset()
         self._player.reset()
         self.gate.reset()
-        if self._forecast is not None:
-            self._forecast.reset()
+        if self._prefetch is not None:
+            self._prefetch.reset()
         # What "hold the last action" holds before there is one.
         self._last = self._still
         self.record, self.stopped = None, False
@@ -221,7 +222,7 @@ class SpeculativePolicy:
         """Algorithm 1: draft, decide, verify."""
         address, clock = self._address, self.clock
         started = self._seen_s = clock.now()
-        expected = self._forecast is not None and self._forecast.expects_transmission()
+        expected = self._prefetch is not None and self._prefetch.expects_transmission()
         sent_ahead = expected and self._verifier.prefetch(window, address)
         proposal = self._drafter.propose(window, self._streams(Role.DRAFT, address))
         if not sound(proposal.actions):
@@ -230,8 +231,8 @@ class SpeculativePolicy:
         decision = self.gate.decide(proposal, self._streams(Role.GATE, address))
         decided = clock.now()
         decision, found = self._verify(proposal, decision, started)
-        if self._forecast is not None:
-            self._forecast.learn(decision)
+        if self._prefetch is not None:
+            self._prefetch.learn(decision)
         self.counts["steps"] += 1
         self.counts["transmitted"] += decision.transmit
         self._address = address._replace(step=address.step + 1)

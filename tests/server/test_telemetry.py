@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from specact.server.telemetry import Histogram, Telemetry
-from specact.wire.reply import ServerTimes
+from specact.wire.messages import ServerTimes
 
 BOUNDS = (0.1, 1, 20)
 

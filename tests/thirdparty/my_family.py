@@ -14,7 +14,7 @@ from specact.types import Chunk, Origin, Outcome, Proposal
 from specact.units import ActionUnits
 from specact.verification import Answer, Target, TargetVerifier
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 CHUNK, EXECUTE = 8, 4
 OBSERVATION = ObservationSpec({"state": Field((4,)), "goal": Field((2,), history=0)})

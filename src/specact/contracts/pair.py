@@ -20,8 +20,7 @@ from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget, Pending, sound
 from specact.wire import msgpack
 from specact.wire.dialect import Arrays, Dialect
-from specact.wire.reply import Reply, ServerTimes, read_reply, reply_fields
-from specact.wire.request import Request, read_request, request_fields
+from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
 
 
 def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:

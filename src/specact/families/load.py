@@ -14,7 +14,7 @@ from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
 from specact.families.own import load_own_pair, load_own_responder, names_own
 from specact.pair import LoadedPair
 from specact.runtime.manifest import kind_of
-from specact.wire.request import Responder
+from specact.wire.messages import Responder
 
 AnyPair = LoadedPair[Any]
 
@@ -75,7 +75,7 @@ def load_responder(
     Args:
         source: a pair, whose target is served, see :func:`load_pair`; a chunk policy, see
             :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
-            :class:`~specact.wire.request.Responder`.
+            :class:`~specact.wire.messages.Responder`.
         steps: Euler steps of a flow policy that is served by itself.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 

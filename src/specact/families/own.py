@@ -13,7 +13,7 @@ from specact.families.chunks.sources import is_policy
 from specact.files import check_name, file_stem
 from specact.pair import LoadedPair, Pair
 from specact.plugins import is_plugin, load_object
-from specact.wire.request import Responder
+from specact.wire.messages import Responder
 
 _PAIR = (
     "name", "observation", "units", "execute", "overlap", "rate_hz", "drafter", "target", "verifier", "codec",
@@ -90,7 +90,7 @@ def load_own_responder(source: str) -> Responder | None:
     if lacking is not None:
         raise ConfigError(
             f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.pair.Pair and "
-            f"specact.wire.request.Responder; a responder has {', '.join(_RESPONDER)}"
+            f"specact.wire.messages.Responder; a responder has {', '.join(_RESPONDER)}"
         )
     check_name("responder", found.name)
     return cast(Responder, found)

@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specact.wire.reply import ServerTimes
-from specact.wire.request import REPORTED
+from specact.wire.messages import REPORTED, ServerTimes
 
 _WINDOW_S, _KEPT = 10.0, 4096
 _BUCKETS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -50,7 +49,7 @@ class Robot:
         name: what the device called itself.
         since: when it connected, in seconds of the monotonic clock.
         requests, errors: answered with a result, and otherwise.
-        report: the device's own counters, see :data:`~specact.wire.request.REPORTED`.
+        report: the device's own counters, see :data:`~specact.wire.messages.REPORTED`.
         recent: (when, total_ms) of the last answers.
         pace: how often it was answered.
     """

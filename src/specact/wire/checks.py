@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import WireError
-from specact.wire.protocol import PROTOCOL, ErrorCode
+
+PROTOCOL = 2
+
+
+class ErrorCode(StrEnum):
+    """Why a request was not answered with a result."""
+
+    BAD_MESSAGE = "bad_message"
+    UNSUPPORTED_PROTOCOL = "unsupported_protocol"
+    MISMATCH = "mismatch"
+    UNAUTHORIZED = "unauthorized"
+    TOO_LARGE = "too_large"
+    OVERLOADED = "overloaded"
+    EXPIRED = "expired"
+    SHUTTING_DOWN = "shutting_down"
+    INTERNAL = "internal"
+
 
 LARGEST_ID = 2**63 - 1
 # Of an array: a history of camera frames has four.

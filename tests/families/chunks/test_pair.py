@@ -24,14 +24,14 @@ from specact.families.chunks.policy import Chunk, Inpainting
 from specact.families.chunks.wire import ChunkResponder
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Field, Observation, ObservationSpec, Window
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.types import Cause, Miss, OffloadTimes, Origin, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Answer, Pending, TargetPolicy
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 ACTIONS, LONG, SHORT, EXECUTE, RATE_HZ = 2, 8, 5, 3, 10.0
 UNITS = ActionUnits.of_range(np.array([-4.0, -40.0], np.float32), np.array([4.0, 60.0], np.float32))
@@ -459,12 +459,17 @@ def test_a_late_miss_leaves_the_drafts_chunk() -> None:
 
 
 def test_a_request_that_leaves_ahead_changes_no_action_and_saves_the_drafts_time() -> None:
-    def run(forecast: bool) -> tuple[np.ndarray, list[StepRecord]]:
+    def run(prefetch: bool) -> tuple[np.ndarray, list[StepRecord]]:
         clock, pair, gate = VirtualClock(), made(), Always()
         verifier = pair.verifier(Far(pair.target, clock))
         drafter = Slow(pair.drafter, clock)
         policy = SpeculativePolicy(
-            pair, gate, drafter=drafter, verifier=verifier, forecast=Forecast(gate) if forecast else None, clock=clock
+            pair,
+            gate,
+            drafter=drafter,
+            verifier=verifier,
+            prefetch=PrefetchPredictor(gate) if prefetch else None,
+            clock=clock,
         )
         return play(policy, 12)
 

@@ -21,7 +21,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, Origin, Proposal
 from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 HERE = StepAddress(0, 0, 0, 0)
 

@@ -24,7 +24,7 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
 
     Args:
         logits: ``[..., K]``.
-        temperature: T > 0; the same for draft and target, or the output law is not the target's.
+        temperature: T > 0; the same for draft and target, or the output distribution is not the target's.
     """
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     # A reduction of a ufunc does what the method of the array does, in half the time where there are few numbers.
@@ -34,7 +34,7 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
 
 
 def residual(target_probs: Floats, draft_probs: Floats) -> Floats:
-    """``norm(max(p - q, 0))``: the law a rejected code is drawn from again.
+    """``norm(max(p - q, 0))``: the distribution a rejected code is drawn from again.
 
     Where ``p == q`` nothing can be rejected and the residual is undefined; ``p`` is returned there.
 
@@ -116,7 +116,7 @@ def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Co
 def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: np.random.Generator) -> Verdict:
     """Accepts or replaces each drafted code so that the result is distributed as the target (ADAHI, equation 7).
 
-    Codebooks are independent given the observation: each is verified alone and the joint law is the product.
+    Codebooks are independent given the observation: each is verified alone and the joint distribution is the product.
     Always consumes ``2 G`` uniforms, whatever happens, so that streams of different methods stay aligned.
 
     Args:
@@ -138,7 +138,7 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
 
     With a sequential secondary head the drafted secondary was drawn given the drafted primary. If the primary is
     replaced, that draft is void and the secondary comes from the target's own conditional; if it is accepted, the
-    secondary is verified between the two conditionals at that primary. Both cases give the target's joint law.
+    secondary is verified between the two conditionals at that primary. Both cases give the target's joint distribution.
 
     Raises:
         ValueError: if the two distributions do not have the same form, or a code is outside ``[0, K)``.

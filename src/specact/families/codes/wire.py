@@ -18,7 +18,7 @@ from specact.rng import Role, StepStreams
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 FAMILY = "codes"
 
@@ -53,7 +53,7 @@ class CodeCodec:
 
 
 class CodeResponder:
-    """See :class:`~specact.wire.request.Responder`.
+    """See :class:`~specact.wire.messages.Responder`.
 
     Args:
         policy: the target.
@@ -70,7 +70,7 @@ class CodeResponder:
         self._streams = StepStreams()
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.request.Responder`."""
+        """See :class:`~specact.wire.messages.Responder`."""
         targets = self._policy.infer_batch([request.window for request in requests])
         return [self._one(request, target) for request, target in zip(requests, targets, strict=True)]
 

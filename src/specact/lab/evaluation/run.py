@@ -26,8 +26,7 @@ from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import asked_gate, at_rate
 from specact.lab.evaluation.cost import method_cost, read_timing
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.fit import check_fit
+from specact.lab.evaluation.evaluation import Evaluation, check_fit
 from specact.lab.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics

@@ -12,9 +12,8 @@ from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import InfersCodes
-from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
+from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
 from specact.families.load import AnyPair
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import CodeAudit, common_columns
@@ -133,7 +132,9 @@ class _ChunksRollout:
 
     def audit(self, seed: int, *, learning: bool) -> Audit:
         if learning:
-            raise ConfigError(f"{self._pair.name} is a pair of chunk policies, which has no lessons on codes to give")
+            raise ConfigError(
+                f"{self._pair.name} is a pair of chunk policies, which has no distillation data on codes to give"
+            )
         return ChunkAudit(self._pair)
 
 
