@@ -1,89 +1,85 @@
-"""What SpeculativePolicy.act costs beside the policies: sampling, gate, verification, decoding, records.
+"""What SpeculativePolicy.act costs beside the networks: checks, sampling, gate, verification, decoding, records.
+
+The networks' time is that of ``session.run`` itself, in the same call of ``act``.
 
 Run: python benchmarks/act.py [BUNDLE ...]
 """
 
 from __future__ import annotations
 
-import statistics
+import os
 import sys
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
-from specact.families.codes.spec import CodePolicy
-from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates import Always, Gate, Never
-from specact.observation import Window
-from specact.rng import StepAddress
-from specact.verification import LocalTarget
 
-INFERENCES = 2000
+INFERENCES, BLOCK = 2000, 50
 
 
-class Timed:
-    """A policy that adds up the time spent in it."""
+class TimedSession:
+    """An ONNX Runtime session that adds up the time spent in ``run``."""
 
-    def __init__(self, policy: CodePolicy) -> None:
-        self.policy, self.spent = policy, 0.0
+    def __init__(self, session: Any) -> None:
+        self._session, self.spent = session, 0.0
 
-    def infer(self, window: Window) -> CodeDistribution:
+    def run(self, *arguments: Any) -> Any:
         start = time.perf_counter()
-        answer = self.policy.infer(window)
+        answer = self._session.run(*arguments)
         self.spent += time.perf_counter() - start
         return answer
 
-    def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
-        return self.infer(window)
-
-    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self.infer(window) for window in windows]
-
 
 def main() -> None:
-    print(f"{INFERENCES} calls of act that infer, interleaved over the gates; one thread; ms, median and p99")
-    print(f"{'bundle':10} {'gate':10} {'act':>7} {'inference':>10} {'other':>7} {'other p99':>10}")
+    print(
+        f"{INFERENCES} calls of act that infer, gates in turn, {BLOCK} calls each; one thread; ms; "
+        f"ratio and difference are medians over single calls; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
+    )
+    print(
+        f"{'bundle':10} {'gate':10} {'step':11} {'calls':>6} {'act':>7} {'run':>7} {'ratio':>6} {'diff':>7} {'p10':>7}"
+    )
     for name in sys.argv[1:] or ("ball", "swarm", "pusht", "kitchen"):
         bundle = load_bundle(name)
         gates = {"never": Never(), "deviation": calibrated_gate(bundle, "deviation", 0.6), "always": Always()}
-        for gate, rows in measure(bundle, gates).items():
-            act, inference = np.array(rows).T
-            other = act - inference
+        for (gate, step), rows in measure(bundle, gates).items():
+            act, run = np.array(rows).T
             print(
-                f"{name:10} {gate:10} {statistics.median(act):7.3f} {statistics.median(inference):10.3f} "
-                f"{statistics.median(other):7.3f} {np.quantile(other, 0.99):10.3f}"
+                f"{name:10} {gate:10} {step:11} {len(rows):6} {np.median(act):7.3f} {np.median(run):7.3f} "
+                f"{np.median(act / run):6.2f} {np.median(act - run):+7.3f} {np.quantile(act - run, 0.1):+7.3f}"
             )
 
 
-def measure(bundle: Bundle, gates: dict[str, Gate]) -> dict[str, list[tuple[float, float]]]:
-    """(act, inference) in ms for every inferring step of each gate, on a random walk of observations."""
+def measure(bundle: Bundle, gates: dict[str, Gate]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """(act, session.run) in ms of every inferring step, by gate and kind of step, on a random walk of observations."""
     rng = np.random.default_rng(0)
-    robots = {}
-    for name, gate in gates.items():
-        draft, target = Timed(bundle.draft), Timed(bundle.target)
-        policy = SpeculativePolicy(
-            bundle,
-            gate,
-            drafter=CodeDrafter(draft, bundle.tokenizer),
-            verifier=SpeculativeVerifier(LocalTarget(target), bundle.tokenizer),
-        )
-        robots[name] = (policy, draft, target)
-    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in gates}
+    sessions = []
+    for network in (bundle.draft, bundle.target):
+        sessions.append(TimedSession(network._session))
+        network._session = sessions[-1]
+    robots = {name: SpeculativePolicy(bundle, gate) for name, gate in gates.items()}
+    rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
     seen = {name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()}
-    while len(rows["never"]) < INFERENCES:
-        seen["state"] = np.clip(seen["state"] + 0.1 * rng.standard_normal(seen["state"].shape), -1, 1)
-        for name, (policy, draft, target) in robots.items():
-            inferring, before = policy.wants_inference, draft.spent + target.spent
-            start = time.perf_counter()
-            policy.act(seen)
-            spent = time.perf_counter() - start
-            if inferring:
-                rows[name].append((1e3 * spent, 1e3 * (draft.spent + target.spent - before)))
+    inferences = 0
+    while inferences < INFERENCES:
+        walk = []
+        for _ in range(BLOCK * bundle.execute):
+            seen = seen | {"state": np.clip(seen["state"] + 0.1 * rng.standard_normal(seen["state"].shape), -1, 1)}
+            walk.append(seen)
+        for name, policy in robots.items():
+            for observation in walk:
+                inferring, before = policy.wants_inference, sum(session.spent for session in sessions)
+                start = time.perf_counter()
+                policy.act(observation)
+                spent = time.perf_counter() - start
+                if inferring and policy.record is not None:
+                    step = "verified" if policy.record.outcome is not None else "draft only"
+                    run = sum(session.spent for session in sessions) - before
+                    rows.setdefault((name, step), []).append((1e3 * spent, 1e3 * run))
+        inferences += BLOCK
     return rows
 
 

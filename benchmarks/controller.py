@@ -30,15 +30,13 @@ import numpy as np
 from specact import SpeculativePolicy, calibrated_gate, load_bundle
 from specact.clock import VirtualClock
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.sampling import rejection_probability
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import SpeculativeVerifier
-from specact.gates.audit import Shadow, expected_true_skip
+from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
+from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
-from specact.gates.drift import DriftAlarm
 from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLES_OWN
 from specact.lab.envs import load_task
@@ -135,7 +133,7 @@ def live(life: Life) -> dict[str, np.ndarray]:
     draft, far = Slow(bundle.draft, clock), Far(bundle, clock, life)
     rate = RateBudget(RATE)
     gate = make_gate(bundle, life, rate)
-    shadow = Shadow(DriftAlarm(level_of(bundle)))
+    audits = AuditEstimator(DriftAlarm(level_of(bundle)))
     verifier = SpeculativeVerifier(far, bundle.tokenizer)
     drafter = CodeDrafter(draft, bundle.tokenizer)
     policy = SpeculativePolicy(bundle, gate, drafter=drafter, verifier=verifier, robot=life.robot, clock=clock)
@@ -152,7 +150,7 @@ def live(life: Life) -> dict[str, np.ndarray]:
             wanted = policy.wants_inference
             action = policy.act(observation | {"state": state.astype(np.float32)})
             if wanted:
-                note(rows, policy, bundle, shadow)
+                note(rows, policy, bundle, audits)
             observation, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 break
@@ -185,14 +183,14 @@ def change(life: Life, bundle: Bundle, draft: Slow, far: Far, rate: RateBudget) 
     return NOISE[life.env] if life.drift == "noise" else 0.0
 
 
-def note(rows: dict[str, list[Any]], policy: SpeculativePolicy, bundle: Bundle, shadow: Shadow) -> None:
+def note(rows: dict[str, list[Any]], policy: SpeculativePolicy, bundle: Bundle, audits: AuditEstimator) -> None:
     record = policy.record
     assert record is not None
     proposal = record.proposal
     known = None if record.outcome is None else record.outcome.evidence.target
     target = known or bundle.target.infer(proposal.window)
     kept = np.prod(1.0 - rejection_probability(target.probs, proposal.evidence.draft.probs, proposal.evidence.codes))
-    alarm, found = shadow.take(record), shadow.estimate()
+    alarm, found = audits.take(record), audits.estimate()
     rows["sent"].append(record.decision.transmit)
     rows["would_skip"].append(not record.decision.transmit or record.decision.reason == "audit")
     rows["kept"].append(kept)
@@ -349,7 +347,7 @@ def report(results: dict[str, Any]) -> None:
 
 
 def draw(rows: dict[Life, dict[str, np.ndarray]], path: Path) -> None:
-    """Rates, latencies and the shadow's estimate of the first robot of each kind."""
+    """Rates, latencies and the audits' estimate of the first robot of each kind."""
     import matplotlib as mpl
 
     mpl.use("Agg")

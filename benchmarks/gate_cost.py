@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from specact import load_bundle
-from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.verify import CodeDrafter
 from specact.gates.settings import GateChoices
 from specact.rng import Role, stream
 

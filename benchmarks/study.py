@@ -27,7 +27,7 @@ from specact.lab.report.goals import count, goals_of
 from specact.lab.report.rejection import rejections_of
 from specact.lab.report.runs import find_runs
 from specact.lab.report.studies import Study, group
-from specact.lab.report.style import look_of
+from specact.lab.report.style import style_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -125,8 +125,8 @@ def draw(study: dict[str, Summary], to: Path) -> None:
             y = [success["rate"] for success in found]
             down = [success["rate"] - success["low"] for success in found]
             up = [success["high"] - success["rate"] for success in found]
-            look = look_of(method)
-            axes.errorbar(x, y, (down, up), fmt=look.marker, color=look.light, label=method.replace("_", " "), ms=6)
+            shown = style_of(method)
+            axes.errorbar(x, y, (down, up), fmt=shown.marker, color=shown.light, label=method.replace("_", " "), ms=6)
         axes.set_xticks(range(len(pairs)), [f"{pair}\n{study[f'{pair}-rate-0.4']['episodes']}" for pair in pairs])
         axes.grid(visible=False, axis="x")
         axes.set_ylim(0.0, 1.02)

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specact.errors import BundleError, ConfigError, ObservationError
+from specact.errors import BundleError, ObservationError
 from specact.observation import (
     Field,
     ObservationHistory,
     ObservationSpec,
     Window,
-    check_names,
     read_spec,
     vectors,
 )
@@ -450,9 +449,3 @@ def test_vectors_have_one_history_and_a_goal_has_none() -> None:
         {"state": Field((8,), history=5), "force": Field((3,), history=5), "goal": Field((2,), history=0)}
     )
     assert list(vectors(5, state=8).fields) == ["state"]
-
-
-def test_names_that_a_spec_does_not_have_are_refused_with_those_it_has() -> None:
-    check_names(["state", "goal"], FULL)
-    with pytest.raises(ConfigError, match="there is no observation 'stat'; there are state, goal, image"):
-        check_names(["state", "stat"], FULL)

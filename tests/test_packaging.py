@@ -67,14 +67,14 @@ import numpy as np
 
 import specact
 from specact.remote.transport import Endpoint
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.remote.target import remote_verifier
 
 bundle = specact.load_bundle("ball")
 for scheme, sampling in (("ws", "device"), ("ws", "server"), ("http", "server")):
-    with Line(Endpoint(scheme, "127.0.0.1", int(sys.argv[1])), bundle.codec.dialect) as line:
-        line.connect(10.0)
-        verifier = remote_verifier(line, bundle, 5000.0, sampling)
+    with Client(Endpoint(scheme, "127.0.0.1", int(sys.argv[1])), bundle.codec.dialect) as client:
+        client.connect(10.0)
+        verifier = remote_verifier(client, bundle, 5000.0, sampling)
         policy = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier)
         for _ in range(20):
             policy.act({name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()})

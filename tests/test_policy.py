@@ -16,15 +16,14 @@ from specact.errors import ConfigError, ObservationError
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.sampling import rejection_probability, sample_codes
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Verdict, executed_codes
-from specact.families.codes.verify import SpeculativeVerifier, TargetSampler
+from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier, TargetSampler
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import LinkBudget
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Window, vectors
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
@@ -506,8 +505,8 @@ def test_overlap_hides_the_draft_and_changes_no_action() -> None:
     def run(overlap: bool) -> tuple[np.ndarray, list[StepRecord]]:
         gate = Always()
         verifier = SpeculativeVerifier(Far(bundle, clock), bundle.tokenizer)
-        forecast = Forecast(gate) if overlap else None
-        return play(SpeculativePolicy(bundle, gate, verifier=verifier, forecast=forecast, clock=clock), 0)
+        prefetch = PrefetchPredictor(gate) if overlap else None
+        return play(SpeculativePolicy(bundle, gate, verifier=verifier, prefetch=prefetch, clock=clock), 0)
 
     apart, together = run(overlap=False), run(overlap=True)
     np.testing.assert_array_equal(apart[0], together[0])
@@ -522,7 +521,9 @@ def test_a_request_is_never_used_for_another_window() -> None:
     far = Far(bundle, clock)
     gate = Random(0.5)
     verifier = SpeculativeVerifier(far, bundle.tokenizer)
-    policy = SpeculativePolicy(bundle, gate, verifier=verifier, forecast=Forecast(gate, limit=0.0), clock=clock)
+    policy = SpeculativePolicy(
+        bundle, gate, verifier=verifier, prefetch=PrefetchPredictor(gate, limit=0.0), clock=clock
+    )
     _, records = play(policy, 0, steps=60)
     asked = [record.proposal.window for record in records if record.decision.transmit]
     assert 5 < len(asked) < 55
@@ -765,7 +766,7 @@ def test_a_request_that_could_not_leave_is_neither_sent_ahead_nor_charged(late_f
     bundle, gate = pair(clock=clock), Always()
     policy = SpeculativePolicy(
         bundle, gate, verifier=SpeculativeVerifier(Cut(bundle, clock), bundle.tokenizer), clock=clock,
-        forecast=None if late_for_s else Forecast(gate),
+        prefetch=None if late_for_s else PrefetchPredictor(gate),
         verdicts=LateVerdicts(late_for_s) if late_for_s else WAIT,
     )  # fmt: skip
     _, records = play(policy, 0, steps=3)

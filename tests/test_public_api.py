@@ -112,7 +112,7 @@ from specact.families.codes import sampling
 from specact.gates import ActionDeviation, Gate
 from specact.links import load_link
 from specact.observation import Field, ObservationSpec, Window, vectors
-from specact.remote import Endpoint, Line, remote_verifier
+from specact.remote import Endpoint, Client, remote_verifier
 from specact.robot import ChunkRunner, InferenceThread, Journal, LocalSource, run_loop
 from specact.tised import chunk_s
 
@@ -141,8 +141,8 @@ def drive(url: str) -> dict[str, object]:
 
 def pair(gate: Gate) -> specact.SpeculativePolicy:
     bundle: specact.Bundle = specact.load_bundle(Path("ball"))
-    line = Line(Endpoint.parse("ws://127.0.0.1:8600"), bundle.codec.dialect)
-    verifier = remote_verifier(line, bundle, deadline_ms=30.0)
+    client = Client(Endpoint.parse("ws://127.0.0.1:8600"), bundle.codec.dialect)
+    verifier = remote_verifier(client, bundle, deadline_ms=30.0)
     return specact.SpeculativePolicy(bundle, gate, verifier=verifier, verdicts=LateVerdicts(1.0))
 
 

@@ -21,6 +21,7 @@ from specact.families.codes.sampling import (
     rejection_probability,
     residual,
     sample,
+    sample_code,
     sample_codes,
     softmax,
     total_variation,
@@ -449,6 +450,24 @@ def test_never_draws_an_impossible_code(weights: list[float], scale: float, unif
             continue
         code = int(sample(row, np.array(uniform)))
         assert 0 <= code < len(row) and row[code] > 0.0
+
+
+@example_count(200)
+@given(
+    st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0 / 3.0, 1.0]), min_size=1, max_size=40).filter(any),
+    st.one_of(st.sampled_from([0.0, 0.5, 1.0 - 2.0**-52, LARGEST]), st.floats(0.0, 1.0, exclude_max=True)),
+    st.integers(0, 39),
+)
+def test_one_code_is_drawn_as_a_row_of_a_batch_is(weights: list[float], uniform: float, edge: int) -> None:
+    row = np.array(weights)
+    on_an_edge = min(float(np.cumsum(row)[edge % len(row)] / row.sum()), LARGEST)
+    for value in (uniform, on_an_edge):
+        assert sample_code(row, value) == sample(row, value)
+
+
+def test_a_distribution_that_is_not_finite_gives_the_first_code() -> None:
+    for row in (np.full(4, np.nan), np.array([0.5, np.nan, 0.5])):
+        assert sample_code(row, 0.4) == sample(row, 0.4) == 0
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 42.0])

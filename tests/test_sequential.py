@@ -15,10 +15,10 @@ from specact.errors import BundleError, ConfigError, RemoteError
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.values import executed_codes
 from specact.gates import Always
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
 from specact.lab.train.train import train
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
 from specact.types import StepRecord
@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def server(trained: Bundle) -> Iterator[Child]:
+def server(trained: Bundle) -> Iterator[ServerProcess]:
     with serving(trained.path) as process:
         yield process
 
@@ -96,12 +96,12 @@ def play(bundle: Bundle, verifier: Verifier | None, steps: int = 200) -> list[St
 @pytest.mark.parametrize("scheme", ["ws", "http"])
 @pytest.mark.parametrize("sampling", ["device", "server"])
 def test_a_remote_pair_draws_what_a_local_one_draws(
-    trained: Bundle, server: Child, scheme: str, sampling: Literal["device", "server"]
+    trained: Bundle, server: ServerProcess, scheme: str, sampling: Literal["device", "server"]
 ) -> None:
     here = play(trained, None)
-    with Line(Endpoint(scheme, "127.0.0.1", server.port), trained.codec.dialect) as line:
-        line.connect(10.0)
-        there = play(trained, remote_verifier(line, trained, 20_000.0, sampling))
+    with Client(Endpoint(scheme, "127.0.0.1", server.port), trained.codec.dialect) as client:
+        client.connect(10.0)
+        there = play(trained, remote_verifier(client, trained, 20_000.0, sampling))
     assert [record.miss for record in there] == [None] * len(here)
     verdicts = [record.outcome.evidence.verdict for record in here if record.outcome is not None]
     assert {tuple(verdict.accepted.tolist()) for verdict in verdicts} >= {(True, True), (True, False), (False, False)}
@@ -111,9 +111,11 @@ def test_a_remote_pair_draws_what_a_local_one_draws(
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_a_device_of_the_other_kind_is_refused_at_the_handshake(trained: Bundle, server: Child, scheme: str) -> None:
+def test_a_device_of_the_other_kind_is_refused_at_the_handshake(
+    trained: Bundle, server: ServerProcess, scheme: str
+) -> None:
     # Only the manifest's word differs, as where one side has an export of before there were such heads.
     plain = replace(trained, spec=replace(trained.spec, sequential=False))
     refusal = pytest.raises(RemoteError, match="differ in sequential False / True; deploy the same bundle on both")
-    with Line(Endpoint(scheme, "127.0.0.1", server.port), plain.codec.dialect) as line, refusal:
-        line.connect(1.0)
+    with Client(Endpoint(scheme, "127.0.0.1", server.port), plain.codec.dialect) as client, refusal:
+        client.connect(1.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specact.clock import VirtualClock
-from specact.lab.rollout.simulated_target import FarTarget
+from specact.lab.rollout.simulated_target import SimulatedTarget
 from specact.observation import Window, vectors
 from specact.remote.target import RemoteTarget
 from specact.rng import StepAddress
@@ -102,7 +102,7 @@ class Says:
 @pytest.mark.parametrize("ahead", [HERE, *OTHERS])
 def test_a_simulated_target_takes_up_a_request_for_the_same_step_only(ahead: StepAddress) -> None:
     clock = VirtualClock()
-    target = FarTarget(Says(), cast(Any, Steady()), clock, 0.25)
+    target = SimulatedTarget(Says(), cast(Any, Steady()), clock, 0.25)
     assert target.prefetch(WINDOW, ahead)
     clock.sleep(0.375)
     share = 0.5 if ahead == HERE else 1.0  # half of the time it takes has passed since it left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -109,7 +110,7 @@ def test_your_own_data(tmp_path: Path, command: list[str], environment: dict[str
         reader.follow(sections()["Your data"])
 
 
-def test_your_own_simulator_robot_gate_and_policy(
+def test_your_own_simulator_robot_gate_policy_and_family(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     with reading(tmp_path, command, environment) as reader:
@@ -119,7 +120,12 @@ def test_your_own_simulator_robot_gate_and_policy(
     # A gate of one's own is calibrated, and evaluated, like any other.
     assert (tmp_path / "runs/sim/bundles/trolley/calibration/my_gate.Bend-0.50.json").is_file()
     assert (tmp_path / "runs/gates/steps/my_gate.Bend").is_dir()
+    # So is a family, by its own gate too; what is skipped there is not what the target would have done.
+    assert (tmp_path / "my_family.pair/calibration/my_family.Nearness-0.50.json").is_file()
+    methods = json.loads((tmp_path / "runs/family/summary.json").read_text())["methods"]
+    assert methods["draft"]["transmission_rate"] == 0.0 < methods["adahi"]["transmission_rate"] < 1.0
+    assert methods["hybrid"]["transmission_rate"] == 1.0 and methods["draft"]["action_change_loss"] > 0.0
 
 
 def test_nothing_is_missing() -> None:
-    assert list(sections()) == ["Your data", "Your simulator", "Your robot", "Your gate", "Your policy"]
+    assert list(sections()) == ["Your data", "Your simulator", "Your robot", "Your gate", "Your policy", "Your family"]

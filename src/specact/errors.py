@@ -68,7 +68,7 @@ class WireError(SpecactError):
     """A message that breaks the protocol, or a request the server refuses.
 
     Attributes:
-        code: one of :class:`specact.wire.protocol.ErrorCode`.
+        code: one of :class:`specact.wire.checks.ErrorCode`.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -14,7 +14,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "report": {"matplotlib": "matplotlib", "PIL": "pillow"},
     "train": {
         "torch": "torch", "onnx": "onnx", "onnxscript": "onnxscript", "zarr": "zarr", "h5py": "h5py",
-        "pyarrow": "pyarrow", "av": "av",
+        "pyarrow": "pyarrow", "av": "av", "PIL": "pillow",
     },
     "server": {
         "fastapi": "fastapi", "uvicorn": "uvicorn", "uvloop": "uvloop", "httptools": "httptools",

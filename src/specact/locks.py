@@ -76,7 +76,7 @@ def _acquire(folder: Path) -> FileIO:
 
 
 def _sign(file: FileIO) -> None:
-    facts = {
+    holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "command": shlex.join(sys.argv),
@@ -84,7 +84,7 @@ def _sign(file: FileIO) -> None:
     }
     with suppress(OSError):  # on a full disk others are told less
         file.truncate(0)
-        file.write(json.dumps(facts).encode())
+        file.write(json.dumps(holder).encode())
 
 
 def _is_there(file: FileIO, path: Path) -> bool:
@@ -97,7 +97,7 @@ def _is_there(file: FileIO, path: Path) -> bool:
 def _holder(file: FileIO) -> str:
     file.seek(0)
     try:
-        facts = json.loads(file.read())
-        return f"process {facts['pid']} on {facts['host']} ({facts['command']}) since {facts['since']}"
+        holder = json.loads(file.read())
+        return f"process {holder['pid']} on {holder['host']} ({holder['command']}) since {holder['since']}"
     except (ValueError, KeyError, TypeError):
         return "another process"  # which has not written its name yet

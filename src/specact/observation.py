@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, ConfigError, ObservationError
+from specact.errors import BundleError, ObservationError
 
 __all__ = [
     "Field",
@@ -204,14 +204,16 @@ class ObservationSpec:
         return Window(arrays, "" if self.instruction else None)
 
     def stack(self, windows: Iterable[Window]) -> dict[str, NDArray[Any]]:
-        """What a network takes, by name: the selected arrays of several windows, ``[B, ...]``."""
+        """What a network takes, by name: the selected arrays of several windows, ``[B, ...]``; not to be written to."""
         windows = list(windows)
-        return {
-            name: np.stack(
-                [window.arrays[name][-field.history :] if field.history else window.arrays[name] for window in windows]
-            )
-            for name, field in self.fields.items()
-        }
+        stacked = {}
+        for name, field in self.fields.items():
+            arrays = [window.arrays[name] for window in windows]
+            if field.history:
+                arrays = [array[-field.history :] for array in arrays]
+            # A robot's own window is taken as it is.
+            stacked[name] = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+        return stacked
 
     def describe(self) -> dict[str, Any]:
         """As plain values, for a manifest or a message; :func:`read_spec` reads it."""
@@ -301,7 +303,9 @@ def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[d
             "the observation is None; observe() must return the latest observation, even if nothing is new", "absent"
         )
     given = observation if isinstance(observation, Mapping) else {STATE: observation}
-    newest = {name: _read(given, name, field) for name, field in spec.fields.items()}
+    # What is too large for float32 becomes infinite and is refused.
+    with np.errstate(over="ignore"):
+        newest = {name: _read(given, name, field) for name, field in spec.fields.items()}
     return newest, _instruction(given) if spec.instruction else None
 
 
@@ -315,21 +319,21 @@ def _read(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:
 
 def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
     try:
-        # A copy: environments may reuse their buffers. What is too large for float32 becomes infinite and is refused.
-        with np.errstate(over="ignore"):
-            given = np.asarray(value)
-            # NumPy would read text as numbers, and count days.
-            text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
-            if text or given.dtype.kind not in "fiubO":
-                raise TypeError(f"it holds {'text' if text else given.dtype}")
-            array = np.array(given, dtype=np.float32)
+        given = np.asarray(value)
+        # NumPy would read text as numbers, and count days.
+        text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
+        if text or given.dtype.kind not in "fiubO":
+            raise TypeError(f"it holds {'text' if text else given.dtype}")
+        # A copy: environments may reuse their buffers.
+        array = np.array(given, dtype=np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
     if array.shape != field.shape:
         raise ObservationError(
             f"the observation's {name} has shape {array.shape}, this policy needs {field.shape}", "shape"
         )
-    if not np.isfinite(array).all():
+    # For a few numbers, counting takes a fifth of the time that all() does.
+    if np.count_nonzero(np.isfinite(array)) < array.size:
         bad = np.argwhere(~np.isfinite(array)).squeeze(-1).tolist() if array.ndim == 1 else "some places"
         raise ObservationError(
             f"the observation's {name} is NaN or infinite at {bad}; "
@@ -366,17 +370,8 @@ def _instruction(given: Mapping[str, Any]) -> str:
 def _shift(kept: NDArray[Any] | None, newest: NDArray[Any], length: int) -> NDArray[Any]:
     if not length:
         return newest
+    if length == 1:
+        return newest[None]
     if kept is None:
         return np.repeat(newest[None], length, axis=0)
     return np.concatenate([kept[1:], newest[None]])
-
-
-def check_names(names: Iterable[str], spec: ObservationSpec) -> None:
-    """Refuses names that a spec does not have.
-
-    Raises:
-        ConfigError: naming those it has.
-    """
-    unknown = sorted(set(names) - set(spec.fields))
-    if unknown:
-        raise ConfigError(f"there is no observation {unknown[0]!r}; there are {', '.join(spec.fields)}")

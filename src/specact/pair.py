@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from specact.types import Proposal
 from specact.units import ActionUnits
 from specact.verification import Target, TargetPolicy, Verifier
 from specact.wire.dialect import Codec
+from specact.wire.messages import Responder
 
 A = TypeVar("A")
 
@@ -77,4 +80,42 @@ class Pair(Protocol[A]):
     @property
     def codec(self) -> Codec[A]:
         """The target's answers on the wire."""
+        ...
+
+    @property
+    def responder(self) -> Responder:
+        """What a server does with requests for the target.
+
+        Raises:
+            BundleError: as for :attr:`target`.
+        """
+        ...
+
+
+class LoadedPair(Pair[A], Protocol[A]):
+    """A pair as :func:`~specact.families.load.load_pair` gives it."""
+
+    @property
+    def source(self) -> str:
+        """The name or path by which another process loads it."""
+        ...
+
+    @property
+    def env(self) -> str:
+        """Name of the environment that it was made for; empty where nobody said."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of both policies together: what a calibration has to have been made for."""
+        ...
+
+    @property
+    def path(self) -> Path | None:
+        """The folder that its calibrations are in; None where it has none."""
+        ...
+
+    @property
+    def recommended_gates(self) -> Mapping[str, Any]:
+        """Choices for the gates that serve it well, see :class:`~specact.gates.settings.GateChoices`."""
         ...

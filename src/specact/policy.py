@@ -17,11 +17,12 @@ from specact.execution.player import ChunkPlayer
 from specact.execution.verdicts import WAIT, LateVerdicts, Verdicts
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates.gate import Gate
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Observation, ObservationHistory, Window
 from specact.pair import Drafter, Pair
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import (
+    Cause,
     Chunk,
     Decision,
     Miss,
@@ -31,6 +32,7 @@ from specact.types import (
     Proposal,
     StageTimes,
     StepRecord,
+    all_from,
 )
 from specact.verification import LocalTarget, Verifier, sound
 
@@ -50,7 +52,7 @@ class SpeculativePolicy:
         drafter: instead of the pair's draft.
         verifier: instead of the pair's own verification with its target in this process.
         fallback: what is executed where the target cannot be had in time.
-        forecast: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
+        prefetch: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
         verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
             or :class:`~specact.execution.verdicts.LateVerdicts`.
         max_chunk_age_s: what is left of a chunk is dropped once its observation is older than this [s], and the next
@@ -68,7 +70,7 @@ class SpeculativePolicy:
 
     Raises:
         ConfigError: for something else than a pair and a gate, a negative seed or robot, a stop action of another
-            size, late verdicts beside a forecast, or a max_chunk_age_s that is not positive.
+            size, late verdicts beside a prefetch predictor, or a max_chunk_age_s that is not positive.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class SpeculativePolicy:
         drafter: Drafter | None = None,
         verifier: Verifier | None = None,
         fallback: Fallback = EXECUTE_DRAFT,
-        forecast: Forecast | None = None,
+        prefetch: PrefetchPredictor | None = None,
         verdicts: Verdicts = WAIT,
         max_chunk_age_s: float = math.inf,
         seed: int = 0,
@@ -96,9 +98,10 @@ class SpeculativePolicy:
             )
         if seed < 0 or robot < 0:
             raise ConfigError(f"seed and robot must not be negative, got {seed} and {robot}")
-        if forecast is not None and isinstance(verdicts, LateVerdicts):
+        if prefetch is not None and isinstance(verdicts, LateVerdicts):
             raise ConfigError(
-                "late verdicts cannot be combined with a forecast, because no step waits for the server; leave one out"
+                "late verdicts cannot be combined with a prefetch predictor, because no step waits for the server; "
+                "leave one out"
             )
         if not max_chunk_age_s > 0.0:
             raise ConfigError(f"max_chunk_age_s must be above 0, got {max_chunk_age_s}")
@@ -108,7 +111,7 @@ class SpeculativePolicy:
         self._units = pair.units
         self._drafter = pair.drafter if drafter is None else drafter
         self._verifier = pair.verifier(LocalTarget(pair.target, self.clock)) if verifier is None else verifier
-        self._fallback, self._forecast, self._verdicts = fallback, forecast, verdicts
+        self._fallback, self._prefetch, self._verdicts = fallback, prefetch, verdicts
         self._max_chunk_age_s, self._address = max_chunk_age_s, StepAddress(seed, robot, 0, 0)
         self._streams = StepStreams()
         self._history = ObservationHistory(pair.observation)
@@ -126,8 +129,8 @@ class SpeculativePolicy:
         self._history.reset()
         self._player.reset()
         self.gate.reset()
-        if self._forecast is not None:
-            self._forecast.reset()
+        if self._prefetch is not None:
+            self._prefetch.reset()
         # What "hold the last action" holds before there is one.
         self._last = self._still
         self.record, self.stopped = None, False
@@ -183,7 +186,7 @@ class SpeculativePolicy:
             return self._stop_action()
         drafted, executed = self._player.next()
         action = self._units.to_environment(executed)
-        if not np.isfinite(action).all():
+        if np.count_nonzero(np.isfinite(action)) < action.size:
             raise ObservationError(_NOT_FINITE)
         self._last = executed
         self.gate.update(drafted, executed)
@@ -219,7 +222,7 @@ class SpeculativePolicy:
         """Algorithm 1: draft, decide, verify."""
         address, clock = self._address, self.clock
         started = self._seen_s = clock.now()
-        expected = self._forecast is not None and self._forecast.expects_transmission()
+        expected = self._prefetch is not None and self._prefetch.expects_transmission()
         sent_ahead = expected and self._verifier.prefetch(window, address)
         proposal = self._drafter.propose(window, self._streams(Role.DRAFT, address))
         if not sound(proposal.actions):
@@ -228,18 +231,15 @@ class SpeculativePolicy:
         decision = self.gate.decide(proposal, self._streams(Role.GATE, address))
         decided = clock.now()
         decision, found = self._verify(proposal, decision, started)
-        if self._forecast is not None:
-            self._forecast.learn(decision)
-        self.counts.update(steps=1, transmitted=int(decision.transmit))
+        if self._prefetch is not None:
+            self._prefetch.learn(decision)
+        self.counts["steps"] += 1
+        self.counts["transmitted"] += decision.transmit
         self._address = address._replace(step=address.step + 1)
         offload = _NOTHING if found is None else found.times
         times = StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total)
-        return self._settled(
-            StepRecord(
-                address, proposal, decision, sent_ahead, None, None, proposal.actions, _drafted(proposal), times
-            ),
-            found,
-        )
+        outcome, miss, unsent, actions, origins = self._settle(proposal.actions, found)
+        return StepRecord(address, proposal, decision, sent_ahead, outcome, miss, actions, origins, times, unsent)
 
     def _verify(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Outcome | Miss | None]:
         """What was sent in the end, and what is known of it already."""
@@ -261,29 +261,39 @@ class SpeculativePolicy:
         if record is None or found is None:
             self.counts["missed"] += 1
             return
-        settled, played = self._settled(record, found), self._player.played
-        left = self._player.replace(settled.actions)
+        outcome, miss, unsent, actions, origins = self._settle(record.actions, found)
+        played, left = self._player.played, self._player.replace(actions)
         # What was played before the verdict stays the draft's, in the record too.
         self.record = replace(
-            settled,
-            actions=np.concatenate([record.actions[:played], settled.actions[played:]]),
-            origins=np.concatenate([record.origins[:played], settled.origins[played:]]),
+            record,
+            outcome=outcome,
+            miss=miss,
+            unsent=unsent,
+            actions=np.concatenate([record.actions[:played], actions[played:]]),
+            origins=np.concatenate([record.origins[:played], origins[played:]]),
         )
         if isinstance(found, Outcome):
             self.counts.update(in_time=1, replaced=left)
 
-    def _settled(self, record: StepRecord, found: Outcome | Miss | None) -> StepRecord:
-        """The record of a step, given what the target made of it; None where it was skipped or is not known yet."""
+    def _settle(
+        self, drafted: Chunk, found: Outcome | Miss | None
+    ) -> tuple[Outcome | None, Cause | None, bool, Chunk, NDArray[np.uint8]]:
+        """Outcome, miss, unsent, actions and origins of a step's record, given what the target made of the draft.
+
+        Args:
+            drafted: the draft's actions, ``[n, A]``.
+            found: None where the step was skipped or its outcome is not known yet.
+        """
         if found is None:
-            return record
+            return None, None, False, drafted, all_from(Origin.DRAFTED, len(drafted))
         if isinstance(found, Outcome):
             self._misses = 0
-            self.counts.update(verified=found.verified, accepted=found.accepted)
-            return replace(record, outcome=found, actions=found.actions, origins=found.origins)
+            self.counts["verified"] += found.verified
+            self.counts["accepted"] += found.accepted
+            return found, None, False, found.actions, found.origins
         self.counts["missed"] += 1
-        actions = self._instead(record.actions)
-        origins = np.full(len(actions), Origin.FALLBACK, np.uint8)
-        return replace(record, miss=found.cause, unsent=not found.sent, actions=actions, origins=origins)
+        actions = self._instead(drafted)
+        return None, found.cause, not found.sent, actions, all_from(Origin.FALLBACK, len(actions))
 
     def _instead(self, drafted: Chunk) -> Chunk:
         """The chunk to execute for a miss; the drafted one, unexecuted, where the robot stops."""
@@ -298,7 +308,3 @@ class SpeculativePolicy:
 
     def _stop_action(self) -> NDArray[np.float32]:
         return np.array(self._fallback.stop_action, dtype=np.float32)
-
-
-def _drafted(proposal: Proposal) -> NDArray[np.uint8]:
-    return np.full(len(proposal.actions), Origin.DRAFTED, np.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,14 @@ class Origin(IntEnum):
     COMPENSATED = 3  # extrapolated from executed actions
     RETRIEVED = 4  # from a memory, not verified
     FALLBACK = 5  # the rule for missed steps
+
+
+@lru_cache(256)
+def all_from(origin: Origin, count: int) -> NDArray[np.uint8]:
+    """The origins of ``count`` actions that all come from the same, ``[count]``; not to be written to."""
+    origins = np.full(count, origin, np.uint8)
+    origins.flags.writeable = False
+    return origins
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,8 @@ class Outcome:
         verified, accepted: how many units (codes, tokens, actions) were verified, and how many of them accepted.
         times: what was waited for.
         evidence: what the family knows besides, such as the verdict on every code.
-        kept: the probability that verification keeps the whole proposal; where the family has none, whether it did.
+        kept: the probability that verification keeps all of the proposal that is executed; where the family has none,
+            whether it did.
     """
 
     actions: Chunk

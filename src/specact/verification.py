@@ -155,4 +155,4 @@ class _Judged(Generic[A]):
 
 def sound(actions: Chunk) -> bool:
     """Whether every normalised action ``[n, A]`` is a number that what follows can compute with; NaN is none."""
-    return bool((np.abs(actions) <= _LARGEST).all())
+    return bool(np.count_nonzero(np.abs(actions) <= _LARGEST) == actions.size)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specact import load_bundle
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 from specact.wire.sizes import exchange_bytes
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,13 +31,13 @@ class Walker:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Child]:
+def server() -> Iterator[ServerProcess]:
     with serving("ball") as child:
         yield child
 
 
 def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(
-    specact_run: Run, server: Child, tmp_path: Path
+    specact_run: Run, server: ServerProcess, tmp_path: Path
 ) -> None:
     (tmp_path / "walker.py").write_text(ROBOT)
     shared = ("run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "walker:Walker",
@@ -62,7 +62,7 @@ def test_a_rate_is_held_without_a_calibration_and_audits_are_summed_up(
     assert "ALARM" in done.stdout and "calibrated level of 0.39" in done.stderr
 
 
-def test_late_verdicts_are_counted(specact_run: Run, server: Child) -> None:
+def test_late_verdicts_are_counted(specact_run: Run, server: ServerProcess) -> None:
     done = specact_run(
         "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--execution", "late", "--gate",
         "always", "--deadline-ms", "5000", "--episodes", "1", "--json",

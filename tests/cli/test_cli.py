@@ -246,7 +246,7 @@ def test_a_device_acts_with_the_target_on_the_server(specact_run: Run, tiny_bund
     from specact import SpeculativePolicy
     from specact.gates import Always
     from specact.lab.processes import serving
-    from specact.remote.client import Line
+    from specact.remote.client import Client
     from specact.remote.target import remote_verifier
     from specact.remote.transport import Endpoint
 
@@ -257,11 +257,11 @@ def test_a_device_acts_with_the_target_on_the_server(specact_run: Run, tiny_bund
         SpeculativePolicy(device, Always())
     with (
         serving(str(tiny_bundle)) as server,
-        Line(Endpoint("ws", "127.0.0.1", server.port), device.codec.dialect) as line,
+        Client(Endpoint("ws", "127.0.0.1", server.port), device.codec.dialect) as client,
     ):
-        line.connect(10.0)
+        client.connect(10.0)
         actors = [
-            SpeculativePolicy(device, Always(), verifier=remote_verifier(line, device, 5000.0, "device")),
+            SpeculativePolicy(device, Always(), verifier=remote_verifier(client, device, 5000.0, "device")),
             SpeculativePolicy(load_bundle(tiny_bundle), Always()),
         ]
         for step in range(5):

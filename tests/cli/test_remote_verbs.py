@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specact.lab.processes import Child, linked, serving
+from specact.lab.processes import ServerProcess, linked, serving
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -30,12 +30,12 @@ class Walker:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Child]:
+def server() -> Iterator[ServerProcess]:
     with serving("ball") as child:
         yield child
 
 
-def test_run_drives_a_simulated_robot_at_its_control_rate(specact_run: Run, server: Child) -> None:
+def test_run_drives_a_simulated_robot_at_its_control_rate(specact_run: Run, server: ServerProcess) -> None:
     done = specact_run(
         "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--episodes", "1", "--deadline-ms",
         "2000", "--json",
@@ -51,7 +51,7 @@ def test_run_drives_a_simulated_robot_at_its_control_rate(specact_run: Run, serv
     assert summary["line"]["sent"] >= summary["line"]["answered"]
 
 
-def test_run_drives_anything_with_observe_and_act(specact_run: Run, server: Child, tmp_path: Path) -> None:
+def test_run_drives_anything_with_observe_and_act(specact_run: Run, server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "walker.py").write_text(ROBOT)
     done = specact_run(
         "run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", "--robot", "walker:Walker",
@@ -82,13 +82,13 @@ def test_run_without_a_server_says_so_before_anything_moves(specact_run: Run) ->
         (["--ca", "nowhere.pem"], "cannot use nowhere.pem as the PEM file of a certificate authority: No such file"),
     ],
 )
-def test_run_refuses_what_cannot_work(specact_run: Run, server: Child, options: list[str], why: str) -> None:
+def test_run_refuses_what_cannot_work(specact_run: Run, server: ServerProcess, options: list[str], why: str) -> None:
     done = specact_run("run", "--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}", *options)
     assert done.returncode == 2
     assert why in done.stderr and "Traceback" not in done.stderr
 
 
-def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, server: Child) -> None:
+def test_doctor_measures_the_link_and_advises_a_deadline(specact_run: Run, server: ServerProcess) -> None:
     with linked(server.port, "wifi-paper") as relay:
         done = specact_run("doctor", "--server", f"ws://127.0.0.1:{relay.port}", "--requests", "10", "--json")
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import pytest
 
 from specact import SpeculativePolicy, load_bundle
 from specact.gates import Never
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -94,7 +94,7 @@ class Absent:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Child]:
+def server() -> Iterator[ServerProcess]:
     with serving("ball") as child:
         yield child
 
@@ -136,7 +136,7 @@ class Life:
 
 
 @pytest.fixture
-def life(tmp_path: Path, command: list[str], environment: dict[str, str], server: Child) -> Life:
+def life(tmp_path: Path, command: list[str], environment: dict[str, str], server: ServerProcess) -> Life:
     return Life(tmp_path, command, environment, server.port)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -63,7 +63,7 @@ STOP = ("--stop-action", "0.25", "-0.5")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Child]:
+def server() -> Iterator[ServerProcess]:
     with serving("ball-chase-flow", "--steps", "2") as process:
         yield process
 
@@ -94,7 +94,7 @@ def test_a_simulated_robot_runs_a_flow_policy_on_this_device(specact_run: Run, e
 
 @pytest.mark.parametrize(("scheme", "execution"), [("ws", "aligned"), ("http", "naive"), ("ws", "inpainting")])
 def test_a_simulated_robot_runs_a_policy_on_a_server(
-    specact_run: Run, server: Child, scheme: str, execution: str
+    specact_run: Run, server: ServerProcess, scheme: str, execution: str
 ) -> None:
     done = specact_run(
         "run", "--policy", f"{scheme}://127.0.0.1:{server.port}", "--env", "ball-chase", "--execution", execution,

@@ -9,17 +9,23 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from tests.lab.rollout import chunk_policies
+from tests.thirdparty import my_family
 
 from specact import load_bundle
-from specact.contracts import check_gate, check_policy, check_robot, check_task
+from specact.contracts import check_gate, check_pair, check_policy, check_robot, check_task
 from specact.errors import ContractError, MissingExtraError, SpecactError
 from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkSpec
 from specact.gates import ActionDeviation, Gate
 from specact.gates.settings import GATES, GateChoices, load_gate
 from specact.lab.envs import TASKS, load_task
 from specact.lab.envs.ball import TASK, BallEnv
-from specact.observation import ObservationSpec, vectors
+from specact.observation import Field, ObservationSpec, Window, vectors
+from specact.rng import StepAddress
+from specact.types import Outcome, Proposal
+from specact.units import ActionUnits
 
 
 def test_a_contract_error_is_an_assertion_and_one_of_ours() -> None:
@@ -428,3 +434,123 @@ def test_cameras_and_an_instruction_are_made_up_too() -> None:
             return super().infer(window, rng)
 
     check_policy(Seeing())
+
+
+# ---- pairs ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_built_in_family_keeps_the_contract() -> None:
+    check_pair(load_bundle("ball"))
+    units = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
+    small, large = chunk_policies.small, chunk_policies.large
+    for within in (0.0, 0.4):
+        check_pair(ChunkPair("chunks", small, units, large.spec, lambda: large, execute=3, accept_within=within))
+
+
+def test_somebody_elses_family_keeps_the_contract() -> None:
+    check_pair(my_family.pair)
+    check_gate(my_family.Nearness, my_family.pair)
+
+
+def with_parts(**parts: Any) -> Any:
+    """The bounded trolley with other parts."""
+    return type("Changed", (my_family.BoundPair,), parts)()
+
+
+class Restless(my_family.Drafter):
+    """Proposes something else each time."""
+
+    calls = 0
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        self.calls += 1
+        found = super().propose(window, rng)
+        return replace(found, actions=found.actions + np.float32(0.01 * self.calls))
+
+
+class Hasty(my_family.Drafter):
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        return replace(super().propose(window, rng), actions=np.zeros((3, 2), np.float32))
+
+
+class Elsewhere(my_family.Drafter):
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        found = super().propose(window, rng)
+        return replace(found, window=Window(dict(window.arrays)))
+
+
+class Biased(my_family.AdviceResponder):
+    """Answers something else than the target."""
+
+    def respond(self, requests: Any) -> Any:
+        return [{**found, "actions": -found["actions"]} for found in super().respond(requests)]
+
+
+class Batched(my_family.AdviceResponder):
+    """Mixes up the requests of a batch."""
+
+    def respond(self, requests: Any) -> Any:
+        return super().respond(requests)[::-1]
+
+
+class Terse(my_family.AdviceResponder):
+    def respond(self, requests: Any) -> Any:
+        return [{"actions": found["actions"]} for found in super().respond(requests)]
+
+
+class Double(my_family.AdviceResponder):
+    def respond(self, requests: Any) -> Any:
+        return [{**found, "actions": found["actions"].astype(np.float64)} for found in super().respond(requests)]
+
+
+class Foreign(my_family.AdviceResponder):
+    dialect = replace(my_family.AdviceCodec.dialect, family="others")
+
+
+class Unkept(my_family.BoundVerifier):
+    def judge(self, answer: Any, proposal: Proposal, address: StepAddress) -> Outcome:
+        return replace(super().judge(answer, proposal, address), kept=float("nan"))
+
+
+class Curt(my_family.BoundVerifier):
+    def judge(self, answer: Any, proposal: Proposal, address: StepAddress) -> Outcome:
+        found = super().judge(answer, proposal, address)
+        return replace(found, actions=found.actions[:2], origins=found.origins[:2])
+
+
+class Unnamed(my_family.BoundVerifier):
+    def judge(self, answer: Any, proposal: Proposal, address: StepAddress) -> Outcome:
+        found = super().judge(answer, proposal, address)
+        return replace(found, origins=found.origins.astype(np.int64))
+
+
+def verified_by(kind: Any) -> Any:
+    return with_parts(verifier=lambda self, target: kind(target))
+
+
+@pytest.mark.parametrize(
+    ("pair", "sentence"),
+    [
+        (with_parts(name="two words"), "name must be 1 to 64"),
+        (with_parts(execute=0), "execute must be an integer of at least 1"),
+        (with_parts(overlap="blend"), "overlap must be drop or average"),
+        (with_parts(observation={"state": (4,)}), "observation must be an ObservationSpec"),
+        (with_parts(observation=ObservationSpec({"state": Field((4,))})), "it lacks goal"),
+        (with_parts(drafter=Restless()), "must give the same proposal again"),
+        (with_parts(drafter=Hasty()), "a proposal must have actions float32 [n, 2], n at least 4; got float32 [3, 2]"),
+        (with_parts(drafter=Elsewhere()), "must carry the window"),
+        (with_parts(responder=Biased()), "a server's answer must give the outcome that the target"),
+        (with_parts(responder=Batched()), "must not depend on the other requests"),
+        (with_parts(responder=Terse()), "respond must give the arrays that the dialect says"),
+        (with_parts(responder=Double()), "respond must give the arrays that the dialect says"),
+        (with_parts(responder=Foreign()), "the responder's dialect must be the codec's"),
+        (verified_by(Unkept), "kept must lie in [0, 1]"),
+        (verified_by(Curt), "an outcome must have actions float32 [n, 2], n at least 4"),
+        (verified_by(Unnamed), "uint8 [8]; got int64 [8]"),
+        (with_parts(target=None), "verification must work, it raised AttributeError"),
+    ],
+)
+def test_a_fault_of_a_pair_is_found(pair: Any, sentence: str) -> None:
+    with pytest.raises(ContractError) as raised:
+        check_pair(pair)
+    assert sentence in str(raised.value)

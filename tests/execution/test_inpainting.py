@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specact.execution.inpainting import handover, soft_mask
+from specact.execution.inpainting import inpainting_of, soft_mask
 
 
 def test_the_mask_is_the_papers() -> None:
@@ -25,6 +25,6 @@ def test_it_falls_from_certain_to_nothing(certain: int, foreseen: int) -> None:
 
 def test_the_old_actions_come_first() -> None:
     rest = np.arange(6, dtype=np.float32).reshape(3, 2)
-    told = handover(rest, 1, 5)
+    told = inpainting_of(rest, 1, 5)
     assert np.array_equal(told.actions[:3], rest) and told.actions.shape == (5, 2)
     assert np.array_equal(told.weights, soft_mask(1, 3, 5))

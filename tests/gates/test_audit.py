@@ -16,8 +16,7 @@ from specact.errors import ConfigError
 from specact.families.codes.values import CodeDistribution, Drafted, Verdict, executed_codes
 from specact.families.codes.verify import code_outcome
 from specact.gates import Always, Gate, Never, Random
-from specact.gates.audit import RunningMean, Shadow, expected_true_skip
-from specact.gates.drift import DriftAlarm
+from specact.gates.audit import AuditEstimator, DriftAlarm, RunningMean, expected_true_skip
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
@@ -107,18 +106,18 @@ def test_the_estimate_is_unbiased_where_the_verified_steps_are_not() -> None:
     estimates, transmitted, truths = [], [], []
     for life in range(300):
         rng = np.random.default_rng(life)
-        shadow, kept, seen = Shadow(), [], []
+        audits, kept, seen = AuditEstimator(), [], []
         gate: Gate = Random(0.5)
         gate.audit_rate = 0.05
         for _ in range(400):
             decision = gate.decide(STEP, rng)
             rejected = float(np.clip(1.2 * decision.score - 0.1, 0.0, 1.0))
-            shadow.take(record(decision, rejected if decision.transmit else None))
+            audits.take(record(decision, rejected if decision.transmit else None))
             if decision.reason == "audit" or not decision.transmit:
                 kept.append(1.0 - rejected)
             if decision.transmit:
                 seen.append(1.0 - rejected)
-        if (found := shadow.estimate().mean) is not None:
+        if (found := audits.estimate().mean) is not None:
             estimates.append(found)
             transmitted.append(np.mean(seen))
             truths.append(np.mean(kept))
@@ -129,22 +128,22 @@ def test_the_estimate_is_unbiased_where_the_verified_steps_are_not() -> None:
 
 
 def test_misses_give_no_value_and_are_counted() -> None:
-    shadow = Shadow()
+    audits = AuditEstimator()
     for decision, rejected in (
         (AUDIT, 0.25),
         (AUDIT, None),
         (Decision(True, 2.0, 1.0, "score"), 1.0),
         (Decision(False, 0.0, 1.0, "score"), None),
     ):
-        assert not shadow.take(record(decision, rejected))
-    found = shadow.estimate()
-    assert (found.mean, found.count, shadow.missed) == (0.75, 1, 1)
+        assert not audits.take(record(decision, rejected))
+    found = audits.estimate()
+    assert (found.mean, found.count, audits.missed) == (0.75, 1, 1)
 
 
 def test_an_alarm_is_told_once() -> None:
-    shadow = Shadow(DriftAlarm(0.9, run_length=100.0))
-    told = [shadow.take(record(AUDIT, 1.0)) for _ in range(5000)]
-    assert sum(told) == 1 and shadow.alarm is not None and shadow.alarm.raised
+    audits = AuditEstimator(DriftAlarm(0.9, run_length=100.0))
+    told = [audits.take(record(AUDIT, 1.0)) for _ in range(5000)]
+    assert sum(told) == 1 and audits.alarm is not None and audits.alarm.raised
 
 
 # ---- the interval ---------------------------------------------------------------------------------------------------

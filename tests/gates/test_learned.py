@@ -21,7 +21,7 @@ from specact.families.codes.values import CodeDistribution, Drafted
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
-from specact.lab.data.distillation import Lessons
+from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.head import HeadRecipe, teach_head
@@ -58,8 +58,8 @@ def drafted(seed: int) -> tuple[Proposal, CodeDistribution]:
     return Proposal(window, TOKENIZER.decode(codes, offsets), Drafted(draft, codes)), target
 
 
-def seen(lessons: Lessons, row: int) -> Window:
-    return Window({name: column[row] for name, column in lessons.observation.items()})
+def seen(data: DistillationData, row: int) -> Window:
+    return Window({name: column[row] for name, column in data.observation.items()})
 
 
 @pytest.mark.parametrize("on", ["rejection", "action_change"])
@@ -100,11 +100,11 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     with Pool(1) as pool:
         roll = collector(2000, pool, lambda stage, done, total: None)
         metrics = teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
-        lessons = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
+        data = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4
     gate = GateChoices().settings("learned", bundle).build(bundle)
     for row in range(20):
-        window = seen(lessons, row)
+        window = seen(data, row)
         draft = bundle.draft.infer(window)
         step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
         estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.fingerprint).estimate(window, draft)
@@ -116,20 +116,20 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
 def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]]) -> None:
     bundle, _ = taught
     with Pool(1) as pool:
-        lessons = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 0, pool, lambda done: None)
+        data = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 0, pool, lambda done: None)
         others = collect(bundle, [GateSettings("random", threshold=0.5)], 300, 1, pool, lambda done: None)
-    assert len(lessons) >= 300
-    assert not set(lessons.episode) & set(others.episode)
-    assert set(lessons.observation) == {"state", "goal"}
-    for row in RNG(0).integers(len(lessons), size=20):
-        window = seen(lessons, row)
-        for policy, probs in ((bundle.target, lessons.target_probs), (bundle.draft, lessons.draft_probs)):
+    assert len(data) >= 300
+    assert not set(data.episode) & set(others.episode)
+    assert set(data.observation) == {"state", "goal"}
+    for row in RNG(0).integers(len(data), size=20):
+        window = seen(data, row)
+        for policy, probs in ((bundle.target, data.target_probs), (bundle.draft, data.draft_probs)):
             # Batches of another size may round differently.
             assert np.abs(policy.infer(window).probs - probs[row]).max() < 1e-5
-        assert np.abs(bundle.target.infer(window).offsets - lessons.target_offsets[row]).max() < 1e-2
-    train, held_out = lessons.split(every=4)
+        assert np.abs(bundle.target.infer(window).offsets - data.target_offsets[row]).max() < 1e-2
+    train, held_out = data.split(every=4)
     assert not set(train.episode) & set(held_out.episode)
-    assert len(train) + len(held_out) == len(lessons)
+    assert len(train) + len(held_out) == len(data)
 
 
 def test_the_gate_holds_its_rate_once_calibrated(taught: tuple[Bundle, dict[str, float]], specact_run: Any) -> None:

@@ -7,42 +7,42 @@ import pytest
 
 from specact.errors import ConfigError
 from specact.gates import Always, Never, Random
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.types import Decision
 
 
 def test_certain_gates_are_forecast_without_error() -> None:
     for gate, expected in ((Always(), True), (Never(), False)):
-        forecast = Forecast(gate)
+        prefetch = PrefetchPredictor(gate)
         for step in range(5):
             # Nothing is known of the very first step.
-            assert step == 0 or forecast.expects_transmission() == expected
-            forecast.learn(Decision(expected, 0.0, gate.threshold, "score"))
+            assert step == 0 or prefetch.expects_transmission() == expected
+            prefetch.learn(Decision(expected, 0.0, gate.threshold, "score"))
 
 
 def test_a_step_that_must_be_transmitted_is_known_beforehand() -> None:
     gate = Random(0.0, max_skips=2)
-    forecast = Forecast(gate)
+    prefetch = PrefetchPredictor(gate)
     for step in range(30):
-        expected = forecast.expects_transmission()
+        expected = prefetch.expects_transmission()
         decision = gate.decide(None, np.random.default_rng(0))  # type: ignore[arg-type]
         assert step == 0 or expected == decision.transmit
-        forecast.learn(decision)
+        prefetch.learn(decision)
 
 
 def test_it_learns_which_scores_come_before_a_transmission() -> None:
     # A gate that alternates: a low score is always followed by a high one. The starting guess is wrong.
-    forecast = Forecast(Random(0.5))
+    prefetch = PrefetchPredictor(Random(0.5))
     hits = []
     for step in range(200):
-        expected = forecast.expects_transmission()
+        expected = prefetch.expects_transmission()
         high = step % 2 == 1
         hits.append(expected == high)
-        forecast.learn(Decision(high, 2.0 if high else 0.1, 1.0, "score"))
+        prefetch.learn(Decision(high, 2.0 if high else 0.1, 1.0, "score"))
     assert not any(hits[2:6])
     assert all(hits[60:])
 
 
 def test_a_limit_outside_its_range_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\[0, 1\)"):
-        Forecast(Always(), limit=1.0)
+        PrefetchPredictor(Always(), limit=1.0)

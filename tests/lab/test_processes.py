@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from specact.errors import RemoteError
-from specact.lab.processes import Child, linked, serving
+from specact.lab.processes import ServerProcess, linked, serving
 
 # What stands in for the command: a process that does what the test wants to see handled.
 ANNOUNCE = "print('listening on 127.0.0.1:4711 for ever', flush=True);"
 
 
-def child(code: str, ready_within_s: float = 60.0) -> Child:
+def child(code: str, ready_within_s: float = 60.0) -> ServerProcess:
     """A child that runs this code."""
-    made = Child([], ready_within_s=ready_within_s)
+    made = ServerProcess([], ready_within_s=ready_within_s)
     made._command = [sys.executable, "-c", code]
     return made
 
@@ -67,7 +67,7 @@ def test_the_port_can_be_chosen_and_is_free_after_a_kill() -> None:
 )
 def test_a_command_that_fails_says_why(arguments: list[str], why: str) -> None:
     before = open_files()
-    with pytest.raises(RemoteError, match=why), Child(arguments):
+    with pytest.raises(RemoteError, match=why), ServerProcess(arguments):
         pass
     assert open_files() == before
 

@@ -7,9 +7,8 @@ import pytest
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.steady import SteadyLink
+from specact.links.model import AddedDelay, SteadyLink
 
 NOTHING = SteadyLink(0.0, 0.0, math.inf, math.inf)
 SECOND = SteadyLink(2.0e3, 0.0, math.inf, math.inf)  # one second each way
@@ -107,15 +106,15 @@ def test_an_outage_refuses_what_cannot_be(bad: tuple[float, float]) -> None:
 
 def test_a_hop_stores_and_forwards() -> None:
     rng = np.random.default_rng(0)
-    link = HopLink(SLOW, delay_ms=20.0, rate_mbit_s=2.0)  # 250 kB/s in front of 1 MB/s
+    link = AddedDelay(SLOW, delay_ms=20.0, rate_mbit_s=2.0)  # 250 kB/s in front of 1 MB/s
     assert link.delay(50_000, True, 0.0, rng) == pytest.approx(0.2 + 0.01 + 0.05)
     assert link.busy(50_000, True, 0.0) == pytest.approx(0.2)
-    assert HopLink(SLOW, rate_mbit_s=80.0).busy(50_000, True, 0.0) == pytest.approx(0.05)
-    behind = HopLink(OutageLink(NOTHING, ((0.1, 1.0),)), rate_mbit_s=2.0)
+    assert AddedDelay(SLOW, rate_mbit_s=80.0).busy(50_000, True, 0.0) == pytest.approx(0.05)
+    behind = AddedDelay(OutageLink(NOTHING, ((0.1, 1.0),)), rate_mbit_s=2.0)
     assert behind.delay(50_000, True, 0.0, rng) == pytest.approx(1.1)  # 0.2 s in the hop, then 0.9 s of the outage
 
 
 @pytest.mark.parametrize("bad", [{"delay_ms": -1.0}, {"delay_ms": math.inf}, {"rate_mbit_s": 0.0}])
 def test_a_hop_refuses_what_cannot_be(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="link must be"):
-        HopLink(NOTHING, **bad)
+        AddedDelay(NOTHING, **bad)

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.link import LINKS, load_link
-from specact.links.mahimahi import MahimahiLink
-from specact.links.steady import SteadyLink
-from specact.links.trace import TraceLink
+from specact.links.model import AddedDelay, SteadyLink
+from specact.links.recordings import MahimahiLink, TraceLink
 
 
 @pytest.fixture
@@ -30,10 +28,10 @@ def test_presets_are_those_documented() -> None:
 
 
 def test_additions_are_the_same_in_any_order() -> None:
-    wanted = OutageLink(LossyLink(HopLink(LINKS["lan"], 20.0, 2.0), 0.3, 500.0), ((5.0, 3.0), (9.0, 0.5)))
+    wanted = OutageLink(LossyLink(AddedDelay(LINKS["lan"], 20.0, 2.0), 0.3, 500.0), ((5.0, 3.0), (9.0, 0.5)))
     assert load_link("lan+rate=2+delay=20+loss=0.3+rto=500+outage=5:3+outage=9:0.5") == wanted
     assert load_link("lan+outage=9:.5+rto=500+outage=5:3+loss=.3+delay=20+rate=2.0") == wanted
-    assert load_link("lan+delay=20") == HopLink(LINKS["lan"], 20.0)
+    assert load_link("lan+delay=20") == AddedDelay(LINKS["lan"], 20.0)
     assert load_link("wifi-paper+loss=0.3") == LossyLink(LINKS["wifi-paper"], 0.3)
 
 

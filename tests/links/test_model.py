@@ -9,13 +9,10 @@ import pytest
 from scipy import stats
 
 from specact.errors import ConfigError
-from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.link import LINKS
-from specact.links.mahimahi import MahimahiLink
-from specact.links.model import Link, round_trip
-from specact.links.steady import SteadyLink
-from specact.links.trace import TraceLink
+from specact.links.model import AddedDelay, Link, SteadyLink, round_trip
+from specact.links.recordings import MahimahiLink, TraceLink
 
 WIFI = LINKS["wifi-paper"]
 EVERY: dict[str, Link] = {
@@ -25,8 +22,8 @@ EVERY: dict[str, Link] = {
     "mahimahi": MahimahiLink(np.array([0, 0, 5]), np.array([2])),
     "lossy": LossyLink(WIFI, 0.9),
     "outage": OutageLink(WIFI, ((0.5, 1.0), (0.7, 2.0))),
-    "hop": HopLink(WIFI, 20.0, 2.0),
-    "all": OutageLink(LossyLink(HopLink(TraceLink(np.array([3.0, 4.0])), 1.0, 1.0), 0.5), ((0.0, 1.0),)),
+    "hop": AddedDelay(WIFI, 20.0, 2.0),
+    "all": OutageLink(LossyLink(AddedDelay(TraceLink(np.array([3.0, 4.0])), 1.0, 1.0), 0.5), ((0.0, 1.0),)),
 }
 
 

@@ -11,7 +11,7 @@ from specact.errors import ConfigError
 from specact.links import netem
 from specact.links.link import load_link
 from specact.links.netem import Netem, find_netem, kernel_shaped, netem_options
-from specact.links.trace import TraceLink
+from specact.links.recordings import TraceLink
 
 RELEASE = "6.1.0-test"
 MODULES = f"lib/modules/{RELEASE}"

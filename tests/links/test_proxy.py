@@ -15,7 +15,7 @@ from specact.cli.proxy import mechanism, proxy
 from specact.errors import ConfigError
 from specact.links.link import load_link
 from specact.links.netem import Netem
-from specact.links.trace import TraceLink
+from specact.links.recordings import TraceLink
 
 
 @contextmanager

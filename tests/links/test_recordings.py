@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
-from specact.links.mahimahi import MahimahiLink, read_deliveries
 from specact.links.model import round_trip
-from specact.links.trace import TraceLink, read_round_trips
+from specact.links.recordings import MahimahiLink, TraceLink, read_deliveries, read_round_trips
 
 DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).resolve().parents[2].parent / "shared/data")) / "network"
 RNG = np.random.default_rng(0)

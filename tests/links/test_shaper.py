@@ -16,8 +16,8 @@ from tests.example_count import example_count
 
 from specact.errors import ConfigError
 from specact.links.link import load_link
+from specact.links.model import SteadyLink
 from specact.links.shaper import LinkEvent, Shaper
-from specact.links.steady import SteadyLink
 
 Serving = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 

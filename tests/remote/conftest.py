@@ -28,17 +28,17 @@ from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.families.codes.sampling import verify
 from specact.families.codes.values import executed_codes
 from specact.gates import Always
-from specact.gates.prefetch import Forecast
-from specact.lab.processes import Child, serving
-from specact.remote.client import DEFAULT_SETTINGS, Line, LineSettings
+from specact.gates.prefetch import PrefetchPredictor
+from specact.lab.processes import ServerProcess, serving
+from specact.remote.client import DEFAULT_SETTINGS, Client, ClientSettings
 from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
 from specact.types import StepRecord
+from specact.wire import messages as wire
 from specact.wire import msgpack
-from specact.wire import request as wire
 from specact.wire.handshake import Welcome, welcome_fields
-from specact.wire.reply import Reply, ServerTimes, reply_fields
+from specact.wire.messages import Reply, ServerTimes, reply_fields
 
 PERIOD_S = 0.05
 Fields = dict[str, Any]
@@ -50,13 +50,13 @@ def ball() -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Child]:
+def server() -> Iterator[ServerProcess]:
     with serving("ball") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def exact_server() -> Iterator[Child]:
+def exact_server() -> Iterator[ServerProcess]:
     """One request per inference: then even requests that a fault piled up get the very bits of a local target."""
     with serving("ball", "--max-batch", "1") as process:
         yield process
@@ -324,7 +324,7 @@ class Robot:
 
     Args:
         bundle: its chunks are cut to one action.
-        line: to the server.
+        client: to the server.
         overlap: the deviation gate with requests that leave ahead of the draft; otherwise every step is transmitted.
         deadline_ms: of a step.
         sampling: where codes are drawn.
@@ -334,7 +334,7 @@ class Robot:
     def __init__(
         self,
         bundle: Bundle,
-        line: Line,
+        client: Client,
         *,
         overlap: bool = False,
         deadline_ms: float = 40.0,
@@ -342,17 +342,17 @@ class Robot:
         fallback: Fallback = EXECUTE_DRAFT,
     ) -> None:
         self.bundle = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, execute=1))
-        self.line, self.deadline_ms, self.fallback = line, deadline_ms, fallback
+        self.client, self.deadline_ms, self.fallback = client, deadline_ms, fallback
         gate = calibrated_gate(bundle, "deviation", 0.6) if overlap else Always()
         self.policy = SpeculativePolicy(
             self.bundle,
             gate,
-            verifier=remote_verifier(line, bundle, deadline_ms, sampling),  # type: ignore[arg-type]
-            forecast=Forecast(gate) if overlap else None,
+            verifier=remote_verifier(client, bundle, deadline_ms, sampling),  # type: ignore[arg-type]
+            prefetch=PrefetchPredictor(gate) if overlap else None,
             fallback=fallback,
             seed=5,
         )
-        line.report = self.policy.counts
+        client.report = self.policy.counts
         self.steps: list[Step] = []
         self.noise = 0.0
         self._walk = np.random.default_rng(0)
@@ -444,27 +444,29 @@ class Robot:
 
 @pytest.fixture
 def robot(ball: Bundle) -> Callable[..., Robot]:
-    """Makes one: ``robot(line, overlap=True)``."""
-    return lambda line, **options: Robot(ball, line, **options)
+    """Makes one: ``robot(client, overlap=True)``."""
+    return lambda client, **options: Robot(ball, client, **options)
 
 
 @pytest.fixture
 def fleet(ball: Bundle, robot: Callable[..., Robot]) -> Callable[..., AbstractContextManager[Sequence[Robot]]]:
-    """``with fleet(port) as robots``: connected, each with a line of its own."""
+    """``with fleet(port) as robots``: connected, each with a client of its own."""
 
     @contextmanager
-    def make(port: int, settings: LineSettings = DEFAULT_SETTINGS, deadline_ms: float = 40.0) -> Iterator[list[Robot]]:
+    def make(
+        port: int, settings: ClientSettings = DEFAULT_SETTINGS, deadline_ms: float = 40.0
+    ) -> Iterator[list[Robot]]:
         with ExitStack() as stack:
-            lines = [
-                stack.enter_context(Line(Endpoint(scheme, "127.0.0.1", port), ball.codec.dialect, name, settings))
+            clients = [
+                stack.enter_context(Client(Endpoint(scheme, "127.0.0.1", port), ball.codec.dialect, name, settings))
                 for name, scheme in {"always": "ws", "ahead": "ws", "paper": "http"}.items()
             ]
-            for line in lines:
-                line.connect(10.0)
+            for client in clients:
+                client.connect(10.0)
             yield [
-                robot(lines[0], deadline_ms=deadline_ms),
-                robot(lines[1], deadline_ms=deadline_ms, overlap=True),
-                robot(lines[2], deadline_ms=deadline_ms, sampling="server"),
+                robot(clients[0], deadline_ms=deadline_ms),
+                robot(clients[1], deadline_ms=deadline_ms, overlap=True),
+                robot(clients[2], deadline_ms=deadline_ms, sampling="server"),
             ]
 
     return make
@@ -504,13 +506,13 @@ def wait_for() -> Callable[..., float]:
 
 
 @pytest.fixture(scope="session")
-def refusal(wait_for: Callable[..., float]) -> Callable[[Line], str]:
-    """Why a line has no connection, as soon as it knows."""
+def refusal(wait_for: Callable[..., float]) -> Callable[[Client], str]:
+    """Why a client has no connection, as soon as it knows."""
 
-    def reason(line: Line) -> str:
-        wait_for(lambda: line.problem is None or not line.problem.endswith(" yet"))
+    def reason(client: Client) -> str:
+        wait_for(lambda: client.problem is None or not client.problem.endswith(" yet"))
         with pytest.raises(RemoteError) as caught:
-            line.connect(0.0)
+            client.connect(0.0)
         return str(caught.value)
 
     return reason

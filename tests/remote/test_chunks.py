@@ -15,21 +15,20 @@ from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.wire import spec_of
 from specact.gates import ActionDeviation, Always, Gate, Never
-from specact.gates.prefetch import Forecast
-from specact.lab.processes import Child, serving
+from specact.gates.prefetch import PrefetchPredictor
+from specact.lab.processes import ServerProcess, serving
 from specact.observation import Window, vectors
-from specact.remote.client import Line, LineSettings
+from specact.remote.client import Client, ClientSettings
 from specact.remote.probe import probe
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
-from specact.remote.websocket import WebSocketChannel
+from specact.remote.websocket import WebSocketTransport
 from specact.rng import Role, StepAddress, stream
 from specact.types import Origin, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget, Verifier
 from specact.wire.handshake import Hello, hello_fields, read_welcome
-from specact.wire.reply import Reply, read_reply
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Reply, Request, read_reply, request_fields
 from specact.wire.sizes import max_message_bytes
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -44,7 +43,7 @@ def flow() -> FlowBundle:
 
 
 @pytest.fixture(scope="module")
-def chunk_server() -> Iterator[Child]:
+def chunk_server() -> Iterator[ServerProcess]:
     """One request per inference: a remote chunk is the local one to its last bit."""
     with serving(SERVED, "--max-batch", "1") as process:
         yield process
@@ -72,7 +71,7 @@ def local_chunk(flow: FlowBundle, seen: Window, address: StepAddress) -> np.ndar
     return flow.policy().infer(seen, rng)
 
 
-def at(child: Child, scheme: str = "ws") -> Endpoint:
+def at(child: ServerProcess, scheme: str = "ws") -> Endpoint:
     return Endpoint(scheme, "127.0.0.1", child.port)
 
 
@@ -81,13 +80,13 @@ def at(child: Child, scheme: str = "ws") -> Endpoint:
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
 def test_a_chunk_from_the_server_is_the_local_one_bit_for_bit(
-    flow: FlowBundle, chunk_server: Child, scheme: str
+    flow: FlowBundle, chunk_server: ServerProcess, scheme: str
 ) -> None:
     pair = pair_of(flow, 0.0)
-    with Line(at(chunk_server, scheme), pair.codec.dialect) as line:
-        welcome = line.connect(10.0)
+    with Client(at(chunk_server, scheme), pair.codec.dialect) as client:
+        welcome = client.connect(10.0)
         assert (welcome.bundle, welcome.family, spec_of(welcome.spec)) == (SERVED, "chunks", flow.spec)
-        target = RemoteTarget(line, pair.codec, PATIENT_MS)
+        target = RemoteTarget(client, pair.codec, PATIENT_MS)
         here = LocalTarget(pair.target)
         others = 0
         for step in range(20):
@@ -114,10 +113,10 @@ def test_in_a_batch_each_chunk_is_drawn_from_its_own_request_s_stream(flow: Flow
     codec = pair_of(flow, 0.0).codec
     dialect = codec.dialect
     with serving(SERVED, "--max-batch", "4", "--max-wait-ms", "20000") as child:
-        channel = WebSocketChannel(at(child), 10.0, max_message_bytes(dialect))
+        transport = WebSocketTransport(at(child), 10.0, max_message_bytes(dialect))
         try:
-            channel.send("hello", channel.encode(hello_fields(Hello("arm", dialect.family, dialect.agreed))), 10.0)
-            assert channel.receive(10.0) is not None
+            transport.send("hello", transport.encode(hello_fields(Hello("arm", dialect.family, dialect.agreed))), 10.0)
+            assert transport.receive(10.0) is not None
             for batch in range(3):
                 requests = [
                     Request("infer", identity, PATIENT_MS, window(flow, 0), StepAddress(9, identity, batch, 3))
@@ -125,12 +124,12 @@ def test_in_a_batch_each_chunk_is_drawn_from_its_own_request_s_stream(flow: Flow
                 ]
                 for request in requests:
                     fields = request_fields(request, dialect.observation)
-                    channel.send("infer", channel.encode(fields), 10.0)
+                    transport.send("infer", transport.encode(fields), 10.0)
                 chunks = {}
                 for _ in requests:
-                    payload = channel.receive(30.0)
+                    payload = transport.receive(30.0)
                     assert payload is not None
-                    reply = read_reply(channel.decode(payload), dialect.exchanges["infer"])
+                    reply = read_reply(transport.decode(payload), dialect.exchanges["infer"])
                     assert isinstance(reply, Reply) and reply.times.batch == 4
                     chunks[reply.id] = codec.read(reply.arrays)
                 for request in requests:
@@ -140,16 +139,16 @@ def test_in_a_batch_each_chunk_is_drawn_from_its_own_request_s_stream(flow: Flow
                 ones = list(chunks.values())
                 assert all(np.abs(one - ones[0]).max() > 2e-3 for one in ones[1:])
         finally:
-            channel.close()
+            transport.close()
 
 
-def test_a_server_of_chunks_verifies_nothing(flow: FlowBundle, chunk_server: Child) -> None:
+def test_a_server_of_chunks_verifies_nothing(flow: FlowBundle, chunk_server: ServerProcess) -> None:
     pair = pair_of(flow, 0.3)
-    with Line(at(chunk_server), pair.codec.dialect) as line:
-        line.connect(10.0)
+    with Client(at(chunk_server), pair.codec.dialect) as client:
+        client.connect(10.0)
         with pytest.raises(ConfigError, match=r"cannot verify for the family 'chunks'.*choose sampling on the device"):
-            remote_verifier(line, pair, PATIENT_MS, "server")
-        measured = probe(line, 3, 0.0)
+            remote_verifier(client, pair, PATIENT_MS, "server")
+        measured = probe(client, 3, 0.0)
         assert measured.lost == 0 and (measured.target_ms > 0.0).all()
 
 
@@ -183,15 +182,15 @@ GATES: dict[str, Callable[[], Gate]] = {"always": Always, "deviation": lambda: A
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("accept_within", [0.0, 0.3])
 def test_a_robot_with_a_remote_target_does_what_it_does_with_a_local_one(
-    flow: FlowBundle, chunk_server: Child, scheme: str, gate: str, accept_within: float
+    flow: FlowBundle, chunk_server: ServerProcess, scheme: str, gate: str, accept_within: float
 ) -> None:
     pair = pair_of(flow, accept_within)
     records, actions = drive(SpeculativePolicy(pair, GATES[gate](), seed=3, robot=1), flow)
-    with Line(at(chunk_server, scheme), pair.codec.dialect) as line:
-        line.connect(10.0)
+    with Client(at(chunk_server, scheme), pair.codec.dialect) as client:
+        client.connect(10.0)
         # The device needs no target.
         device = dataclasses.replace(pair, load_target=None)
-        verifier = remote_verifier(line, device, PATIENT_MS)
+        verifier = remote_verifier(client, device, PATIENT_MS)
         policy = SpeculativePolicy(device, GATES[gate](), verifier=verifier, seed=3, robot=1)
         remote_records, remote_actions = drive(policy, flow)
     np.testing.assert_array_equal(remote_actions, actions)
@@ -201,7 +200,7 @@ def test_a_robot_with_a_remote_target_does_what_it_does_with_a_local_one(
         assert ours.origins.tolist() == theirs.origins.tolist()
         assert (ours.outcome is None) == (theirs.outcome is None)
     sent = sum(record.decision.transmit for record in records)
-    assert 0 < sent <= len(records) and line.counts["sent"] == sent
+    assert 0 < sent <= len(records) and client.counts["sent"] == sent
     if gate == "always":
         assert sent == len(records)
         origins = np.concatenate([record.origins for record in records])
@@ -211,13 +210,13 @@ def test_a_robot_with_a_remote_target_does_what_it_does_with_a_local_one(
         assert policy.counts["verified"] == len(origins)
 
 
-def test_requests_that_leave_ahead_of_the_draft_change_nothing(flow: FlowBundle, chunk_server: Child) -> None:
+def test_requests_that_leave_ahead_of_the_draft_change_nothing(flow: FlowBundle, chunk_server: ServerProcess) -> None:
     pair = pair_of(flow, 0.3)
     _, actions = drive(SpeculativePolicy(pair, Always(), seed=3), flow)
-    with Line(at(chunk_server), pair.codec.dialect) as line:
-        line.connect(10.0)
-        gate, verifier = Always(), remote_verifier(line, pair, PATIENT_MS)
-        policy = SpeculativePolicy(pair, gate, verifier=verifier, forecast=Forecast(gate), seed=3)
+    with Client(at(chunk_server), pair.codec.dialect) as client:
+        client.connect(10.0)
+        gate, verifier = Always(), remote_verifier(client, pair, PATIENT_MS)
+        policy = SpeculativePolicy(pair, gate, verifier=verifier, prefetch=PrefetchPredictor(gate), seed=3)
         records, ahead = drive(policy, flow)
     np.testing.assert_array_equal(ahead, actions)
     assert any(record.sent_ahead for record in records)
@@ -226,8 +225,8 @@ def test_requests_that_leave_ahead_of_the_draft_change_nothing(flow: FlowBundle,
 def test_without_a_server_the_draft_is_executed_and_the_steps_are_missed(flow: FlowBundle) -> None:
     pair = dataclasses.replace(pair_of(flow, 0.3), load_target=None)
     _, drafted = drive(SpeculativePolicy(pair, Never(), verifier=_nobody(pair), seed=3), flow)
-    with Line(Endpoint("ws", "127.0.0.1", 1), pair.codec.dialect) as line:
-        policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(line, pair, 20.0), seed=3)
+    with Client(Endpoint("ws", "127.0.0.1", 1), pair.codec.dialect) as client:
+        policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, 20.0), seed=3)
         records, actions = drive(policy, flow)
     np.testing.assert_array_equal(actions, drafted)
     assert {record.miss for record in records} == {"disconnected"}
@@ -251,7 +250,7 @@ def _nobody(pair: ChunkPair) -> Verifier:
 
 
 def test_a_device_of_another_family_or_another_spec_is_refused_and_told_why(
-    flow: FlowBundle, chunk_server: Child, refusal: Callable[[Line], str]
+    flow: FlowBundle, chunk_server: ServerProcess, refusal: Callable[[Client], str]
 ) -> None:
     said = pair_of(flow, 0.0).codec.dialect
     longer = {**said.agreed, "chunk": flow.spec.chunk + 1}
@@ -261,40 +260,40 @@ def test_a_device_of_another_family_or_another_spec_is_refused_and_told_why(
         (dataclasses.replace(said, agreed=longer), f"differ in chunk {flow.spec.chunk + 1} / {flow.spec.chunk};"),
         (dataclasses.replace(said, agreed=seen), "differ in observation.fields.state.shape [3] / [12]"),
     ):
-        with Line(at(chunk_server), dialect) as line:
-            assert why in refusal(line)
+        with Client(at(chunk_server), dialect) as client:
+            assert why in refusal(client)
 
 
 def test_a_server_that_comes_back_with_something_else_is_not_listened_to(flow: FlowBundle, wait_for: WaitFor) -> None:
     pair = pair_of(flow, 0.0)
-    settings = LineSettings(first_delay_s=0.02, longest_delay_s=0.2)
-    with serving(SERVED) as first, Line(at(first), pair.codec.dialect, settings=settings) as line:
-        line.connect(10.0)
-        policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(line, pair, PATIENT_MS), seed=3)
+    settings = ClientSettings(first_delay_s=0.02, longest_delay_s=0.2)
+    with serving(SERVED) as first, Client(at(first), pair.codec.dialect, settings=settings) as client:
+        client.connect(10.0)
+        policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, PATIENT_MS), seed=3)
         records, _ = drive(policy, flow, 8)
         assert all(record.outcome is not None for record in records)
         port = first.port
         first.kill()
         with serving("ball", "--port", str(port)) as other:
-            wait_for(lambda: line.problem is not None and "family 'chunks', the server codes" in line.problem)
-            assert line.counts["connections"] == 1
+            wait_for(lambda: client.problem is not None and "family 'chunks', the server codes" in client.problem)
+            assert client.counts["connections"] == 1
             records, _ = drive(policy, flow, 8)
             assert {record.miss for record in records} == {"disconnected"}
             other.kill()
         with serving(SERVED, "--port", str(port)):
-            wait_for(lambda: line.problem is None and line.counts["connections"] == 2)
+            wait_for(lambda: client.problem is None and client.counts["connections"] == 2)
             records, _ = drive(policy, flow, 8)
             assert all(record.outcome is not None for record in records)
 
 
-def test_a_device_that_expects_nothing_is_told_what_is_served(flow: FlowBundle, chunk_server: Child) -> None:
-    channel = WebSocketChannel(at(chunk_server), 10.0, 1 << 16)
+def test_a_device_that_expects_nothing_is_told_what_is_served(flow: FlowBundle, chunk_server: ServerProcess) -> None:
+    transport = WebSocketTransport(at(chunk_server), 10.0, 1 << 16)
     try:
-        channel.send("hello", channel.encode(hello_fields(Hello("curious", None, {}))), 10.0)
-        payload = channel.receive(10.0)
+        transport.send("hello", transport.encode(hello_fields(Hello("curious", None, {}))), 10.0)
+        payload = transport.receive(10.0)
         assert payload is not None
-        welcome = read_welcome(channel.decode(payload))
+        welcome = read_welcome(transport.decode(payload))
     finally:
-        channel.close()
+        transport.close()
     assert welcome.family == "chunks" and spec_of(welcome.spec) == flow.spec
     assert welcome.target == flow.fingerprint and len(welcome.target) == 16

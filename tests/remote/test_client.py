@@ -1,4 +1,4 @@
-"""A line's own promises: what it sends and when, what it does with replies, and how it finds back."""
+"""A client's own promises: what it sends and when, what it does with replies, and how it finds back."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 
 from specact import Bundle
 from specact.errors import ConfigError, RemoteError
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 from specact.links.link import load_link
 from specact.links.shaper import Shaper
 from specact.observation import Window
-from specact.remote import client as line_module
-from specact.remote.client import Line, LineSettings
+from specact.remote import client as client_module
+from specact.remote.client import Client, ClientSettings
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
-from specact.remote.websocket import WebSocketChannel
+from specact.remote.websocket import WebSocketTransport
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.verification import Answer
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 Listening = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 WaitFor = Callable[..., float]
-Refusal = Callable[[Line], str]
+Refusal = Callable[[Client], str]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 PATIENT_MS = 5000.0
-HURRIED = LineSettings(connect_timeout_s=0.3, first_delay_s=0.02, longest_delay_s=0.2)
+HURRIED = ClientSettings(connect_timeout_s=0.3, first_delay_s=0.02, longest_delay_s=0.2)
 
 
 WELCOME = welcome_fields(Welcome("ball", "0" * 16, "0", 1 << 20, "codes", {}))
@@ -78,17 +78,17 @@ def refusing() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, server: Child, scheme: str) -> None:
-    # As with a slow draft: the thread that keeps the line looks at it meanwhile, and must not throw the reply away.
-    with Line(at(server.port, scheme), ball.codec.dialect) as line:
-        line.connect(10.0)
-        target, seen = RemoteTarget(line, ball.codec, PATIENT_MS), window(ball)
+def test_a_reply_that_comes_before_it_is_asked_for_is_kept(ball: Bundle, server: ServerProcess, scheme: str) -> None:
+    # As with a slow draft: the thread that keeps the client looks at it meanwhile, and must not throw the reply away.
+    with Client(at(server.port, scheme), ball.codec.dialect) as client:
+        client.connect(10.0)
+        target, seen = RemoteTarget(client, ball.codec, PATIENT_MS), window(ball)
         target.prefetch(seen, at_step(0))
         time.sleep(0.6)
         answer = target.submit(seen, at_step(0)).result()
         assert isinstance(answer, Answer)
         np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
-        assert line.counts == {"connections": 1, "sent": 1, "answered": 1}
+        assert client.counts == {"connections": 1, "sent": 1, "answered": 1}
 
 
 def test_replies_nobody_asked_for_are_counted_once(ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor) -> None:
@@ -96,16 +96,16 @@ def test_replies_nobody_asked_for_are_counted_once(ball: Bundle, misbehaving: Mi
         for _ in range(3):
             peer.say(rogue.answer(request))
 
-    with misbehaving() as rogue, Line(at(rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        target = RemoteTarget(line, ball.codec, PATIENT_MS)
+    with misbehaving() as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        target = RemoteTarget(client, ball.codec, PATIENT_MS)
         target.prefetch(window(ball, 1), at_step(1))  # the gate says no
         time.sleep(0.6)
         target.prefetch(window(ball, 2), at_step(2))
         rogue.behave = thrice
         assert isinstance(target.submit(window(ball, 3), at_step(3)).result(), Answer)
-        wait_for(lambda: line.counts.total() == 1 + 3 + 1 + 4)
-        assert line.counts == {"connections": 1, "sent": 3, "answered": 1, "unwanted": 4}
+        wait_for(lambda: client.counts.total() == 1 + 3 + 1 + 4)
+        assert client.counts == {"connections": 1, "sent": 3, "answered": 1, "unwanted": 4}
 
 
 def test_a_flood_of_replies_costs_no_more_than_a_deadline(
@@ -116,21 +116,21 @@ def test_a_flood_of_replies_costs_no_more_than_a_deadline(
         while True:
             peer.say(foreign)
 
-    with misbehaving() as rogue, Line(at(rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line).play(3)
+    with misbehaving() as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client).play(3)
         rogue.behave = flood
         rover.play(10)
         rogue.behave = rogue.honest
         rover.run(lambda: rover.verified < 6)
         rover.check("deadline", "disconnected")
-    assert line.counts["connections"] >= 2
+    assert client.counts["connections"] >= 2
 
 
 # ---- signs of life --------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_line_asks_for_signs_of_life_and_gives_up_without(
+def test_an_idle_client_asks_for_signs_of_life_and_gives_up_without(
     ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
 ) -> None:
     awake = threading.Event()
@@ -138,18 +138,18 @@ def test_an_idle_line_asks_for_signs_of_life_and_gives_up_without(
     def sleep(peer: Peer, request: Any) -> None:
         awake.wait(20.0)
 
-    settings = LineSettings(silence_s=1.5)
-    with misbehaving(sleep) as rogue, Line(at(rogue.port), ball.codec.dialect, settings=settings) as line:
-        line.connect(10.0)
+    settings = ClientSettings(silence_s=1.5)
+    with misbehaving(sleep) as rogue, Client(at(rogue.port), ball.codec.dialect, settings=settings) as client:
+        client.connect(10.0)
         quiet = time.monotonic()
         wait_for(lambda: len(rogue.peers[0].pings) >= 4 and time.monotonic() - quiet > 2 * settings.silence_s)
         # Nobody has said anything but pings and pongs, for longer than a silence may be.
-        assert line.counts == {"connections": 1}
+        assert client.counts == {"connections": 1}
         asked = time.monotonic()
-        assert isinstance(RemoteTarget(line, ball.codec, 1.0).submit(window(ball), at_step(0)).result(), Miss)
-        wait_for(lambda: line.problem is not None and "nothing received from the server" in line.problem)
+        assert isinstance(RemoteTarget(client, ball.codec, 1.0).submit(window(ball), at_step(0)).result(), Miss)
+        wait_for(lambda: client.problem is not None and "nothing received from the server" in client.problem)
         assert time.monotonic() - asked > settings.silence_s / 2
-        wait_for(lambda: line.problem is None)  # the server's other threads are awake
+        wait_for(lambda: client.problem is None)  # the server's other threads are awake
         awake.set()
 
 
@@ -161,9 +161,9 @@ def test_a_silent_server_is_asked_once_and_not_again_and_again(
     def sleep(peer: Peer, request: Any) -> None:
         awake.wait(20.0)
 
-    with misbehaving(sleep) as rogue, Line(at(rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line).play(20, period_s=0.03)
+    with misbehaving(sleep) as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client).play(20, period_s=0.03)
         rover.check("deadline", "disconnected")
         assert rover.causes == {"deadline": 3, "disconnected": 17}
         rogue.behave = rogue.honest
@@ -179,22 +179,22 @@ def test_a_silent_server_is_asked_once_and_not_again_and_again(
 
 
 def test_a_server_that_hangs_over_http_costs_three_deadlines_and_is_hung_up_on(
-    ball: Bundle, server: Child, robot: Callable[..., Robot]
+    ball: Bundle, server: ServerProcess, robot: Callable[..., Robot]
 ) -> None:
-    settings = LineSettings(silence_s=1.0)
+    settings = ClientSettings(silence_s=1.0)
     with (
         Shaper(load_link("loopback"), "127.0.0.1", server.port) as shaper,
-        Line(at(shaper.port, "http"), ball.codec.dialect, settings=settings) as line,
+        Client(at(shaper.port, "http"), ball.codec.dialect, settings=settings) as client,
     ):
-        line.connect(10.0)
-        rover = robot(line).play(5)
+        client.connect(10.0)
+        rover = robot(client).play(5)
         gone = time.monotonic()
         shaper.half_open()
         until = time.monotonic() + 60.0
         rover.run(lambda: rover.verified < 10 and time.monotonic() < until)
         rover.check("deadline", "disconnected")
         assert rover.verified >= 10
-        assert line.counts["connections"] == 2
+        assert client.counts["connections"] == 2
         assert rover.waited(gone, gone + 1.0) < 4 * 0.04 + 3 * rover.noise
 
 
@@ -209,9 +209,9 @@ def test_a_reply_in_drops_over_http_cannot_stretch_the_deadline(
                 side.sendall(bytes([byte]))
                 time.sleep(0.02)
 
-    with listening(serve) as port, Line(at(port, "http"), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line).play(6, period_s=0.05)
+    with listening(serve) as port, Client(at(port, "http"), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client).play(6, period_s=0.05)
         rover.check("deadline", "disconnected")
 
 
@@ -227,14 +227,14 @@ def test_a_reply_over_http_that_cannot_be_read_is_a_miss_at_once(ball: Bundle, l
         say(side, {"v": 2, "type": "error", "id": None, "code": "overloaded", "message": "no"})
         side.recv(65536)
 
-    with listening(serve) as port, Line(at(port, "http"), ball.codec.dialect) as line:
-        line.connect(10.0)
-        target, start = RemoteTarget(line, ball.codec, PATIENT_MS), time.monotonic()
+    with listening(serve) as port, Client(at(port, "http"), ball.codec.dialect) as client:
+        client.connect(10.0)
+        target, start = RemoteTarget(client, ball.codec, PATIENT_MS), time.monotonic()
         for step in range(2):
             answer = target.submit(window(ball), at_step(step)).result()
             assert isinstance(answer, Miss) and answer.cause == "invalid"
         assert time.monotonic() - start < 1e-3 * PATIENT_MS
-        assert line.counts == {"connections": 1, "sent": 2, "unreadable": 2}
+        assert client.counts == {"connections": 1, "sent": 2, "unreadable": 2}
 
 
 def test_an_idle_connection_that_the_server_closes_is_opened_again_before_it_is_needed(
@@ -244,43 +244,43 @@ def test_an_idle_connection_that_the_server_closes_is_opened_again_before_it_is_
         side.recv(65536)
         say(side, WELCOME)
 
-    with listening(serve) as port, Line(at(port, "http"), ball.codec.dialect, settings=HURRIED) as line:
-        line.connect(10.0)
-        wait_for(lambda: line.counts["connections"] >= 2)
-        assert line.counts["sent"] == 0
+    with listening(serve) as port, Client(at(port, "http"), ball.codec.dialect, settings=HURRIED) as client:
+        client.connect(10.0)
+        wait_for(lambda: client.counts["connections"] >= 2)
+        assert client.counts["sent"] == 0
 
 
 # ---- how it connects -------------------------------------------------------------------------------------------------
 
 
 class Attempts:
-    """Counts the connections that a line tries to open, and when."""
+    """Counts the connections that a client tries to open, and when."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times: list[float] = []
 
         def counting(*arguments: Any) -> Any:
             self.times.append(time.monotonic())
-            return WebSocketChannel(*arguments)
+            return WebSocketTransport(*arguments)
 
-        monkeypatch.setattr(line_module, "WebSocketChannel", counting)
+        monkeypatch.setattr(client_module, "WebSocketTransport", counting)
 
 
 def test_a_refused_connection_is_tried_again_ever_less_often(
     ball: Bundle, robot: Callable[..., Robot], refusing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = Attempts(monkeypatch)
-    with Line(at(refusing), ball.codec.dialect, settings=HURRIED) as line:
+    with Client(at(refusing), ball.codec.dialect, settings=HURRIED) as client:
         # A robot that acts meanwhile does not shorten the waits, and does not wait itself.
-        rover = robot(line).run(lambda: len(attempts.times) < 7, period_s=0.005)
-        assert line.problem is not None and "refused" in line.problem
+        rover = robot(client).run(lambda: len(attempts.times) < 7, period_s=0.005)
+        assert client.problem is not None and "refused" in client.problem
         why = r"^no connection to ws://127.0.0.1:\d+: Connection refused; check .* \(tried for 0 s\)$"
         with pytest.raises(RemoteError, match=why):
-            line.connect(0.0)
+            client.connect(0.0)
     waits = np.diff(attempts.times)
     assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2, 0.2])).all()
     rover.check("disconnected")
-    assert rover.waited(0.0, math.inf) < 0.1 + rover.noise and line.counts == {}
+    assert rover.waited(0.0, math.inf) < 0.1 + rover.noise and client.counts == {}
 
 
 class LatestDraw:
@@ -298,7 +298,7 @@ def test_robots_do_not_all_come_back_at_once(
 ) -> None:
     attempts = Attempts(monkeypatch)
     monkeypatch.setattr("random.Random", LatestDraw)
-    with Line(at(refusing), ball.codec.dialect, settings=HURRIED):
+    with Client(at(refusing), ball.codec.dialect, settings=HURRIED):
         wait_for(lambda: len(attempts.times) >= 5)
     # At first there is no wait to be spread; then up to half of it is added.
     drawn = [high for low, high in LatestDraw.drawn if low == 0.0][:5]
@@ -310,9 +310,12 @@ def test_a_server_that_hangs_up_on_everybody_is_not_besieged(
     ball: Bundle, misbehaving: Misbehaving, robot: Callable[..., Robot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts, said = Attempts(monkeypatch), ball.codec.dialect
-    with misbehaving(lambda peer, request: peer.reset()) as rogue, Line(at(rogue.port), said, settings=HURRIED) as line:
-        line.connect(10.0)
-        robot(line).run(lambda: len(attempts.times) < 6, period_s=0.005).check("disconnected", "deadline")
+    with (
+        misbehaving(lambda peer, request: peer.reset()) as rogue,
+        Client(at(rogue.port), said, settings=HURRIED) as client,
+    ):
+        client.connect(10.0)
+        robot(client).run(lambda: len(attempts.times) < 6, period_s=0.005).check("disconnected", "deadline")
     waits = np.diff(attempts.times)
     assert (waits >= np.array([0.02, 0.04, 0.08, 0.16, 0.2])).all()
 
@@ -323,12 +326,12 @@ def test_a_server_that_accepts_and_says_nothing(
 ) -> None:
     with misbehaving() as rogue:
         rogue.greet, rogue.answers_handshakes = (lambda peer: None), upgrades
-        with Line(at(rogue.port), ball.codec.dialect, settings=HURRIED) as line:
-            assert "did not answer" + (" the hello" if upgrades else " in time") in refusal(line)
-            rover = robot(line).play(20, period_s=0.005)
+        with Client(at(rogue.port), ball.codec.dialect, settings=HURRIED) as client:
+            assert "did not answer" + (" the hello" if upgrades else " in time") in refusal(client)
+            rover = robot(client).play(20, period_s=0.005)
             assert rover.causes == {"disconnected": 20}
             rogue.greet, rogue.answers_handshakes = rogue.welcome, True
-            line.connect(10.0)
+            client.connect(10.0)
             rover.find_back()
         rover.check("deadline", "disconnected")
 
@@ -344,19 +347,19 @@ def test_a_server_that_refuses_this_device_and_later_does_not(
 
     with misbehaving() as rogue:
         rogue.greet = refuse
-        with Line(at(rogue.port), ball.codec.dialect, settings=HURRIED) as line:
-            assert f"127.0.0.1:{rogue.port} refuses this device: {why}" in refusal(line)
-            rover = robot(line).play(5)
+        with Client(at(rogue.port), ball.codec.dialect, settings=HURRIED) as client:
+            assert f"127.0.0.1:{rogue.port} refuses this device: {why}" in refusal(client)
+            rover = robot(client).play(5)
             assert rover.causes == {"disconnected": 5}
             rogue.greet = rogue.welcome
-            assert line.connect(10.0).bundle == "ball"
+            assert client.connect(10.0).bundle == "ball"
             rover.find_back()
             rover.check("deadline", "disconnected")
 
 
 def test_a_real_server_of_another_bundle_says_what_to_do(ball: Bundle, refusal: Refusal) -> None:
-    with serving("swarm") as other, Line(at(other.port), ball.codec.dialect, settings=HURRIED) as line:
-        assert re.search("differ in tokenizer .*; deploy the same bundle on both", refusal(line))
+    with serving("swarm") as other, Client(at(other.port), ball.codec.dialect, settings=HURRIED) as client:
+        assert re.search("differ in tokenizer .*; deploy the same bundle on both", refusal(client))
 
 
 @pytest.mark.parametrize(
@@ -378,46 +381,48 @@ def test_a_greeting_that_is_none_is_a_reason(
 ) -> None:
     with misbehaving() as rogue:
         rogue.greet = lambda peer: peer.say(greeting)
-        with Line(at(rogue.port), ball.codec.dialect, settings=HURRIED) as line:
-            assert re.search(why, refusal(line))
+        with Client(at(rogue.port), ball.codec.dialect, settings=HURRIED) as client:
+            assert re.search(why, refusal(client))
 
 
-def test_a_name_that_no_server_takes_is_refused_with_a_reason(ball: Bundle, server: Child, refusal: Refusal) -> None:
-    with Line(at(server.port), ball.codec.dialect, "r" * 65) as line:
-        assert "at most 64 printable" in refusal(line)
+def test_a_name_that_no_server_takes_is_refused_with_a_reason(
+    ball: Bundle, server: ServerProcess, refusal: Refusal
+) -> None:
+    with Client(at(server.port), ball.codec.dialect, "r" * 65) as client:
+        assert "at most 64 printable" in refusal(client)
 
 
 # ---- how it ends ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss", "http", "https"])
-def test_a_line_can_be_closed_while_the_server_hangs(ball: Bundle, listening: Listening, scheme: str) -> None:
+def test_a_client_can_be_closed_while_the_server_hangs(ball: Bundle, listening: Listening, scheme: str) -> None:
     def hang(side: socket.socket) -> None:
         while side.recv(65536):
             pass
 
-    settings = LineSettings(connect_timeout_s=0.5)
+    settings = ClientSettings(connect_timeout_s=0.5)
     with listening(hang) as port:
-        line = Line(at(port, scheme), ball.codec.dialect, settings=settings)
+        client = Client(at(port, scheme), ball.codec.dialect, settings=settings)
         time.sleep(0.1)
         start = time.monotonic()
-        line.close()
-        line.close()
+        client.close()
+        client.close()
         assert time.monotonic() - start < settings.connect_timeout_s + 20.0  # it would hang for ever
-        assert line.send("infer", lambda identity: {}, 1.0, True) is None
-        assert line.wait(1, 1.0) == "disconnected"
+        assert client.send("infer", lambda identity: {}, 1.0, True) is None
+        assert client.wait(1, 1.0) == "disconnected"
 
 
-def test_a_line_that_is_closed_during_a_step_lets_it_miss(
+def test_a_client_that_is_closed_during_a_step_lets_it_miss(
     ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
 ) -> None:
-    with misbehaving(lambda peer, request: None) as rogue, Line(at(rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        target, found = RemoteTarget(line, ball.codec, 300.0), list[Any]()
+    with misbehaving(lambda peer, request: None) as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        target, found = RemoteTarget(client, ball.codec, 300.0), list[Any]()
         asking = threading.Thread(target=lambda: found.append(target.submit(window(ball), at_step(0)).result()))
         asking.start()
         wait_for(lambda: len(rogue.requests) == 1)
-        line.close()
+        client.close()
         asking.join()
         assert isinstance(found[0], Miss)
 
@@ -433,32 +438,32 @@ def test_a_request_larger_than_the_network_takes_at_once_leaves_within_the_deadl
         rogue.welcome(peer)
         later.wait(20.0)
 
-    with misbehaving() as rogue, Line(at(rogue.port), ball.codec.dialect) as line:
+    with misbehaving() as rogue, Client(at(rogue.port), ball.codec.dialect) as client:
         rogue.greet, rogue.reads_requests = sleepy, False
-        line.connect(10.0)
+        client.connect(10.0)
         start = time.monotonic()
         threading.Timer(0.15, later.set).start()
-        assert line.send("infer", lambda identity: {"id": identity, "image": image}, 20.0, False) == 1
+        assert client.send("infer", lambda identity: {"id": identity, "image": image}, 20.0, False) == 1
         assert time.monotonic() - start > 0.05
-        assert line.problem is None
+        assert client.problem is None
         # Where even the deadline is too short, the connection is given up: a part of a message cannot be taken back.
-        line.send("infer", lambda identity: {"id": identity, "image": image}, 0.001, False)
-        assert line.problem is not None and "while sending" in line.problem
+        client.send("infer", lambda identity: {"id": identity, "image": image}, 0.001, False)
+        assert client.problem is not None and "while sending" in client.problem
 
 
 @pytest.mark.parametrize("name", ["connect_timeout_s", "first_delay_s", "longest_delay_s", "silence_s"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_the_patience_of_a_line_is_positive_and_finite(name: str, value: float) -> None:
+def test_the_patience_of_a_client_is_positive_and_finite(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match="positive and finite"):
-        LineSettings(**{name: value})
+        ClientSettings(**{name: value})
 
 
 @pytest.mark.parametrize("deadline_ms", [0.0, -1.0, math.nan, 60_001.0])
 def test_a_deadline_is_positive(ball: Bundle, deadline_ms: float) -> None:
-    with Line(at(1), ball.codec.dialect) as line, pytest.raises(ConfigError, match="between 0 and 60000"):
-        remote_verifier(line, ball, deadline_ms)
+    with Client(at(1), ball.codec.dialect) as client, pytest.raises(ConfigError, match="between 0 and 60000"):
+        remote_verifier(client, ball, deadline_ms)
 
 
 def test_the_place_of_sampling_is_known(ball: Bundle) -> None:
-    with Line(at(1), ball.codec.dialect) as line, pytest.raises(ConfigError, match="did you mean 'server'"):
-        remote_verifier(line, ball, 50.0, "servr")  # type: ignore[arg-type]
+    with Client(at(1), ball.codec.dialect) as client, pytest.raises(ConfigError, match="did you mean 'server'"):
+        remote_verifier(client, ball, 50.0, "servr")  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ import pytest
 
 import specact
 from specact.errors import ConfigError, MissError, ObservationError, RemoteError
-from specact.execution.inpainting import handover
+from specact.execution.inpainting import inpainting_of
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.pair import ChunkAnswers
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationHistory
 from specact.rng import Role, StepAddress, stream
 
@@ -21,7 +21,7 @@ TOKEN = "open-sesame-0123456789"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Child]:
+def server() -> Iterator[ServerProcess]:
     with serving("ball-chase-flow", environment={"SPECACT_TOKEN": TOKEN}) as process:
         yield process
 
@@ -31,7 +31,7 @@ def observation(step: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_its_answers_are_those_of_the_policy_in_this_process(server: Child, scheme: str) -> None:
+def test_its_answers_are_those_of_the_policy_in_this_process(server: ServerProcess, scheme: str) -> None:
     local = load_flow("ball-chase-flow").policy()
     answers, history = ChunkAnswers(local), ObservationHistory(local.spec.observation)
     with specact.connect(f"{scheme}://127.0.0.1:{server.port}", token=TOKEN, deadline_ms=10_000, seed=7) as policy:
@@ -49,7 +49,7 @@ def test_its_answers_are_those_of_the_policy_in_this_process(server: Child, sche
         assert np.array_equal(again, answers.answer(history.push(observation(0)), StepAddress(7, 0, 1, 0)))
 
 
-def test_observations_between_two_calls_are_part_of_the_history(server: Child) -> None:
+def test_observations_between_two_calls_are_part_of_the_history(server: ServerProcess) -> None:
     local = load_flow("ball-chase-flow").policy()
     history = ObservationHistory(local.spec.observation)
     with specact.connect(f"ws://127.0.0.1:{server.port}", token=TOKEN, deadline_ms=10_000) as policy:
@@ -61,11 +61,13 @@ def test_observations_between_two_calls_are_part_of_the_history(server: Child) -
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_a_chunk_that_continues_another_is_that_of_the_policy_in_this_process(server: Child, scheme: str) -> None:
+def test_a_chunk_that_continues_another_is_that_of_the_policy_in_this_process(
+    server: ServerProcess, scheme: str
+) -> None:
     local = load_flow("ball-chase-flow").policy()
     window, address = local.spec.observation.zeros(), StepAddress(1, 2, 3, 4)
     rng = np.random.default_rng(0)
-    inpainting = handover(rng.uniform(-1, 1, (9, local.spec.actions)).astype(np.float32), 3, local.spec.chunk)
+    inpainting = inpainting_of(rng.uniform(-1, 1, (9, local.spec.actions)).astype(np.float32), 3, local.spec.chunk)
     with specact.connect(f"{scheme}://127.0.0.1:{server.port}", token=TOKEN, deadline_ms=10_000) as policy:
         assert policy.inpaints
         found = policy.ask(window, address, inpainting)
@@ -87,7 +89,7 @@ def test_a_server_says_that_its_policy_does_not_inpaint() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_cannot_be_answered_is_an_error_that_says_why(server: Child) -> None:
+def test_what_cannot_be_answered_is_an_error_that_says_why(server: ServerProcess) -> None:
     url = f"ws://127.0.0.1:{server.port}"
     with specact.connect(url, token=TOKEN, deadline_ms=1e-3) as policy:
         with pytest.raises(ObservationError, match="no 'state'"):

@@ -1,6 +1,6 @@
 """A policy in a control loop while its link and its server fail: real sockets, a real server, bounded real time.
 
-Every test drives three robots at once, each with a line of its own: one that transmits every step, one with the
+Every test drives three robots at once, each with a client of its own: one that transmits every step, one with the
 deviation gate whose requests leave ahead of the draft, and one as in the paper, JSON over HTTP with sampling on the
 server. What holds for all of them whatever happens is in ``Robot.check``: no exception, no stall beyond the deadline
 and a period, every miss counted under its cause, and every action bit for bit the one of its own step.
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 from specact.links.link import Link, load_link
 from specact.links.shaper import Shaper
-from specact.remote import client as line_module
-from specact.remote.client import LineSettings
+from specact.remote import client as client_module
+from specact.remote.client import ClientSettings
 
 if TYPE_CHECKING:
     from tests.remote.conftest import Robot
@@ -50,7 +50,7 @@ def missed(robots: Sequence[Robot], misses: int) -> Callable[[], bool]:
 
 
 def connected(robots: Sequence[Robot], times: int) -> Callable[[], bool]:
-    return lambda: all(robot.line.counts["connections"] >= times for robot in robots)
+    return lambda: all(robot.client.counts["connections"] >= times for robot in robots)
 
 
 def check(robots: Sequence[Robot], *causes: str) -> None:
@@ -59,7 +59,7 @@ def check(robots: Sequence[Robot], *causes: str) -> None:
 
 
 def test_a_server_killed_and_started_again_mid_episode(fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
-    settings = LineSettings(longest_delay_s=0.5)
+    settings = ClientSettings(longest_delay_s=0.5)
     with ExitStack() as servers:
         first = servers.enter_context(serving("ball", "--max-batch", "1"))
         with fleet(first.port, settings) as robots, driving(*robots):
@@ -79,12 +79,12 @@ def test_a_server_killed_and_started_again_mid_episode(fleet: Fleet, driving: Dr
 
 
 def test_a_peer_that_is_gone_without_a_word_is_noticed(
-    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor
+    exact_server: ServerProcess, fleet: Fleet, driving: Driving, wait_for: WaitFor
 ) -> None:
     silence_s = 1.0
     with (
         Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
-        fleet(shaper.port, LineSettings(silence_s=silence_s)) as robots,
+        fleet(shaper.port, ClientSettings(silence_s=silence_s)) as robots,
         driving(*robots),
     ):
         wait_for(more(robots, 5))
@@ -96,15 +96,15 @@ def test_a_peer_that_is_gone_without_a_word_is_noticed(
     noise = max(robot.noise for robot in robots)
     assert noticed < silence_s + 1.0 + 3 * noise and found_back < 3.0 + 3 * noise
     for robot in robots:
-        assert robot.line.counts["connections"] == 2
+        assert robot.client.counts["connections"] == 2
         assert robot.waited(gone, gone + noticed) < 4 * DEADLINE_S + 3 * robot.noise
 
 
 def test_a_black_hole_of_three_seconds_costs_three_deadlines(
-    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor
+    exact_server: ServerProcess, fleet: Fleet, driving: Driving, wait_for: WaitFor
 ) -> None:
-    # Some lines are patient and keep their connection; the others give it up and find back.
-    hasty, patient = LineSettings(silence_s=1.0), LineSettings(silence_s=10.0)
+    # Some clients are patient and keep their connection; the others give it up and find back.
+    hasty, patient = ClientSettings(silence_s=1.0), ClientSettings(silence_s=10.0)
     with (
         Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
         fleet(shaper.port, hasty) as some,
@@ -124,20 +124,20 @@ def test_a_black_hole_of_three_seconds_costs_three_deadlines(
         ]
         assert robot.waited(lost, lost + 2.9) < 4 * DEADLINE_S + 3 * robot.noise
         assert sum(record.miss == "disconnected" for record in meanwhile) > len(meanwhile) / 2
-        assert robot.line.counts["connections"] == (2 if robot in some else 1)
+        assert robot.client.counts["connections"] == (2 if robot in some else 1)
 
 
 def test_without_the_rule_of_three_a_black_hole_would_cost_a_deadline_per_step(
-    exact_server: Child,
+    exact_server: ServerProcess,
     fleet: Fleet,
     driving: Driving,
     wait_for: WaitFor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(line_module, "_SUSPECT_AFTER", 10**9)
+    monkeypatch.setattr(client_module, "_SUSPECT_AFTER", 10**9)
     with (
         Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
-        fleet(shaper.port, LineSettings(silence_s=10.0)) as robots,
+        fleet(shaper.port, ClientSettings(silence_s=10.0)) as robots,
         driving(*robots),
     ):
         wait_for(more(robots, 5))
@@ -149,7 +149,9 @@ def test_without_the_rule_of_three_a_black_hole_would_cost_a_deadline_per_step(
         assert sum(step.record.miss == "deadline" for step in steps) > 6
 
 
-def test_connections_reset_and_refused(exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
+def test_connections_reset_and_refused(
+    exact_server: ServerProcess, fleet: Fleet, driving: Driving, wait_for: WaitFor
+) -> None:
     with (
         Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
         fleet(shaper.port) as robots,
@@ -163,7 +165,7 @@ def test_connections_reset_and_refused(exact_server: Child, fleet: Fleet, drivin
         wait_for(more(robots, 5), 8.0)
     check(robots, *LOST)
     for robot in robots:
-        assert robot.line.counts["connections"] == 2
+        assert robot.client.counts["connections"] == 2
         assert robot.waited(lost, lost + 0.6) < 2 * DEADLINE_S + robot.noise
 
 
@@ -182,7 +184,7 @@ class Until:
         return self.good.busy(payload_bytes, up, at)
 
 
-def test_thirty_percent_loss(exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
+def test_thirty_percent_loss(exact_server: ServerProcess, fleet: Fleet, driving: Driving, wait_for: WaitFor) -> None:
     # A lost segment comes 200 ms later, or 600 if lost twice, and with it all that was sent after it.
     link = Until(load_link("wifi-paper+loss=0.3"), load_link("wifi-paper"), 2.5)
     with Shaper(link, "127.0.0.1", exact_server.port, seed=1) as shaper:
@@ -192,11 +194,11 @@ def test_thirty_percent_loss(exact_server: Child, fleet: Fleet, driving: Driving
             wait_for(more(robots, 5))
     check(robots, *LOST)
     for robot in robots:
-        assert robot.causes["deadline"] > 0 and robot.line.counts["late"] > 0
+        assert robot.causes["deadline"] > 0 and robot.client.counts["late"] > 0
 
 
 def test_nothing_depends_on_the_wall_clock(
-    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
+    exact_server: ServerProcess, fleet: Fleet, driving: Driving, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jumps = np.random.default_rng(0).choice([-1e9, -3600.0, -1.0, 3600.0, 1e9], 1 << 16).tolist()
     real = time.time
@@ -211,17 +213,17 @@ def test_nothing_depends_on_the_wall_clock(
         monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * wild()))
         assert abs(time.time() - real()) >= 0.9
         # A deadline that a busy machine keeps, and that no jump would.
-        with fleet(shaper.port, LineSettings(silence_s=0.6), deadline_ms=200.0) as robots, driving(*robots):
+        with fleet(shaper.port, ClientSettings(silence_s=0.6), deadline_ms=200.0) as robots, driving(*robots):
             wait_for(more(robots, 10))
             shaper.reset_all()
             wait_for(connected(robots, 2))
-            time.sleep(0.9)  # long enough for an idle line to be given up, had its clock jumped
+            time.sleep(0.9)  # long enough for an idle client to be given up, had its clock jumped
             wait_for(more(robots, 10))
         monkeypatch.undo()
     check(robots, *LOST)
     for robot in robots:
         # Each jump, had it been believed, would have meant a missed deadline or a lost connection.
-        assert robot.line.counts["connections"] <= 4
+        assert robot.client.counts["connections"] <= 4
         assert robot.verified > robot.causes.total()
     # In fact nobody but this test has asked for it.
     assert len(asked) == 1

@@ -11,16 +11,16 @@ import pytest
 
 from specact import Bundle
 from specact.remote import websocket
-from specact.remote.client import Line, LineSettings
-from specact.remote.transport import ChannelClosedError, Endpoint
-from specact.remote.websocket import WebSocketChannel
+from specact.remote.client import Client, ClientSettings
+from specact.remote.transport import Endpoint, TransportClosedError
+from specact.remote.websocket import WebSocketTransport
 from specact.wire.handshake import Hello, hello_fields
 
 if TYPE_CHECKING:
     from tests.remote.conftest import Misbehaving, Peer, Robot
 
 WaitFor = Callable[..., float]
-Refusal = Callable[[Line], str]
+Refusal = Callable[[Client], str]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -44,16 +44,16 @@ def flood(peer: Peer, first: bytes, frame: bytes) -> None:
 
 
 class Counted:
-    """Counts the frames that channels take in."""
+    """Counts the frames that transports take in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.frames, charge = 0, WebSocketChannel._charge
+        self.frames, charge = 0, WebSocketTransport._charge
 
-        def counting(channel: WebSocketChannel, frame: Any) -> None:
+        def counting(transport: WebSocketTransport, frame: Any) -> None:
             self.frames += 1
-            charge(channel, frame)
+            charge(transport, frame)
 
-        monkeypatch.setattr(WebSocketChannel, "_charge", counting)
+        monkeypatch.setattr(WebSocketTransport, "_charge", counting)
 
 
 @pytest.mark.parametrize(("first", "frame"), EVERY.values(), ids=EVERY.keys())
@@ -63,21 +63,21 @@ def test_one_look_takes_in_a_bounded_number_of_frames_and_soon_none(
     counted, looks = Counted(monkeypatch), list[int]()
     with misbehaving() as rogue:
         rogue.greet = lambda peer: flood(peer, first, frame)
-        channel = WebSocketChannel(Endpoint("ws", "127.0.0.1", rogue.port), 10.0, 1 << 20)
+        transport = WebSocketTransport(Endpoint("ws", "127.0.0.1", rogue.port), 10.0, 1 << 20)
         try:
             hello = hello_fields(Hello("robot", None, {}))
-            channel.send("hello", channel.encode(hello), 5.0)
+            transport.send("hello", transport.encode(hello), 5.0)
             until, why = time.monotonic() + 60.0, ""
             while not why and time.monotonic() < until:
                 before = counted.frames
                 try:
-                    channel.receive(0.0)
-                except ChannelClosedError as error:
+                    transport.receive(0.0)
+                except TransportClosedError as error:
                     why = str(error)
                 looks.append(counted.frames - before)
             assert "too many frames with too little data" in why or "while sending" in why
         finally:
-            channel.close()
+            transport.close()
     assert max(looks) <= websocket._MOST_FRAMES
     assert counted.frames < 2000
 
@@ -88,17 +88,17 @@ def test_a_robot_whose_server_floods_it_drops_the_connection_and_finds_back(
     first: bytes, frame: bytes,
 ) -> None:  # fmt: skip
     counted = Counted(monkeypatch)
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line).play(3)
-        before, connections = counted.frames, line.counts["connections"]
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client).play(3)
+        before, connections = counted.frames, client.counts["connections"]
         rogue.behave = lambda peer, request: flood(peer, first, frame)
         rover.play(10)
-        flooded, connected = counted.frames - before, line.counts["connections"] - connections + 1
+        flooded, connected = counted.frames - before, client.counts["connections"] - connections + 1
         rogue.behave = rogue.honest
         rover.run(lambda: rover.verified < 6)
         rover.check("deadline", "disconnected")
-    assert line.counts["connections"] >= 2
+    assert client.counts["connections"] >= 2
     assert flooded < 2000 * connected
 
 
@@ -106,16 +106,16 @@ def test_many_pings_of_ours_are_no_flood_of_the_servers(
     ball: Bundle, misbehaving: Misbehaving, wait_for: WaitFor
 ) -> None:
     with misbehaving() as rogue:
-        channel = WebSocketChannel(Endpoint("ws", "127.0.0.1", rogue.port), 10.0, 1 << 20)
+        transport = WebSocketTransport(Endpoint("ws", "127.0.0.1", rogue.port), 10.0, 1 << 20)
         try:
-            channel.send("hello", channel.encode(hello_fields(Hello("robot", None, {}))), 5.0)
-            assert channel.receive(5.0) is not None
+            transport.send("hello", transport.encode(hello_fields(Hello("robot", None, {}))), 5.0)
+            assert transport.receive(5.0) is not None
             for count in range(1, 400):
-                channel.ping()
+                transport.ping()
                 wait_for(lambda count=count: len(rogue.peers[0].pings) == count)
-                assert channel.receive(0.0) is None
+                assert transport.receive(0.0) is None
         finally:
-            channel.close()
+            transport.close()
 
 
 @pytest.mark.parametrize("pieces", [1, 40])
@@ -128,13 +128,13 @@ def test_large_replies_are_no_flood(ball: Bundle, misbehaving: Misbehaving, piec
 
     with misbehaving() as rogue:
         rogue.greet = greet
-        channel = WebSocketChannel(Endpoint("ws", "127.0.0.1", rogue.port), 10.0, 1 << 20)
+        transport = WebSocketTransport(Endpoint("ws", "127.0.0.1", rogue.port), 10.0, 1 << 20)
         try:
-            channel.send("hello", channel.encode(hello_fields(Hello("robot", None, {}))), 5.0)
+            transport.send("hello", transport.encode(hello_fields(Hello("robot", None, {}))), 5.0)
             for _ in range(30):
-                assert channel.receive(5.0) == message
+                assert transport.receive(5.0) == message
         finally:
-            channel.close()
+            transport.close()
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------
@@ -151,12 +151,12 @@ def test_a_servers_text_is_printable_and_short(ball: Bundle, misbehaving: Misbeh
         reason = b"\x03\xf0" + UGLY.encode()[:100]
         peer.raw(b"\x88" + bytes([len(reason)]) + reason)
 
-    settings = LineSettings(connect_timeout_s=0.5)
+    settings = ClientSettings(connect_timeout_s=0.5)
     for greet in (refuse, goodbye):
         with misbehaving() as rogue:
             rogue.greet = greet
-            with Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect, settings=settings) as line:
-                said = refusal(line)
+            with Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect, settings=settings) as client:
+                said = refusal(client)
         assert SEEN in said and said.isprintable() and len(said) < 600
 
 
@@ -167,7 +167,7 @@ def test_a_servers_names_are_printable_and_short(ball: Bundle, misbehaving: Misb
 
     with misbehaving() as rogue:
         rogue.greet = greet
-        with Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-            welcome = line.connect(10.0)
+        with Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+            welcome = client.connect(10.0)
     for name in (welcome.bundle, welcome.target, welcome.version, welcome.family):
         assert name.startswith(SEEN) and name.isprintable() and len(name) <= 64

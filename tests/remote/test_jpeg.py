@@ -8,12 +8,12 @@ import pytest
 from specact import Bundle
 from specact.errors import ConfigError
 from specact.observation import Field, ObservationSpec, Window
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
 from specact.wire import msgpack
 from specact.wire.images import read_image
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Request, request_fields
 
 FRAMES = np.linspace(0, 255, 2 * 32 * 48 * 3).astype(np.uint8).reshape(2, 32, 48, 3)
 SEEN = ObservationSpec({"state": Field((3,), history=2), "image": Field((32, 48, 3), "uint8", 2)})
@@ -37,4 +37,4 @@ def test_raw_frames_arrive_as_they_are_and_jpeg_ones_nearly_so_and_smaller() -> 
 def test_a_quality_or_wire_that_cannot_be_is_refused_before_anything_connects(ball: Bundle) -> None:
     for quality, scheme in ((0, "ws"), (96, "ws"), (80, "http")):
         with pytest.raises(ConfigError, match="JPEG"):
-            Line(Endpoint(scheme, "127.0.0.1", 9), ball.codec.dialect, jpeg_quality=quality)
+            Client(Endpoint(scheme, "127.0.0.1", 9), ball.codec.dialect, jpeg_quality=quality)

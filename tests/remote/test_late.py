@@ -16,9 +16,9 @@ from specact.errors import ConfigError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.codes.values import executed_codes
 from specact.gates import Always, Never
-from specact.gates.prefetch import Forecast
-from specact.lab.processes import Child, serving
-from specact.remote.client import Line
+from specact.gates.prefetch import PrefetchPredictor
+from specact.lab.processes import ServerProcess, serving
+from specact.remote.client import Client
 from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
 
@@ -29,19 +29,21 @@ PATIENT_MS = 20_000.0
 SEEN = {"state": np.full(8, 0.1, np.float32), "goal": np.array([0.3, -0.2], np.float32)}
 
 
-def late_policy(ball: Bundle, line: Line) -> SpeculativePolicy:
+def late_policy(ball: Bundle, client: Client) -> SpeculativePolicy:
     return SpeculativePolicy(
-        ball, Always(), verifier=remote_verifier(line, ball, PATIENT_MS), verdicts=LateVerdicts(math.inf), seed=3
+        ball, Always(), verifier=remote_verifier(client, ball, PATIENT_MS), verdicts=LateVerdicts(math.inf), seed=3
     )
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_a_verdict_replaces_the_rest_of_its_chunk(ball: Bundle, server: Child, wait_for: WaitFor, scheme: str) -> None:
+def test_a_verdict_replaces_the_rest_of_its_chunk(
+    ball: Bundle, server: ServerProcess, wait_for: WaitFor, scheme: str
+) -> None:
     waiting, drafting = (SpeculativePolicy(ball, gate, seed=3) for gate in (Always(), Never()))
-    with Line(Endpoint(scheme, "127.0.0.1", server.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        policy = late_policy(ball, line)
-        line.report = policy.counts
+    with Client(Endpoint(scheme, "127.0.0.1", server.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        policy = late_policy(ball, client)
+        client.report = policy.counts
         replaced = 0
         for chunk in range(12):
             before = policy.counts["in_time"]
@@ -71,9 +73,9 @@ def test_a_verdict_replaces_the_rest_of_its_chunk(ball: Bundle, server: Child, w
 
 def test_a_server_that_stands_still_stops_nobody(ball: Bundle) -> None:
     """A policy that waited would need its deadline of 20 s for every inference; this one goes on with the draft."""
-    with serving("ball") as child, Line(Endpoint("ws", "127.0.0.1", child.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        policy, drafting = late_policy(ball, line), SpeculativePolicy(ball, Never(), seed=3)
+    with serving("ball") as child, Client(Endpoint("ws", "127.0.0.1", child.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        policy, drafting = late_policy(ball, client), SpeculativePolicy(ball, Never(), seed=3)
         os.kill(child.pid, signal.SIGSTOP)
         try:
             started = time.monotonic()
@@ -89,8 +91,8 @@ def test_a_server_that_stands_still_stops_nobody(ball: Bundle) -> None:
 
 
 def test_without_a_connection_every_step_is_a_miss_at_once(ball: Bundle) -> None:
-    with Line(Endpoint("ws", "127.0.0.1", 1), ball.codec.dialect) as line:
-        policy, drafting = late_policy(ball, line), SpeculativePolicy(ball, Never(), seed=3)
+    with Client(Endpoint("ws", "127.0.0.1", 1), ball.codec.dialect) as client:
+        policy, drafting = late_policy(ball, client), SpeculativePolicy(ball, Never(), seed=3)
         for _ in range(4 * ball.spec.execute):
             assert np.array_equal(policy.act(SEEN), drafting.act(SEEN))
         assert policy.counts["missed"] == 4
@@ -101,5 +103,5 @@ def test_what_makes_no_sense_is_refused(ball: Bundle) -> None:
     gate = Always()
     with pytest.raises(ConfigError, match="must be above 0 s"):
         SpeculativePolicy(ball, gate, verdicts=LateVerdicts(0.0))
-    with pytest.raises(ConfigError, match="cannot be combined with a forecast"):
-        SpeculativePolicy(ball, gate, verdicts=LateVerdicts(1.0), forecast=Forecast(gate))
+    with pytest.raises(ConfigError, match="cannot be combined with a prefetch predictor"):
+        SpeculativePolicy(ball, gate, verdicts=LateVerdicts(1.0), prefetch=PrefetchPredictor(gate))

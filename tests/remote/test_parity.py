@@ -13,9 +13,9 @@ from specact import Bundle, SpeculativePolicy, calibrated_gate
 from specact.families.codes.values import executed_codes
 from specact.families.codes.verify import TargetSampler
 from specact.gates import Always, Gate
-from specact.gates.prefetch import Forecast
-from specact.lab.processes import Child, serving
-from specact.remote.client import Line
+from specact.gates.prefetch import PrefetchPredictor
+from specact.lab.processes import ServerProcess, serving
+from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.types import StepRecord
@@ -85,18 +85,18 @@ def gates(bundle: Bundle) -> dict[str, Callable[[], Gate]]:
 @pytest.mark.parametrize("sampling", ["device", "server"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_thousand_steps_are_those_of_a_local_policy(
-    ball: Bundle, server: Child, scheme: str, sampling: str, overlap: bool
+    ball: Bundle, server: ServerProcess, scheme: str, sampling: str, overlap: bool
 ) -> None:
     if overlap and sampling == "server":
         pytest.skip("with sampling on the server nothing can leave ahead")
     make = gates(ball)["deviation"]
     local = Player(ball, SpeculativePolicy(ball, make(), seed=5, robot=1), seed=0).run()
-    with Line(Endpoint(scheme, "127.0.0.1", server.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        verifier = remote_verifier(line, ball, PATIENT_MS, sampling)  # type: ignore[arg-type]
+    with Client(Endpoint(scheme, "127.0.0.1", server.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        verifier = remote_verifier(client, ball, PATIENT_MS, sampling)  # type: ignore[arg-type]
         gate = make()
-        forecast = Forecast(gate) if overlap else None
-        policy = SpeculativePolicy(ball, gate, verifier=verifier, forecast=forecast, seed=5, robot=1)
+        prefetch = PrefetchPredictor(gate) if overlap else None
+        policy = SpeculativePolicy(ball, gate, verifier=verifier, prefetch=prefetch, seed=5, robot=1)
         remote = Player(ball, policy, seed=0).run()
     assert_same(remote, local)
     verified = sum(record.outcome is not None for record in remote.records)
@@ -104,15 +104,15 @@ def test_a_thousand_steps_are_those_of_a_local_policy(
     if overlap:
         wasted = sum(record.sent_ahead and not record.decision.transmit for record in remote.records)
         # A request that is still on HTTP's one lane keeps the next from leaving ahead.
-        assert line.counts["sent"] == verified + wasted or (scheme == "http" and line.counts["sent"] >= verified)
+        assert client.counts["sent"] == verified + wasted or (scheme == "http" and client.counts["sent"] >= verified)
 
 
-def test_the_remote_target_draws_what_the_local_one_draws(ball: Bundle, server: Child) -> None:
+def test_the_remote_target_draws_what_the_local_one_draws(ball: Bundle, server: ServerProcess) -> None:
     here = TargetSampler(LocalTarget(ball.target), ball.tokenizer)
     local = Player(ball, SpeculativePolicy(ball, Always(), verifier=here, seed=2), seed=1).run(200)
-    with Line(Endpoint("ws", "127.0.0.1", server.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        there = TargetSampler(RemoteTarget(line, ball.codec, PATIENT_MS), ball.tokenizer)
+    with Client(Endpoint("ws", "127.0.0.1", server.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        there = TargetSampler(RemoteTarget(client, ball.codec, PATIENT_MS), ball.tokenizer)
         remote = Player(ball, SpeculativePolicy(ball, Always(), verifier=there, seed=2), seed=1).run(200)
     assert_same(remote, local)
 
@@ -120,28 +120,28 @@ def test_the_remote_target_draws_what_the_local_one_draws(ball: Bundle, server: 
 @pytest.mark.parametrize("sampling", ["device", "server"])
 def test_a_reconnection_in_between_changes_nothing(ball: Bundle, sampling: str) -> None:
     local = Player(ball, SpeculativePolicy(ball, Always(), seed=5), seed=0).run()
-    with serving("ball") as first, Line(Endpoint("ws", "127.0.0.1", first.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        verifier = remote_verifier(line, ball, PATIENT_MS, sampling)  # type: ignore[arg-type]
+    with serving("ball") as first, Client(Endpoint("ws", "127.0.0.1", first.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        verifier = remote_verifier(client, ball, PATIENT_MS, sampling)  # type: ignore[arg-type]
         remote = Player(ball, SpeculativePolicy(ball, Always(), verifier=verifier, seed=5), seed=0).run(STEPS // 2)
         port = first.port
         first.kill()
         with serving("ball", "--port", str(port)):
-            wait_for(lambda: line.problem is None and line.counts["connections"] == 2)
+            wait_for(lambda: client.problem is None and client.counts["connections"] == 2)
             remote.run(STEPS // 2)
     assert_same(remote, local)
 
 
-def test_two_interleaved_robots_act_as_each_does_alone(ball: Bundle, server: Child) -> None:
+def test_two_interleaved_robots_act_as_each_does_alone(ball: Bundle, server: ServerProcess) -> None:
     def player(verifier: Verifier | None, robot: int) -> Player:
         return Player(ball, SpeculativePolicy(ball, Always(), verifier=verifier, seed=5, robot=robot), seed=robot)
 
     endpoint = Endpoint("ws", "127.0.0.1", server.port)
     alone = [player(None, robot).run() for robot in (0, 1)]
-    with Line(endpoint, ball.codec.dialect, "one") as one, Line(endpoint, ball.codec.dialect, "two") as two:
-        for line in (one, two):
-            line.connect(10.0)
-        together = [player(remote_verifier(line, ball, PATIENT_MS), robot) for robot, line in enumerate((one, two))]
+    with Client(endpoint, ball.codec.dialect, "one") as one, Client(endpoint, ball.codec.dialect, "two") as two:
+        for client in (one, two):
+            client.connect(10.0)
+        together = [player(remote_verifier(client, ball, PATIENT_MS), robot) for robot, client in enumerate((one, two))]
         for _ in range(STEPS):
             for remote in together:
                 remote.step()

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from specact.lab.processes import Child
+from specact.lab.processes import ServerProcess
 from specact.links.link import load_link
-from specact.links.mahimahi import read_deliveries
+from specact.links.recordings import read_deliveries, read_round_trips
 from specact.links.shaper import Shaper
-from specact.links.trace import read_round_trips
-from specact.remote.client import LineSettings
+from specact.remote.client import ClientSettings
 
 if TYPE_CHECKING:
     from tests.remote.conftest import Robot
@@ -48,10 +47,10 @@ def stalled(robots: Sequence[Robot], longer_than_s: float) -> bool:
 def drive_through(
     link: str, stall_s: float, port: int, fleet: Fleet, driving: Driving, wait_for: WaitFor
 ) -> Sequence[Robot]:
-    """Drives until the stall has been met and is over; every line is patient enough to keep its connection."""
+    """Drives until the stall has been met and is over; every client is patient enough to keep its connection."""
     with (
         Shaper(load_link(link), "127.0.0.1", port) as shaper,
-        fleet(shaper.port, LineSettings(silence_s=10.0), deadline_ms=50.0) as robots,
+        fleet(shaper.port, ClientSettings(silence_s=10.0), deadline_ms=50.0) as robots,
         driving(*robots),
     ):
         # Nearly all of it: the last request before it may have come through.
@@ -60,12 +59,12 @@ def drive_through(
         wait_for(lambda: all(robot.verified >= 5 + had for robot, had in zip(robots, before, strict=True)), 30.0)
     for robot in robots:
         robot.check("deadline", "disconnected")
-        assert robot.line.counts["connections"] == 1
+        assert robot.client.counts["connections"] == 1
     return robots
 
 
 def test_round_trips_of_a_robot_with_two_stalls_of_two_seconds(
-    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor
+    exact_server: ServerProcess, fleet: Fleet, driving: Driving, wait_for: WaitFor
 ) -> None:
     path = DATA / "telerobot_rtt" / "tyrell_roundtrip035.csv"
     rtts = read_round_trips(path)
@@ -75,12 +74,12 @@ def test_round_trips_of_a_robot_with_two_stalls_of_two_seconds(
     robots = drive_through(f"rtt:{path}+start={start}", 1.9, exact_server.port, fleet, driving, wait_for)
     # Late answers are counted, and each earns one try, not three: two stalls do not cost a deadline per step.
     for robot in robots:
-        assert robot.line.counts["late"] > 3
+        assert robot.client.counts["late"] > 3
         assert robot.causes["deadline"] < 0.7 * robot.causes.total()
 
 
 def test_a_phone_that_cannot_send_for_two_and_a_half_seconds(
-    exact_server: Child, fleet: Fleet, driving: Driving, wait_for: WaitFor
+    exact_server: ServerProcess, fleet: Fleet, driving: Driving, wait_for: WaitFor
 ) -> None:
     up, down = (DATA / "mahimahi" / f"ATT-LTE-driving.{way}" for way in ("up", "down"))
     moments = read_deliveries(up)

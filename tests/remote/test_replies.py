@@ -15,11 +15,11 @@ import pytest
 from specact import Bundle
 from specact.fallback import Fallback
 from specact.families.codes.values import CodeDistribution
-from specact.remote.client import Line, LineSettings
+from specact.remote.client import Client, ClientSettings
 from specact.remote.transport import Endpoint
 from specact.wire import msgpack
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, reply_fields
+from specact.wire.checks import ErrorCode
+from specact.wire.messages import ErrorReply, reply_fields
 from specact.wire.sizes import max_message_bytes
 
 if TYPE_CHECKING:
@@ -123,13 +123,13 @@ NO_ANSWER: dict[str, Behave] = {
 def test_what_is_no_valid_answer_is_a_miss(
     ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, ahead: bool
 ) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, overlap=ahead, deadline_ms=PATIENT_MS)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, overlap=ahead, deadline_ms=PATIENT_MS)
         ride(rogue, rover, behave)
         rover.check("invalid")
         assert rover.causes["invalid"] >= (1 if ahead else 6)
-        assert line.counts["connections"] == 1
+        assert client.counts["connections"] == 1
         assert_nothing_twice(rogue)
 
 
@@ -154,9 +154,9 @@ VERDICTS: dict[str, Behave] = {
 def test_what_is_no_valid_verdict_is_a_miss(
     ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave
 ) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, sampling="server", deadline_ms=PATIENT_MS)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, sampling="server", deadline_ms=PATIENT_MS)
         ride(rogue, rover, behave)
         rover.check("invalid")
         assert rover.causes["invalid"] == 6
@@ -168,23 +168,23 @@ def test_an_error_is_a_miss_of_its_kind(ball: Bundle, misbehaving: Misbehaving, 
     def behave(rogue: Rogue, peer: Peer, request: Request) -> None:
         peer.say(reply_fields(ErrorReply(request.id, code, "no")))
 
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, deadline_ms=PATIENT_MS)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, deadline_ms=PATIENT_MS)
         ride(rogue, rover, behave)
         cause = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}.get(code, "refused")
         rover.check(cause)
         assert rover.causes == {cause: 6}
-        assert line.counts["connections"] == 1
+        assert client.counts["connections"] == 1
 
 
 @pytest.mark.parametrize("claimed", [{"total_ms": 1e9}, {"queue_ms": 1e9}, {"target_ms": 1e9}, {"total_ms": True}])
 def test_times_a_server_cannot_have_needed_spoil_no_record(
     ball: Bundle, misbehaving: Misbehaving, robot: Make, claimed: dict[str, Any]
 ) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, deadline_ms=PATIENT_MS)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, deadline_ms=PATIENT_MS)
         ride(rogue, rover, times(**claimed))
         rover.check("invalid")
         for step in rover.steps:
@@ -259,13 +259,13 @@ HARMLESS: dict[str, tuple[Behave, str]] = {
 def test_the_answer_is_found_among_others(
     ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, counted: str, ahead: bool
 ) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, overlap=ahead, deadline_ms=PATIENT_MS)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, overlap=ahead, deadline_ms=PATIENT_MS)
         ride(rogue, rover, behave)
         rover.check()  # no miss at all
-        assert line.counts[counted] > 0 or counted == "late"
-        assert line.counts["connections"] == 1
+        assert client.counts[counted] > 0 or counted == "late"
+        assert client.counts["connections"] == 1
         assert_nothing_twice(rogue)
 
 
@@ -290,14 +290,14 @@ LOST: dict[str, Behave] = {
 def test_what_belongs_to_no_request_is_not_waited_for_beyond_the_deadline(
     ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave
 ) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client)
         ride(rogue, rover, behave)
-        # Three in a row, and the line waits for a sign of life: `disconnected`.
+        # Three in a row, and the client waits for a sign of life: `disconnected`.
         rover.check("deadline", "disconnected")
         assert rover.causes["deadline"] >= 2
-        assert line.counts["connections"] == 1
+        assert client.counts["connections"] == 1
         assert_nothing_twice(rogue)
 
 
@@ -309,36 +309,36 @@ def slow(rogue: Rogue, peer: Peer, request: Request, seconds: float = 0.06) -> N
 def test_late_answers_are_dropped_by_id_and_counted(
     ball: Bundle, misbehaving: Misbehaving, robot: Make, wait_for: Callable[..., float]
 ) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line).play(4)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client).play(4)
         rogue.behave = lambda peer, request: slow(rogue, peer, request)
         before = rover.verified
         rover.play(20, period_s=0.02)
         # All of them come to be counted, and none is used.
-        wait_for(lambda: line.counts["late"] == line.counts["sent"] - before)
-        assert line.counts["answered"] == rover.verified == before and line.counts["late"] >= 4
+        wait_for(lambda: client.counts["late"] == client.counts["sent"] - before)
+        assert client.counts["answered"] == rover.verified == before and client.counts["late"] >= 4
         rogue.behave = rogue.honest
         rover.find_back()
         rover.check("deadline", "disconnected")
         assert_nothing_twice(rogue)
 
 
-class Careless(Line):
+class Careless(Client):
     """What must not be: takes the next reply for the one that is waited for."""
 
     def wait(self, identity: int, timeout: float) -> Any:
-        channel = self._channel
-        payload = None if channel is None else channel.receive(timeout)
-        if channel is None or payload is None:
+        transport = self._transport
+        payload = None if transport is None else transport.receive(timeout)
+        if transport is None or payload is None:
             return "deadline"
-        return channel.decode(payload) | {"id": identity}
+        return transport.decode(payload) | {"id": identity}
 
 
-def test_a_line_that_ignored_ids_would_be_found_out(ball: Bundle, misbehaving: Misbehaving, robot: Make) -> None:
-    with misbehaving() as rogue, Careless(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, deadline_ms=200.0).play(4)  # so long that these are in time on a busy machine too
+def test_a_client_that_ignored_ids_would_be_found_out(ball: Bundle, misbehaving: Misbehaving, robot: Make) -> None:
+    with misbehaving() as rogue, Careless(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, deadline_ms=200.0).play(4)  # so long that these are in time on a busy machine too
         rover.check()
         rogue.behave = lambda peer, request: slow(rogue, peer, request, 0.3)
         rover.play(10)
@@ -390,10 +390,10 @@ ENDINGS: dict[str, Behave] = {
 def test_after_a_lost_connection_nothing_is_sent_again(
     ball: Bundle, misbehaving: Misbehaving, robot: Make, behave: Behave, ahead: bool
 ) -> None:
-    settings, said = LineSettings(first_delay_s=0.01), ball.codec.dialect
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), said, settings=settings) as line:
-        line.connect(10.0)
-        rover = robot(line, overlap=ahead)
+    settings, said = ClientSettings(first_delay_s=0.01), ball.codec.dialect
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), said, settings=settings) as client:
+        client.connect(10.0)
+        rover = robot(client, overlap=ahead)
         rover.play(4)
         rogue.behave = lambda peer, request: behave(rogue, peer, request)
         # Slow enough to come back in between, and to lose more than one.
@@ -403,7 +403,7 @@ def test_after_a_lost_connection_nothing_is_sent_again(
         rover.run(lambda: rover.verified < wanted and time.monotonic() < until, period_s=0.01)
         assert rover.verified >= wanted
         rover.check("disconnected", "deadline")
-        assert rover.causes["disconnected"] > 0 and line.counts["connections"] > 1
+        assert rover.causes["disconnected"] > 0 and client.counts["connections"] > 1
         assert_nothing_twice(rogue)
 
 
@@ -413,9 +413,9 @@ STILL = np.array([0.25, -0.5], np.float32)
 
 
 def test_hold_last_over_a_real_socket(ball: Bundle, misbehaving: Misbehaving, robot: Make) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, fallback=Fallback("hold_last", stop_action=STILL))
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, fallback=Fallback("hold_last", stop_action=STILL))
         ride(rogue, rover, LOST["nothing at all"])
         rover.check("deadline", "disconnected")
         for before, step in zip(rover.steps, rover.steps[1:], strict=False):
@@ -425,9 +425,9 @@ def test_hold_last_over_a_real_socket(ball: Bundle, misbehaving: Misbehaving, ro
 
 
 def test_too_many_misses_over_a_real_socket_stop_the_robot(ball: Bundle, misbehaving: Misbehaving, robot: Make) -> None:
-    with misbehaving() as rogue, Line(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as line:
-        line.connect(10.0)
-        rover = robot(line, fallback=Fallback(max_consecutive_misses=4, stop_action=STILL), deadline_ms=200.0)
+    with misbehaving() as rogue, Client(Endpoint("ws", "127.0.0.1", rogue.port), ball.codec.dialect) as client:
+        client.connect(10.0)
+        rover = robot(client, fallback=Fallback(max_consecutive_misses=4, stop_action=STILL), deadline_ms=200.0)
         rover.find_back(4)  # the last step was verified, however busy the machine is
         first = len(rover.steps)
         awake = threading.Event()
@@ -449,4 +449,4 @@ def test_too_many_misses_over_a_real_socket_stop_the_robot(ball: Bundle, misbeha
         rover.play(6, period_s=0.1)
         assert any(step.record.outcome is not None for step in rover.steps[-6:]) and not rover.policy.stopped
         # Nobody was asked by the robot that had stopped.
-        assert len(rogue.requests) == line.counts["sent"] <= first + 3 + 6
+        assert len(rogue.requests) == client.counts["sent"] <= first + 3 + 6

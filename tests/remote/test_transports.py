@@ -1,4 +1,4 @@
-"""The two channels by themselves: frames and bodies in pieces, closing, TLS, tokens, and reasons for failing."""
+"""The two transports by themselves: frames and bodies in pieces, closing, TLS, tokens, and reasons for failing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from websockets.frames import Frame, Opcode
 
 from specact import Bundle
 from specact.errors import ConfigError, RemoteError
-from specact.lab.processes import Child, serving
+from specact.lab.processes import ServerProcess, serving
 from specact.observation import Window
-from specact.remote.client import Line, LineSettings
-from specact.remote.http import HttpChannel
+from specact.remote.client import Client, ClientSettings
+from specact.remote.http import HttpTransport
 from specact.remote.target import RemoteTarget
-from specact.remote.transport import PORT, ChannelClosedError, Endpoint
-from specact.remote.websocket import WebSocketChannel
+from specact.remote.transport import PORT, Endpoint, TransportClosedError
+from specact.remote.websocket import WebSocketTransport
 from specact.rng import StepAddress
 from specact.verification import Answer
 from specact.wire import json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Listening = Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]]
 WaitFor = Callable[..., float]
-Refusal = Callable[[Line], str]
+Refusal = Callable[[Client], str]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 LIMIT = 100_000
@@ -47,23 +47,23 @@ def at(port: int, scheme: str = "ws", **options: Any) -> Endpoint:
 
 
 class Talk:
-    """A WebSocket channel to a rogue, and the rogue's end of it."""
+    """A WebSocket transport to a rogue, and the rogue's end of it."""
 
     def __init__(self, rogue: Rogue, **options: Any) -> None:
-        self.channel = WebSocketChannel(at(rogue.port, **options), PATIENCE, LIMIT)
-        self.channel.send("hello", self.channel.encode({}), 1.0)
-        assert self.channel.receive(PATIENCE)
+        self.transport = WebSocketTransport(at(rogue.port, **options), PATIENCE, LIMIT)
+        self.transport.send("hello", self.transport.encode({}), 1.0)
+        assert self.transport.receive(PATIENCE)
         self.peer: Peer = rogue.peers[-1]
 
     def __enter__(self) -> Talk:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.channel.close()
-        self.channel.close()
+        self.transport.close()
+        self.transport.close()
 
     def receive(self) -> bytes | None:
-        return self.channel.receive(PATIENCE)
+        return self.transport.receive(PATIENCE)
 
 
 # ---- WebSocket ------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_messages_come_whole_however_they_were_cut(misbehaving: Misbehaving) -> 
         for start in range(0, len(stream), 997):
             talk.peer.raw(stream[start : start + 997])
         assert [talk.receive() for _ in frames] == [bytes(frame.data) for frame in frames]
-        assert talk.channel.receive(0.0) is None
+        assert talk.transport.receive(0.0) is None
 
 
 def test_pings_are_answered_even_between_the_pieces_of_a_message(misbehaving: Misbehaving, wait_for: WaitFor) -> None:
@@ -95,12 +95,12 @@ def test_pings_are_answered_even_between_the_pieces_of_a_message(misbehaving: Mi
         assert talk.receive() == b"one two"
         wait_for(lambda: peer.pongs == [b"there?"])
         # A pong is a sign of life, but no message.
-        before = talk.channel.heard
-        talk.channel.ping()
+        before = talk.transport.heard
+        talk.transport.ping()
         until = time.monotonic() + PATIENCE
-        while talk.channel.heard <= before and time.monotonic() < until:
-            assert talk.channel.receive(0.2) is None
-        assert talk.channel.heard > before
+        while talk.transport.heard <= before and time.monotonic() < until:
+            assert talk.transport.receive(0.2) is None
+        assert talk.transport.heard > before
 
 
 def test_text_is_no_message_and_spoils_none(misbehaving: Misbehaving) -> None:
@@ -123,10 +123,10 @@ def test_looking_takes_no_time(misbehaving: Misbehaving) -> None:
     with misbehaving() as rogue, Talk(rogue) as talk:
         start = time.monotonic()
         for _ in range(100):
-            assert talk.channel.receive(0.0) is None
+            assert talk.transport.receive(0.0) is None
         assert time.monotonic() - start < PATIENCE  # waiting for 0.1 s at each would reach it
         start = time.monotonic()
-        assert talk.channel.receive(0.2) is None
+        assert talk.transport.receive(0.2) is None
         assert 0.2 <= time.monotonic() - start < PATIENCE
 
 
@@ -135,12 +135,12 @@ def test_what_was_said_before_the_end_is_heard_and_then_why_it_ended(misbehaving
         last = Frame(Opcode.BINARY, b"last words").serialize(mask=False)
         talk.peer.raw(last + b"\x88\x06\x03\xf4over")  # 1012, service restart
         assert talk.receive() == b"last words"
-        with pytest.raises(ChannelClosedError, match=r"1012 .*over"):
+        with pytest.raises(TransportClosedError, match=r"1012 .*over"):
             talk.receive()
-        with pytest.raises(ChannelClosedError, match="closed"):
-            talk.channel.send("infer", b"", 1.0)
-        with pytest.raises(ChannelClosedError, match="closed"):
-            talk.channel.ping()
+        with pytest.raises(TransportClosedError, match="closed"):
+            talk.transport.send("infer", b"", 1.0)
+        with pytest.raises(TransportClosedError, match="closed"):
+            talk.transport.ping()
 
 
 def resetting(peer: Peer) -> None:
@@ -151,14 +151,14 @@ def test_an_end_without_a_word_is_an_end(misbehaving: Misbehaving) -> None:
     with misbehaving() as rogue:
         with Talk(rogue) as talk:
             talk.peer.side.shutdown(socket.SHUT_WR)
-            with pytest.raises(ChannelClosedError, match="ended"):
+            with pytest.raises(TransportClosedError, match="ended"):
                 talk.receive()
         rogue.greet = resetting
-        channel = WebSocketChannel(at(rogue.port), PATIENCE, LIMIT)
-        channel.send("hello", channel.encode({}), 1.0)
-        with pytest.raises(ChannelClosedError, match=r"lost: .*reset"):
-            channel.receive(PATIENCE)
-        channel.close()
+        transport = WebSocketTransport(at(rogue.port), PATIENCE, LIMIT)
+        transport.send("hello", transport.encode({}), 1.0)
+        with pytest.raises(TransportClosedError, match=r"lost: .*reset"):
+            transport.receive(PATIENCE)
+        transport.close()
 
 
 @pytest.mark.parametrize("pieces", [1, 40])
@@ -170,7 +170,7 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_there(misbehaving: 
         talk.peer.raw(b"\x82\x7f\x10" + bytes(7) if pieces == 1 else b"")
         if pieces > 1:
             talk.peer.raw(Frame(Opcode.BINARY, bytes(LIMIT), fin=False).serialize(mask=False) + b"\x80\x01")
-        with pytest.raises(ChannelClosedError, match=r"exceeds|too big"):
+        with pytest.raises(TransportClosedError, match=r"exceeds|too big"):
             talk.receive()
 
 
@@ -178,8 +178,8 @@ def test_a_server_that_does_not_read_cannot_hold_up_the_sender(misbehaving: Misb
     with misbehaving() as rogue, Talk(rogue) as talk:
         rogue.reads_requests = False
         start = time.monotonic()
-        with pytest.raises(ChannelClosedError, match="while sending: timed out"):
-            talk.channel.send("infer", bytes(64 << 20), 0.01)
+        with pytest.raises(TransportClosedError, match="while sending: timed out"):
+            talk.transport.send("infer", bytes(64 << 20), 0.01)
         assert time.monotonic() - start < PATIENCE
 
 
@@ -220,10 +220,10 @@ def test_a_server_that_does_not_let_us_in_says_why(listening: Listening, answer:
         side.sendall(answer)
 
     with listening(serve) as port, pytest.raises(RemoteError, match=rf"ws://127.0.0.1:{port} .*{why}"):
-        WebSocketChannel(at(port), PATIENCE, LIMIT)
+        WebSocketTransport(at(port), PATIENCE, LIMIT)
 
 
-@pytest.mark.parametrize("kind", [WebSocketChannel, HttpChannel])
+@pytest.mark.parametrize("kind", [WebSocketTransport, HttpTransport])
 def test_where_nobody_listens_there_is_no_connection(kind: Any) -> None:
     with socket.socket() as side:
         side.bind(("127.0.0.1", 0))
@@ -243,7 +243,7 @@ def test_a_handshake_in_drops_ends_in_time(listening: Listening) -> None:
     with listening(drip) as port:
         start = time.monotonic()
         with pytest.raises(RemoteError, match="did not answer in time"):
-            WebSocketChannel(at(port), 0.3, LIMIT)
+            WebSocketTransport(at(port), 0.3, LIMIT)
         assert 0.3 <= time.monotonic() - start < PATIENCE
 
 
@@ -273,37 +273,37 @@ def body(fields: dict[str, Any], head: bytes = b"") -> bytes:
 
 
 @pytest.fixture
-def http(listening: Listening) -> Iterator[Callable[[Script], HttpChannel]]:
-    channels, servers = list[HttpChannel](), list[Any]()
+def http(listening: Listening) -> Iterator[Callable[[Script], HttpTransport]]:
+    transports, servers = list[HttpTransport](), list[Any]()
 
-    def make(script: Script) -> HttpChannel:
+    def make(script: Script) -> HttpTransport:
         servers.append(listening(script))
         port = servers[-1].__enter__()
-        channels.append(HttpChannel(at(port, "http", token="sesame open now!"), PATIENCE, LIMIT))
-        return channels[-1]
+        transports.append(HttpTransport(at(port, "http", token="sesame open now!"), PATIENCE, LIMIT))
+        return transports[-1]
 
     yield make
-    for channel in channels:
-        channel.close()
-        channel.close()
+    for transport in transports:
+        transport.close()
+        transport.close()
     for server in servers:
         server.__exit__(None, None, None)
 
 
-def ask(channel: HttpChannel, kind: str = "infer") -> bytes | None:
-    channel.send(kind, b'{"a":1}', 1.0)
-    return channel.receive(PATIENCE)
+def ask(transport: HttpTransport, kind: str = "infer") -> bytes | None:
+    transport.send(kind, b'{"a":1}', 1.0)
+    return transport.receive(PATIENCE)
 
 
-def test_requests_and_replies_share_a_connection(http: Callable[[Script], HttpChannel]) -> None:
+def test_requests_and_replies_share_a_connection(http: Callable[[Script], HttpTransport]) -> None:
     script = Script(
         body({"a": 1}), body({"b": "x" * 9000}, b"Server: me\r\n"), b"HTTP/1.1 204 No\r\nContent-Length: 0\r\n\r\n"
     )
-    channel = http(script)
-    assert channel.receive(0.0) is None and channel.receive(5.0) is None  # at once: nothing was asked
-    assert ask(channel, "hello") == b'{"a":1}'
-    assert channel.decode(ask(channel) or b"") == {"b": "x" * 9000}
-    assert ask(channel, "verify") == b""
+    transport = http(script)
+    assert transport.receive(0.0) is None and transport.receive(5.0) is None  # at once: nothing was asked
+    assert ask(transport, "hello") == b'{"a":1}'
+    assert transport.decode(ask(transport) or b"") == {"b": "x" * 9000}
+    assert ask(transport, "verify") == b""
     for heard, path in zip(script.heard, (b"hello", b"infer", b"verify"), strict=True):
         head, payload = heard.split(b"\r\n\r\n")
         assert head.startswith(b"POST /v1/%s HTTP/1.1\r\n" % path) and payload == b'{"a":1}'
@@ -311,16 +311,16 @@ def test_requests_and_replies_share_a_connection(http: Callable[[Script], HttpCh
         assert b"Host: 127.0.0.1:" in head and b"Content-Type: application/json" in head
 
 
-def test_a_reply_in_pieces_is_waited_for_no_longer_than_allowed(http: Callable[[Script], HttpChannel]) -> None:
-    channel = http(Script(body({"a": "x" * 20_000}), pause_s=0.05))
-    channel.send("infer", b"{}", 1.0)
+def test_a_reply_in_pieces_is_waited_for_no_longer_than_allowed(http: Callable[[Script], HttpTransport]) -> None:
+    transport = http(Script(body({"a": "x" * 20_000}), pause_s=0.05))
+    transport.send("infer", b"{}", 1.0)
     start = time.monotonic()
-    assert channel.receive(0.1) is None and channel.busy
+    assert transport.receive(0.1) is None and transport.busy
     assert 0.1 <= time.monotonic() - start < PATIENCE
-    with pytest.raises(ChannelClosedError, match="previous reply is still outstanding"):
-        channel.send("infer", b"{}", 1.0)
+    with pytest.raises(TransportClosedError, match="previous reply is still outstanding"):
+        transport.send("infer", b"{}", 1.0)
     # What has come is not lost.
-    assert len(channel.receive(PATIENCE) or b"") > 20_000 and not channel.busy
+    assert len(transport.receive(PATIENCE) or b"") > 20_000 and not transport.busy
 
 
 @pytest.mark.parametrize(
@@ -340,23 +340,23 @@ def test_a_reply_in_pieces_is_waited_for_no_longer_than_allowed(http: Callable[[
         (body({}) + body({}), "more data than the reply's length"),
     ],
 )
-def test_a_reply_that_is_none_ends_it(http: Callable[[Script], HttpChannel], answer: bytes, why: str) -> None:
-    channel = http(Script(answer, hangs_up=True))
-    channel.send("infer", b"{}", 1.0)
-    with pytest.raises(ChannelClosedError, match=why):
-        channel.receive(PATIENCE)
+def test_a_reply_that_is_none_ends_it(http: Callable[[Script], HttpTransport], answer: bytes, why: str) -> None:
+    transport = http(Script(answer, hangs_up=True))
+    transport.send("infer", b"{}", 1.0)
+    with pytest.raises(TransportClosedError, match=why):
+        transport.receive(PATIENCE)
 
 
-def answered(channel: HttpChannel) -> HttpChannel:
-    assert channel.receive(PATIENCE) == b'{"a":1}'
-    return channel
+def answered(transport: HttpTransport) -> HttpTransport:
+    assert transport.receive(PATIENCE) == b'{"a":1}'
+    return transport
 
 
-def look_on(channel: HttpChannel) -> None:
+def look_on(transport: HttpTransport) -> None:
     """Looks until something comes of it; nothing was asked, so nothing should."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
-        assert channel.receive(0.0) is None
+        assert transport.receive(0.0) is None
 
 
 def test_what_a_server_says_unasked_is_no_reply_to_the_next_request(listening: Listening) -> None:
@@ -368,18 +368,18 @@ def test_what_a_server_says_unasked_is_no_reply_to_the_next_request(listening: L
         side.recv(65536)
 
     with listening(chatter) as port:
-        channel = HttpChannel(at(port, "http"), PATIENCE, LIMIT)
-        channel.send("infer", b"{}", 1.0)
+        transport = HttpTransport(at(port, "http"), PATIENCE, LIMIT)
+        transport.send("infer", b"{}", 1.0)
         # Had it come at once, it would have been found with the first.
-        with pytest.raises(ChannelClosedError, match=r"data without a request|more data than the reply's length"):
-            look_on(answered(channel))
-        channel.close()
+        with pytest.raises(TransportClosedError, match=r"data without a request|more data than the reply's length"):
+            look_on(answered(transport))
+        transport.close()
 
 
-def test_a_server_that_hangs_up_on_an_idle_connection_is_noticed(http: Callable[[Script], HttpChannel]) -> None:
-    channel = http(Script(hangs_up=True))
-    with pytest.raises(ChannelClosedError, match="closed the connection"):
-        look_on(channel)
+def test_a_server_that_hangs_up_on_an_idle_connection_is_noticed(http: Callable[[Script], HttpTransport]) -> None:
+    transport = http(Script(hangs_up=True))
+    with pytest.raises(TransportClosedError, match="closed the connection"):
+        look_on(transport)
 
 
 # ---- URLs -----------------------------------------------------------------------------------------------------------
@@ -443,8 +443,8 @@ def test_ipv6_addresses_work(ball: Bundle) -> None:
         pytest.skip("this machine has no IPv6")
     with serving("ball", "--host", "::1") as server:
         for scheme in ("ws", "http"):
-            with Line(Endpoint.parse(f"{scheme}://[::1]:{server.port}"), ball.codec.dialect) as line:
-                assert line.connect(10.0).bundle == "ball"
+            with Client(Endpoint.parse(f"{scheme}://[::1]:{server.port}"), ball.codec.dialect) as client:
+                assert client.connect(10.0).bundle == "ball"
 
 
 # ---- TLS and tokens, with a real server -----------------------------------------------------------------------------
@@ -468,7 +468,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def guarded(certificate: tuple[Path, Path]) -> Iterator[Child]:
+def guarded(certificate: tuple[Path, Path]) -> Iterator[ServerProcess]:
     options = ("--certificate", str(certificate[0]), "--key", str(certificate[1]))
     with serving("ball", *options, environment={"SPECACT_TOKEN": TOKEN}) as process:
         yield process
@@ -479,11 +479,13 @@ def trusting(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("scheme", ["wss", "https"])
-def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[Path, Path], scheme: str) -> None:
+def test_over_tls_with_a_token(
+    ball: Bundle, guarded: ServerProcess, certificate: tuple[Path, Path], scheme: str
+) -> None:
     endpoint = at(guarded.port, scheme, token=TOKEN, tls=trusting(certificate))
-    with Line(endpoint, ball.codec.dialect, settings=LineSettings(silence_s=1.5)) as line:
-        line.connect(10.0)
-        target = RemoteTarget(line, ball.codec, 5000.0)
+    with Client(endpoint, ball.codec.dialect, settings=ClientSettings(silence_s=1.5)) as client:
+        client.connect(10.0)
+        target = RemoteTarget(client, ball.codec, 5000.0)
         rng = np.random.default_rng(0)
         for step in range(50):
             seen = Window({"state": rng.uniform(-1, 1, (1, 8)).astype(np.float32), "goal": np.zeros(2, np.float32)})
@@ -492,30 +494,30 @@ def test_over_tls_with_a_token(ball: Bundle, guarded: Child, certificate: tuple[
             np.testing.assert_array_equal(answer.value.probs, ball.target.infer(seen).probs)
         time.sleep(1.7)  # pings alone
         assert isinstance(target.submit(seen, StepAddress(0, 0, 0, 50)).result(), Answer)
-        assert line.counts == {"connections": 1, "sent": 51, "answered": 51}
+        assert client.counts == {"connections": 1, "sent": 51, "answered": 51}
 
 
 @pytest.mark.parametrize("scheme", ["wss", "https"])
 def test_a_certificate_that_is_not_trusted_is_a_reason(
-    ball: Bundle, guarded: Child, refusal: Refusal, scheme: str
+    ball: Bundle, guarded: ServerProcess, refusal: Refusal, scheme: str
 ) -> None:
-    with Line(at(guarded.port, scheme, token=TOKEN), ball.codec.dialect) as line:
+    with Client(at(guarded.port, scheme, token=TOKEN), ball.codec.dialect) as client:
         # OpenSSL before 3.0 writes it without the hyphen.
-        assert re.search("certificate verify failed: self.signed", refusal(line))
+        assert re.search("certificate verify failed: self.signed", refusal(client))
 
 
-def test_a_certificate_of_another_host_is_a_reason(guarded: Child, certificate: tuple[Path, Path]) -> None:
+def test_a_certificate_of_another_host_is_a_reason(guarded: ServerProcess, certificate: tuple[Path, Path]) -> None:
     endpoint = Endpoint("wss", "localhost", guarded.port, TOKEN, trusting(certificate))
     with pytest.raises(RemoteError, match=r"mismatch|not valid for"):
-        WebSocketChannel(endpoint, PATIENCE, LIMIT)
+        WebSocketTransport(endpoint, PATIENCE, LIMIT)
 
 
 def test_speaking_plainly_to_a_server_with_tls_or_the_other_way_round_is_no_use(
-    ball: Bundle, guarded: Child, server: Child, refusal: Refusal
+    ball: Bundle, guarded: ServerProcess, server: ServerProcess, refusal: Refusal
 ) -> None:
     for port, scheme in ((guarded.port, "ws"), (guarded.port, "http"), (server.port, "wss"), (server.port, "https")):
-        with Line(at(port, scheme, token=TOKEN), ball.codec.dialect) as line:
-            said = refusal(line)
+        with Client(at(port, scheme, token=TOKEN), ball.codec.dialect) as client:
+            said = refusal(client)
             assert f"{scheme}://127.0.0.1:{port}" in said
             if port == server.port:
                 assert f"without TLS use {scheme[:-1]}://" in said
@@ -526,14 +528,19 @@ def test_speaking_plainly_to_a_server_with_tls_or_the_other_way_round_is_no_use(
 @pytest.mark.parametrize("scheme", ["wss", "https"])
 @pytest.mark.parametrize("token", [None, "a token of more than 16 characterz"])
 def test_the_wrong_token_is_a_reason(
-    ball: Bundle, guarded: Child, certificate: tuple[Path, Path], refusal: Refusal, scheme: str, token: str | None
+    ball: Bundle,
+    guarded: ServerProcess,
+    certificate: tuple[Path, Path],
+    refusal: Refusal,
+    scheme: str,
+    token: str | None,
 ) -> None:
     endpoint = at(guarded.port, scheme, token=token, tls=trusting(certificate))
-    with Line(endpoint, ball.codec.dialect) as line:
-        assert "the token is wrong or missing: SPECACT_TOKEN or --token-file" in refusal(line)
+    with Client(endpoint, ball.codec.dialect) as client:
+        assert "the token is wrong or missing: SPECACT_TOKEN or --token-file" in refusal(client)
 
 
-@pytest.mark.parametrize("kind", [WebSocketChannel, HttpChannel])
+@pytest.mark.parametrize("kind", [WebSocketTransport, HttpTransport])
 def test_a_peer_that_never_finishes_the_tls_handshake_is_left_in_time(listening: Listening, kind: Any) -> None:
     def hang(side: socket.socket) -> None:
         while side.recv(65536):

@@ -17,12 +17,12 @@ from specact.clock import VirtualClock
 from specact.errors import ConfigError, ObservationError
 from specact.fallback import Fallback
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
+from specact.families.codes.verify import CodeDrafter
 from specact.gates import Always, Gate, Never
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.interrupts import Interrupted
 from specact.observation import Window, vectors
 from specact.policy import SpeculativePolicy
@@ -486,7 +486,7 @@ def test_the_journal_holds_what_happened() -> None:
     gate = Always()
     policy = policy_of(
         clock, [QUICK], gate,
-        verifier=Missing(clock, "deadline", "disconnected", "deadline", wait=PERIOD), forecast=Forecast(gate),
+        verifier=Missing(clock, "deadline", "disconnected", "deadline", wait=PERIOD), prefetch=PrefetchPredictor(gate),
     )  # fmt: skip
     journal = Journal(PERIOD)
     for tick in drive(Arm(clock), policy, 7, clock)[0]:
@@ -530,7 +530,7 @@ def test_a_request_that_could_not_leave_ahead_was_not_sent_ahead() -> None:
         gate = Always()
         verifier = Missing(clock, "disconnected", leaves=leaves)
         ticks, _ = drive(
-            Arm(clock), policy_of(clock, [QUICK], gate, verifier=verifier, forecast=Forecast(gate)), 4, clock
+            Arm(clock), policy_of(clock, [QUICK], gate, verifier=verifier, prefetch=PrefetchPredictor(gate)), 4, clock
         )
         assert [tick.record.sent_ahead for tick in ticks if tick.record] == [leaves] * 2
 

@@ -13,7 +13,7 @@ from specact.families.codes.values import Drafted
 from specact.observation import Window, vectors
 from specact.rng import Role, StepAddress, stream
 from specact.types import Proposal
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Request, request_fields
 
 LONG_MS = 30_000.0
 # What the ball's target needs to see; to anything else the server would say so.

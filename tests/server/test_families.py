@@ -23,8 +23,7 @@ from specact.wire import json as wire_json
 from specact.wire import msgpack
 from specact.wire.handshake import Hello, hello_fields, read_welcome
 from specact.wire.images import to_jpeg
-from specact.wire.reply import Reply, read_reply
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Reply, Request, read_reply, request_fields
 from specact.wire.sizes import max_message_bytes
 
 if TYPE_CHECKING:

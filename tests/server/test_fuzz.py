@@ -23,8 +23,8 @@ from specact import Bundle
 from specact.observation import Window
 from specact.wire import json as wire_json
 from specact.wire import msgpack
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, read_reply
+from specact.wire.checks import ErrorCode
+from specact.wire.messages import ErrorReply, read_reply
 from specact.wire.sizes import max_message_bytes
 
 if TYPE_CHECKING:

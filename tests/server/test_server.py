@@ -23,8 +23,7 @@ from specact.families.codes.values import CodeDistribution, Verdict
 from specact.observation import Window
 from specact.rng import Role, stream
 from specact.wire import json as wire_json
-from specact.wire.reply import Reply, read_reply
-from specact.wire.request import Request
+from specact.wire.messages import Reply, Request, read_reply
 from specact.wire.sizes import max_message_bytes
 
 if TYPE_CHECKING:

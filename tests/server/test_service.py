@@ -25,13 +25,13 @@ from specact.server import http as server_http
 from specact.server import stream as server_stream
 from specact.server.access import Access
 from specact.server.app import create_app
-from specact.server.batcher import TargetWorker
+from specact.server.batcher import Batcher
 from specact.server.serve import serve
 from specact.server.service import Sender, Service
 from specact.server.settings import ServerSettings, is_loopback
 from specact.wire import msgpack
-from specact.wire.protocol import ErrorCode
-from specact.wire.request import Request
+from specact.wire.checks import ErrorCode
+from specact.wire.messages import Request
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields
@@ -98,7 +98,7 @@ def test_loopback_is_what_only_this_machine_reaches(host: str) -> None:
     ServerSettings(host=host)
 
 
-# The worker.
+# The batcher.
 
 
 class Target:
@@ -121,7 +121,7 @@ class Target:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         if not windows[0]["state"].any():
-            # The worker warms it up.
+            # The batcher warms it up.
             return self._policy.infer_batch(windows)
         assert self.gate.wait(30.0)
         self.batches.append(len(windows))
@@ -143,14 +143,14 @@ def service(request: pytest.FixtureRequest, ball: Bundle, target: Target) -> Ite
     made = Service(bundle.responder, settings)
     yield made
     target.gate.set()
-    made.worker.stop()
+    made.batcher.stop()
 
 
-def outcomes(worker: TargetWorker, jobs: Sequence[tuple[Request, float]], then: Callable[[], None]) -> list[str]:
+def outcomes(batcher: Batcher, jobs: Sequence[tuple[Request, float]], then: Callable[[], None]) -> list[str]:
     """What becomes of requests that arrived so long ago [s], once ``then`` was called: ``ok`` or the error's code."""
 
     async def submit() -> list[Any]:
-        futures = [worker.submit(worker.lane(), request, time.monotonic() - ago) for request, ago in jobs]
+        futures = [batcher.submit(batcher.lane(), request, time.monotonic() - ago) for request, ago in jobs]
         then()
         return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 30.0)
 
@@ -158,11 +158,11 @@ def outcomes(worker: TargetWorker, jobs: Sequence[tuple[Request, float]], then: 
 
 
 def test_what_has_expired_is_not_computed(service: Service, target: Target, windows: list[Window]) -> None:
-    service.worker.start()
+    service.batcher.start()
     target.gate.clear()
     request = infer_request(windows[0], 1, 20_000.0)
     jobs = [(request, 0.0), (request, 20.1), (request, 20.1), (request, 20.1)]
-    assert outcomes(service.worker, jobs, target.gate.set) == ["ok", "expired", "expired", "expired"]
+    assert outcomes(service.batcher, jobs, target.gate.set) == ["ok", "expired", "expired", "expired"]
     assert target.batches == [1]
 
 
@@ -170,9 +170,9 @@ def test_a_batch_is_what_came_in_while_the_last_was_computed(
     service: Service, target: Target, windows: list[Window]
 ) -> None:
     target.gate.clear()
-    service.worker.start()
+    service.batcher.start()
     jobs = [(infer_request(windows[number], number, 60_000.0), 0.0) for number in range(4)]
-    assert outcomes(service.worker, jobs, target.gate.set) == ["ok"] * 4
+    assert outcomes(service.batcher, jobs, target.gate.set) == ["ok"] * 4
     assert sum(target.batches) == 4 and max(target.batches) == 2
 
 
@@ -180,11 +180,11 @@ def test_what_nobody_waits_for_is_not_computed(service: Service, target: Target,
     request = infer_request(windows[0], 1, 60_000.0)
 
     async def submit() -> None:
-        lane = service.worker.lane()
-        futures = [service.worker.submit(lane, request, time.monotonic()) for _ in range(4)]
+        lane = service.batcher.lane()
+        futures = [service.batcher.submit(lane, request, time.monotonic()) for _ in range(4)]
         for future in futures[:3]:
             future.cancel()
-        service.worker.start()
+        service.batcher.start()
         await asyncio.wait_for(futures[3], 30.0)
 
     asyncio.run(submit())
@@ -196,15 +196,15 @@ def _note(answered: list[str], name: str, _: object) -> None:
 
 
 def test_who_was_served_last_waits_for_the_others(service: Service, windows: list[Window]) -> None:
-    request, worker, answered = infer_request(windows[0], 1, 60_000.0), service.worker, list[str]()
+    request, batcher, answered = infer_request(windows[0], 1, 60_000.0), service.batcher, list[str]()
 
     async def submit() -> None:
         futures = []
-        lanes = {"greedy": worker.lane(), "modest": worker.lane()}
+        lanes = {"greedy": batcher.lane(), "modest": batcher.lane()}
         for name in ("greedy", "greedy", "greedy", "modest"):
-            futures.append(worker.submit(lanes[name], request, time.monotonic()))
+            futures.append(batcher.submit(lanes[name], request, time.monotonic()))
             futures[-1].add_done_callback(partial(_note, answered, name))
-        worker.start()
+        batcher.start()
         await asyncio.wait_for(asyncio.gather(*futures), 30.0)
 
     asyncio.run(submit())
@@ -217,10 +217,10 @@ def test_a_robot_with_less_in_a_full_queue_displaces_what_came_last_of_another(
     request = infer_request(windows[0], 1, 60_000.0)
 
     async def submit() -> list[Any]:
-        worker = service.worker
-        greedy, modest = worker.lane(), worker.lane()
-        futures = [worker.submit(lane, request, time.monotonic()) for lane in (greedy,) * 4 + (modest,)]
-        worker.start()
+        batcher = service.batcher
+        greedy, modest = batcher.lane(), batcher.lane()
+        futures = [batcher.submit(lane, request, time.monotonic()) for lane in (greedy,) * 4 + (modest,)]
+        batcher.start()
         return await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 30.0)
 
     results = asyncio.run(submit())
@@ -231,14 +231,14 @@ def test_a_full_queue_and_a_closed_worker_refuse(service: Service, windows: list
     request = infer_request(windows[0], 1, 60_000.0)
 
     async def submit() -> None:
-        worker = service.worker
-        futures = [worker.submit(worker.lane(), request, 0.0) for _ in range(4)]
+        batcher = service.batcher
+        futures = [batcher.submit(batcher.lane(), request, 0.0) for _ in range(4)]
         with pytest.raises(WireError, match="4 requests are waiting") as refused:
-            worker.submit(worker.lane(), request, 0.0)
+            batcher.submit(batcher.lane(), request, 0.0)
         assert refused.value.code == "overloaded"
-        worker.stop()
+        batcher.stop()
         with pytest.raises(WireError) as refused:
-            worker.submit(worker.lane(), request, 0.0)
+            batcher.submit(batcher.lane(), request, 0.0)
         assert refused.value.code == "shutting_down"
         for future in futures:
             future.cancel()
@@ -247,11 +247,11 @@ def test_a_full_queue_and_a_closed_worker_refuse(service: Service, windows: list
 
 
 def test_a_worker_that_stops_answers_what_is_queued_and_waits_for_no_more(ball: Bundle, windows: list[Window]) -> None:
-    worker = TargetWorker(ball.responder, ServerSettings(max_wait_ms=20_000.0))
-    worker.start()
+    batcher = Batcher(ball.responder, ServerSettings(max_wait_ms=20_000.0))
+    batcher.start()
     started = time.monotonic()
     jobs = [(infer_request(windows[number], number, 60_000.0), 0.0) for number in range(3)]
-    assert outcomes(worker, jobs, worker.stop) == ["ok"] * 3
+    assert outcomes(batcher, jobs, batcher.stop) == ["ok"] * 3
     assert time.monotonic() - started < 10.0
 
 
@@ -262,10 +262,10 @@ def test_a_target_that_fails_says_nothing_of_its_inside_and_goes_on(
     error: BaseException, service: Service, target: Target, windows: list[Window], caplog: pytest.LogCaptureFixture
 ) -> None:
     fields = infer(windows[0], 1, 60_000.0)
-    service.worker.start()
+    service.batcher.start()
 
     async def ask() -> Fields:
-        return await asyncio.wait_for(service.answer(fields, time.monotonic(), Sender(service.worker.lane())), 30.0)
+        return await asyncio.wait_for(service.answer(fields, time.monotonic(), Sender(service.batcher.lane())), 30.0)
 
     target.broken = error
     with caplog.at_level(logging.CRITICAL, "specact.server"):
@@ -280,7 +280,7 @@ def test_a_target_that_cannot_answer_is_not_served(service: Service, monkeypatch
     def fail(requests: object) -> None:
         raise BundleError("the policy cannot answer")
 
-    monkeypatch.setattr(service.worker._responder, "respond", fail)
+    monkeypatch.setattr(service.batcher._responder, "respond", fail)
     with pytest.raises(BundleError, match="cannot answer"):
         serve(service, lambda url: pytest.fail("it must not listen"))
 
@@ -291,10 +291,10 @@ def test_an_error_that_nobody_foresaw_is_an_error_reply(
     def fail(*_: object) -> None:
         raise KeyError("secret inside")
 
-    monkeypatch.setattr(service.worker, "submit", fail)
+    monkeypatch.setattr(service.batcher, "submit", fail)
     fields = infer(windows[0], 1, 60_000.0)
     with caplog.at_level(logging.CRITICAL, "specact.server"):
-        reply = asyncio.run(service.answer(fields, time.monotonic(), Sender(service.worker.lane())))
+        reply = asyncio.run(service.answer(fields, time.monotonic(), Sender(service.batcher.lane())))
     assert (reply["id"], reply["code"]) == (1, "internal")
     assert "secret" not in str(reply)
 
@@ -353,7 +353,7 @@ def get(service: Service, path: str) -> tuple[int, Fields]:
 
 def test_healthz_says_503_until_the_target_is_warm_and_after_it_stopped(service: Service) -> None:
     assert get(service, "/healthz") == (503, {"ready": False, "bundle": "ball"})
-    service.worker.start()
+    service.batcher.start()
     assert get(service, "/healthz") == (200, {"ready": True, "bundle": "ball"})
     service.draining = True
     assert get(service, "/healthz") == (503, {"ready": False, "bundle": "ball"})
@@ -407,7 +407,7 @@ def test_there_is_room_for_so_many_robots(ball: Bundle, hello: Fields) -> None:
 def test_a_device_that_leaves_takes_its_requests_along(
     service: Service, target: Target, hello: Fields, windows: list[Window]
 ) -> None:
-    service.worker.start()
+    service.batcher.start()
     target.gate.clear()
     request = msgpack.encode(infer(windows[0], 1, 60_000.0))
     peer = Peer(
@@ -420,7 +420,7 @@ def test_a_device_that_leaves_takes_its_requests_along(
     async def visit() -> None:
         await call(service, scope("websocket", "GET", "/v1/stream"), peer)
         target.gate.set()
-        service.worker.stop()
+        service.batcher.stop()
 
     asyncio.run(visit())
     assert [fields["type"] for fields in peer.fields] == ["welcome"]
@@ -435,8 +435,8 @@ def test_a_device_that_leaves_takes_its_requests_along(
 def test_a_server_that_gives_up_knows_how_many_it_left_unanswered(ball: Bundle) -> None:
     async def stop() -> int:
         service = Service(ball.responder, ServerSettings(drain_s=0.05))
-        # The worker has not been started, so that nothing is ever answered.
-        sender, now, window = Sender(service.worker.lane()), time.monotonic(), ball.observation.zeros()
+        # The batcher has not been started, so that nothing is ever answered.
+        sender, now, window = Sender(service.batcher.lane()), time.monotonic(), ball.observation.zeros()
         asked = [asyncio.ensure_future(service.answer(infer(window, k), now, sender)) for k in range(3)]
         await asyncio.sleep(0)
         await service.drain()

@@ -17,12 +17,12 @@ from tests.browser import Browser, running_browser, stop, until
 from specact import SpeculativePolicy, load_bundle
 from specact.families.codes.verify import SpeculativeVerifier
 from specact.gates.baseline import Always
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.remote.target import RemoteTarget
 from specact.remote.transport import Endpoint
 from specact.server import app
 from specact.server.telemetry import Telemetry
-from specact.wire.reply import ServerTimes
+from specact.wire.messages import ServerTimes
 
 PAGE = Path(app.__file__).with_name("status.html")
 TOKEN = "a token/with+odd=characters"
@@ -100,11 +100,11 @@ def serve(command: list[str], environment: dict[str, str], tmp_path: Path) -> It
 def robot(server: Server, name: str) -> Iterator[Callable[[], object]]:
     """A robot that asks the server in every step; yields what makes it step."""
     bundle = load_bundle("ball")
-    with Line(Endpoint.parse(server.address), bundle.codec.dialect, name) as line:
-        line.connect(20.0)
-        target = RemoteTarget(line, bundle.codec, deadline_ms=5000.0)
+    with Client(Endpoint.parse(server.address), bundle.codec.dialect, name) as client:
+        client.connect(20.0)
+        target = RemoteTarget(client, bundle.codec, deadline_ms=5000.0)
         policy = SpeculativePolicy(bundle, Always(), verifier=SpeculativeVerifier(target, bundle.tokenizer))
-        line.report = policy.counts
+        client.report = policy.counts
         yield lambda: policy.act({"state": np.zeros(8, np.float32), "goal": np.zeros(2, np.float32)})
 
 

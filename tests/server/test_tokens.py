@@ -15,9 +15,8 @@ from websockets.exceptions import InvalidStatus
 
 from specact.errors import ConfigError
 from specact.observation import Window
-from specact.server.access import Access
+from specact.server.access import Access, read_tokens
 from specact.server.access_log import _MOST_PER_S, AccessLog
-from specact.server.tokens import read_tokens
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields, Server, Start

@@ -15,11 +15,10 @@ from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.wire import CodeCodec
 from specact.observation import Field, ObservationSpec, Window, vectors
 from specact.rng import StepAddress
+from specact.wire.checks import ErrorCode
 from specact.wire.dialect import Dialect
 from specact.wire.handshake import Hello, Welcome, hello_fields, welcome_fields
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, Reply, ServerTimes, reply_fields
-from specact.wire.request import REPORTED, Request, request_fields
+from specact.wire.messages import REPORTED, ErrorReply, Reply, Request, ServerTimes, reply_fields, request_fields
 
 FINGERPRINT = "0123456789abcdef"
 # Everything there is, no two of its sizes the same where they could be mixed up.

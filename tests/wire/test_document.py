@@ -16,7 +16,7 @@ import specact.observation as observations
 from specact.errors import SpecactError
 from specact.families.codes.spec import PolicySpec
 from specact.observation import Field, ObservationSpec, Window, read_spec, vectors
-from specact.remote import transport as channel
+from specact.remote import transport as remote_transport
 from specact.rng import Role, StepAddress, stream
 from specact.server import acceptor, http, serve, transport
 from specact.server import stream as server_stream
@@ -24,9 +24,9 @@ from specact.server.openapi import described
 from specact.server.settings import ServerSettings
 from specact.wire import checks, msgpack
 from specact.wire import json as wire_json
+from specact.wire.checks import PROTOCOL, ErrorCode
 from specact.wire.handshake import Hello, check_hello, read_hello
-from specact.wire.protocol import PROTOCOL, ErrorCode
-from specact.wire.request import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
+from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
 from specact.wire.sizes import max_message_bytes
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -62,8 +62,8 @@ def example(name: str) -> list[tuple[str, str]]:
 
 def test_it_is_about_this_version_and_port() -> None:
     assert f"normative for protocol **{PROTOCOL}**" in DOCUMENT
-    assert f"The default port is {channel.PORT}." in DOCUMENT
-    assert ServerSettings().port == channel.PORT
+    assert f"The default port is {remote_transport.PORT}." in DOCUMENT
+    assert ServerSettings().port == remote_transport.PORT
 
 
 def rows_of(kind: str) -> list[Row]:
@@ -154,17 +154,17 @@ def test_its_shapes_and_dtypes_of_arrays_are_the_dialects(examples: dict[str, di
     compared = 0
     for kind in MESSAGES:
         for name, said, _ in rows_of(kind):
-            found = re.match(r"(law|float32|float64|int64|bool) \[([\w, ]+)\]", said)
+            found = re.match(r"(distribution|float32|float64|int64|bool) \[([\w, ]+)\]", said)
             if not found:
                 continue
             value = examples[kind][name.strip("`")]
             assert value.shape == tuple(sizes[letter] for letter in found[2].split(", ")), name
-            assert value.dtype == np.dtype({"law": "float64"}.get(found[1], found[1])), name
+            assert value.dtype == np.dtype({"distribution": "float64"}.get(found[1], found[1])), name
             compared += 1
             dialect = dialect_of(kind)
             specs = {n: spec for e in dialect.exchanges.values() for n, spec in [*e.request.items(), *e.reply.items()]}
             if name != "`codes`":
-                assert specs[name.strip("`")].distribution is (found[1] == "law")
+                assert specs[name.strip("`")].distribution is (found[1] == "distribution")
     assert compared == 13
 
 

@@ -19,7 +19,7 @@ from specact.errors import MissingExtraError, WireError
 from specact.observation import Field, ObservationSpec
 from specact.wire import json, msgpack
 from specact.wire.images import read_image, to_jpeg
-from specact.wire.request import read_request
+from specact.wire.messages import read_request
 from specact.wire.sizes import max_message_bytes
 
 Image = pytest.importorskip("PIL.Image")

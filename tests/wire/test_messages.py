@@ -22,6 +22,7 @@ from specact.families.codes.spec import PolicySpec
 from specact.observation import Field, ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.wire import json, msgpack
+from specact.wire.checks import ErrorCode
 from specact.wire.dialect import ArraySpec, Dialect, Exchange
 from specact.wire.handshake import (
     Hello,
@@ -32,9 +33,18 @@ from specact.wire.handshake import (
     read_welcome,
     welcome_fields,
 )
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, Reply, ServerTimes, read_reply, reply_fields
-from specact.wire.request import MOST_INSTRUCTION, REPORTED, Request, read_request, request_fields
+from specact.wire.messages import (
+    MOST_INSTRUCTION,
+    REPORTED,
+    ErrorReply,
+    Reply,
+    Request,
+    ServerTimes,
+    read_reply,
+    read_request,
+    reply_fields,
+    request_fields,
+)
 
 Frames = Callable[[ModuleType], list[bytes]]
 

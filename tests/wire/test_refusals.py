@@ -19,8 +19,7 @@ from tests.wire.dialects import CHUNKS, CODES, PLAIN, dialect_of, of_codes
 from specact.errors import WireError
 from specact.wire import json, msgpack
 from specact.wire.handshake import Hello, check_hello, read_hello, read_welcome
-from specact.wire.reply import read_reply
-from specact.wire.request import MOST_INSTRUCTION, read_request
+from specact.wire.messages import MOST_INSTRUCTION, read_reply, read_request
 from specact.wire.sizes import max_message_bytes
 
 Fields = dict[str, Any]

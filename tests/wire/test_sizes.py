@@ -21,11 +21,21 @@ from specact.observation import Field, ObservationSpec, Window, read_spec, vecto
 from specact.rng import StepAddress
 from specact.runtime.manifest import kind_of
 from specact.wire import json, msgpack
+from specact.wire.checks import ErrorCode
 from specact.wire.dialect import ArraySpec, Dialect
 from specact.wire.handshake import Hello, Welcome, hello_fields, read_hello, read_welcome, welcome_fields
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, Reply, ServerTimes, read_reply, reply_fields
-from specact.wire.request import MOST_INSTRUCTION, REPORTED, Request, read_request, request_fields
+from specact.wire.messages import (
+    MOST_INSTRUCTION,
+    REPORTED,
+    ErrorReply,
+    Reply,
+    Request,
+    ServerTimes,
+    read_reply,
+    read_request,
+    reply_fields,
+    request_fields,
+)
 from specact.wire.sizes import HANDSHAKE_BYTES, exchange_bytes, max_message_bytes
 
 SHELF = Path(__file__).parents[2] / "pretrained"

@@ -53,7 +53,7 @@ class Latency:
         with tempfile.TemporaryDirectory() as folder, progress_bars() as update:
             served = str(pair.path)
             if self.stand_in:
-                served = str(_stand_in(pair, Path(folder) / "stand-in"))
+                served = str(_heavy_target(pair, Path(folder) / "stand-in"))
             found = measure_latency(
                 pair, served, self.link, self.steps, self.rate, self.draft_ms, self.seed,
                 lambda done, total: update("steps", done, total),
@@ -180,10 +180,10 @@ def _check_out(out: Path | None) -> None:
         check_folder(out)
 
 
-def _stand_in(pair: Any, folder: Path) -> Path:
-    from specact.lab.train.heavy import make_stand_in
+def _heavy_target(pair: Any, folder: Path) -> Path:
+    from specact.lab.train.heavy import make_heavy_target
 
-    make_stand_in(pair, folder)
+    make_heavy_target(pair, folder)
     return folder
 
 
@@ -197,7 +197,7 @@ def _draw(found: dict[str, Any], out: Path) -> None:
 
 
 def _latency_table(found: dict[str, Any]) -> Table:
-    target = "stand-in for the target" if found["stand_in"] else "target"
+    target = "heavy target" if found["stand_in"] else "target"
     title = (
         f"{found['bundle']}, {found['steps']} steps, link {found['link']}, "
         f"draft {found['draft_ms']:.2f} ms, {target} {found['target_ms']:.1f} ms"

@@ -47,7 +47,7 @@ def calibrate(
     A learned gate is trained first if the bundle has none. Its head is written into the bundle.
 
     Args:
-        bundle: path or name of a bundle.
+        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
         env: environment, a name or MODULE:TASK; the bundle's own if not given.
         gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
             own.

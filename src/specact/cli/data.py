@@ -52,7 +52,7 @@ class Info:
         from specact.lab.data.generate import demonstrations
         from specact.lab.envs import load_task
         from specact.lab.train.flow_recipe import load_any_recipe
-        from specact.lab.train.sees import observation_of
+        from specact.lab.train.windows import observation_of
 
         recipe, policies = load_any_recipe(path)
         task = None if recipe.env is None else load_task(recipe.env)

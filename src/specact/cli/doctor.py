@@ -78,13 +78,13 @@ def doctor(
 
 
 def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: Path | None) -> Any:
-    from specact.remote.client import Line
+    from specact.remote.client import Client
     from specact.remote.probe import probe
     from specact.remote.transport import Endpoint, trusting
 
-    with Line(Endpoint.parse(server, token, trusting(ca)), bundle.codec.dialect, "doctor") as line:
-        welcome = line.connect(10.0)
-        found = probe(line, requests, bundle.execute / bundle.rate_hz)
+    with Client(Endpoint.parse(server, token, trusting(ca)), bundle.codec.dialect, "doctor") as client:
+        welcome = client.connect(10.0)
+        found = probe(client, requests, bundle.execute / bundle.rate_hz)
     stages = {"total": found.total_ms, "network": found.network_ms, "queue": found.queue_ms, "target": found.target_ms}
     return {
         "url": server,

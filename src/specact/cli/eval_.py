@@ -52,7 +52,7 @@ def eval_(
     """Run methods side by side on the same episodes, in virtual or real time; writes a run folder that resumes.
 
     Args:
-        bundle: path or name of a bundle.
+        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
         out: run folder: manifest.json, summary.json, episodes/ and steps/ as Parquet.
         env: environment, a name or MODULE:TASK; the bundle's own if not given.
         methods: comma-separated: draft, head_draft, target, target_on_device, hybrid, random, plain_random,

@@ -48,11 +48,11 @@ def export(
         file = out / "manifest.json"
         write_json(file, plain.loads(file.read_text()) | {"left_out": ["target"]})
     loaded = load_flow(out) if flow else load_bundle(out)
-    facts = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
+    summary = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
     if json:
-        print_json(facts)
+        print_json(summary)
     else:
-        results.print(f"{out}: fingerprint {loaded.fingerprint}, parity {facts['parity']}", highlight=False)
+        results.print(f"{out}: fingerprint {loaded.fingerprint}, parity {summary['parity']}", highlight=False)
 
 
 def _source(run: Path, bundle: str | None) -> Path:

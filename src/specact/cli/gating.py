@@ -9,7 +9,7 @@ from specact.cli.output import remarks
 from specact.errors import ConfigError
 from specact.families.load import AnyPair
 from specact.gates import DriftAlarm
-from specact.gates.audit import Shadow, expected_true_skip
+from specact.gates.audit import AuditEstimator, expected_true_skip
 from specact.gates.calibration import calibrated_gate, find_calibration
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
 from specact.gates.gate import Gate
@@ -52,35 +52,36 @@ def deciding_gate(bundle: AnyPair, name: str, rate: float, budget: Budget | None
     return replace(BUNDLES_OWN.settings(name, bundle), threshold=rate).build(bundle)
 
 
-def watching_shadow(bundle: AnyPair, gate: str, rate: float | None) -> Shadow:
+def audit_estimator(bundle: AnyPair, gate: str, rate: float | None) -> AuditEstimator:
     """With an alarm where a calibration says what is to be expected."""
     calibration = None if rate is None else find_calibration(bundle, gate, rate)
-    if rate is None or calibration is None:
-        return Shadow()
-    return Shadow(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
+    # Families without a probability of rejection have a calibration that expects nothing of the audits.
+    if rate is None or calibration is None or "rejections" not in calibration.model:
+        return AuditEstimator()
+    return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
 
 
-def watch(shadow: Shadow, record: StepRecord) -> None:
-    """Shows an inference to the shadow, and says at once if that raises the alarm."""
-    if shadow.take(record) and shadow.alarm is not None:
+def watch(audits: AuditEstimator, record: StepRecord) -> None:
+    """Passes an inference to the estimator, and says at once if that raises the alarm."""
+    if audits.take(record) and audits.alarm is not None:
         remarks.print(
-            f"the true skip ratio has left its calibrated level of {shadow.alarm.level:.2f}: "
-            f"{in_words(true_skip_of(shadow))}; check sensors and policies, or calibrate again",
+            f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "
+            f"{in_words(true_skip_of(audits))}; check sensors and policies, or calibrate again",
             style="yellow",
             highlight=False,
             soft_wrap=True,
         )
 
 
-def true_skip_of(shadow: Shadow) -> dict[str, Any]:
+def true_skip_of(audits: AuditEstimator) -> dict[str, Any]:
     """What the audits found, as plain values."""
-    found, alarm = shadow.estimate(), shadow.alarm
+    found, alarm = audits.estimate(), audits.alarm
     return {
         "mean": found.mean,
         "low": found.low,
         "high": found.high,
         "audits": found.count,
-        "missed": shadow.missed,
+        "missed": audits.missed,
         "expected": None if alarm is None else alarm.level,
         "alarm": None if alarm is None else alarm.raised,
     }
@@ -93,5 +94,7 @@ def in_words(true_skip: dict[str, Any]) -> str:
     return (
         f"{true_skip['mean']:.2f} [{true_skip['low']:.2f}, {true_skip['high']:.2f}] of what is skipped, from "
         f"{true_skip['audits']} audits ({true_skip['missed']} missed); "
-        + {None: "no alarm, for lack of a calibration", False: "no alarm", True: "ALARM"}[true_skip["alarm"]]
+        + {None: "no alarm, for lack of a calibration that says what to expect", False: "no alarm", True: "ALARM"}[
+            true_skip["alarm"]
+        ]
     )

@@ -50,17 +50,17 @@ def plan_pair(
     """A pair whose target is on a server; see :func:`~specact.cli.run.run` for what is not said here.
 
     Args:
-        stack: closes the line to the server.
+        stack: closes the client.
         fallback: what is executed for a miss.
         age_s: the most that a chunk's observation may be old [s].
         late: whether verdicts are executed late.
         token: the server's.
     """
-    from specact.cli.gating import deciding_gate, true_skip_of, wanted_budget, watch, watching_shadow
+    from specact.cli.gating import audit_estimator, deciding_gate, true_skip_of, wanted_budget, watch
     from specact.families.load import load_pair
-    from specact.gates.prefetch import Forecast
+    from specact.gates.prefetch import PrefetchPredictor
     from specact.policy import SpeculativePolicy
-    from specact.remote.client import Line
+    from specact.remote.client import Client
     from specact.remote.target import positive_deadline, remote_verifier
     from specact.remote.transport import Endpoint, trusting
 
@@ -91,31 +91,31 @@ def plan_pair(
     decides.audit_rate = audit_rate
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if latency_budget_ms else rate if budget is None else budget.rate
-    shadow = watching_shadow(loaded, gate, known_rate) if audit_rate else None
-    line = stack.enter_context(Line(endpoint, loaded.codec.dialect, name, jpeg_quality=jpeg_quality))
-    line.connect(10.0)
+    audits = audit_estimator(loaded, gate, known_rate) if audit_rate else None
+    client = stack.enter_context(Client(endpoint, loaded.codec.dialect, name, jpeg_quality=jpeg_quality))
+    client.connect(10.0)
     policy = SpeculativePolicy(
         loaded,
         decides,
-        verifier=remote_verifier(line, loaded, 1e3 * deadline_s, sampling),
+        verifier=remote_verifier(client, loaded, 1e3 * deadline_s, sampling),
         fallback=fallback,
-        forecast=Forecast(decides) if overlap and sampling == "device" and not late else None,
+        prefetch=PrefetchPredictor(decides) if overlap and sampling == "device" and not late else None,
         verdicts=LateVerdicts(math.inf) if late else WAIT,
         max_chunk_age_s=age_s,
         seed=seed,
     )
-    line.report = policy.counts
+    client.report = policy.counts
 
     def note(tick: Tick) -> None:
-        if shadow is not None and tick.record is not None:
-            watch(shadow, tick.record)
+        if audits is not None and tick.record is not None:
+            watch(audits, tick.record)
 
     def told(journal: Journal) -> dict[str, Any]:
         return journal.summary() | {
             "held_rate": None if budget is None else budget.rate,
-            "true_skip": None if shadow is None else true_skip_of(shadow),
+            "true_skip": None if audits is None else true_skip_of(audits),
             "late": {name: policy.counts[name] for name in LATE} if late else None,
-            "line": dict(line.counts),
+            "line": dict(client.counts),
         }
 
     return Plan(loaded.env, period_s, fallback.stop_action, lambda robot: policy, note, told)
@@ -143,7 +143,7 @@ def plan_policy(
     """A chunk policy alone, in this process or on a server; see :func:`plan_pair`.
 
     Args:
-        stack: closes the line to the server, and ends the thread of the inferences.
+        stack: closes the client, and ends the thread of the inferences.
         source: the server's URL, or a name for :func:`~specact.families.chunks.sources.load_policy`.
         kind, execute, overlap: see :class:`~specact.execution.strategy.Execution`.
         idle, fallback: see :class:`~specact.robot.chunks.ChunkRunner`.
@@ -198,6 +198,8 @@ def plan_policy(
         return runner
 
     def told(journal: Journal) -> dict[str, Any]:
-        return journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.line.counts)}
+        return (
+            journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.client.counts)}
+        )
 
     return Plan(env, period_s, fallback.stop_action, make, lambda tick: None, told)

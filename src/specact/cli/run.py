@@ -70,7 +70,8 @@ def run(
     acted.
 
     Args:
-        bundle: path or name of a pair of policies on this device; the server must serve the same one.
+        bundle: path or name of a pair of policies on this device, or MODULE:NAME for one of your own; the server must
+            serve the same one.
         policy: instead, a chunk policy alone: ws://, wss://, http:// or https:// with host and port of a server that
             serves one, or for inference on this device a flow bundle, BUNDLE#target, a .toml file that describes an
             ONNX file, or MODULE:NAME.

@@ -35,9 +35,9 @@ def serve(
     """Serve a target to robots: WebSocket stream, JSON over HTTP, /healthz, /metrics and a status page.
 
     Args:
-        bundle: path or name of a bundle, whose target is served.
-        policy: instead, any chunk policy: MODULE:NAME, a .toml file that describes an ONNX file, a flow bundle, or
-            BUNDLE#target.
+        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own, whose target is served.
+        policy: instead, any chunk policy or target of your own: MODULE:NAME, a .toml file that describes an ONNX file,
+            a flow bundle, or BUNDLE#target.
         host: address to listen on; one that other machines can reach needs a token.
         port: port to listen on; 0 selects a free one.
         token_file: file with the bearer token that devices must send; the variable SPECACT_TOKEN if not given.

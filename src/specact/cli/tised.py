@@ -15,7 +15,7 @@ from specact.errors import ConfigError
 from specact.files import write_json
 
 if TYPE_CHECKING:
-    from specact.lab.tised.aggregates import Cell
+    from specact.lab.tised.aggregates import Aggregate
     from specact.lab.tised.analysis import Analysis
     from specact.lab.tised.contrasts import LeverContrast
     from specact.lab.tised.curves import Place
@@ -276,7 +276,7 @@ def _compared(methods: Sequence[MethodContrast]) -> list[str]:
     return [f"{len(lines)} of {len(methods)} pairs of methods differ (exact McNemar, Holm over all of them):", *lines]
 
 
-def _table(place: Place, cells: list[Cell]) -> Table:
+def _table(place: Place, cells: list[Aggregate]) -> Table:
     """The settings of a lever at a place, narrow enough for 80 columns."""
     title = f"{place}, {cells[0].n} episodes"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))

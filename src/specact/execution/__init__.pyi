@@ -1,5 +1,5 @@
 from specact.execution.history import SampledHistory as SampledHistory
-from specact.execution.inpainting import handover as handover
+from specact.execution.inpainting import inpainting_of as inpainting_of
 from specact.execution.inpainting import soft_mask as soft_mask
 from specact.execution.schedule import Played as Played
 from specact.execution.schedule import Schedule as Schedule

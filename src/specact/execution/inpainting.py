@@ -25,7 +25,7 @@ def soft_mask(certain: int, foreseen: int, chunk: int) -> NDArray[np.float32]:
     return np.where(row < certain, 1.0, fading).astype(np.float32)
 
 
-def handover(rest: NDArray[np.float32], certain: int, chunk: int) -> Inpainting:
+def inpainting_of(rest: NDArray[np.float32], certain: int, chunk: int) -> Inpainting:
     """The old chunk's actions from now on as the first ones of the new chunk.
 
     Args:

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.execution.inpainting import handover
+from specact.execution.inpainting import inpainting_of
 from specact.execution.strategy import Execution
 from specact.families.chunks.policy import Chunk, Inpainting
 
@@ -73,11 +73,6 @@ class Schedule:
         return max(self._end - self._next, 0)
 
     @property
-    def asked_s(self) -> float | None:
-        """When the inference under way began [s], or None if there is none."""
-        return self._asked_s
-
-    @property
     def wants(self) -> bool:
         """Whether the next inference is to begin now."""
         return self._asked_s is None and self._arrived is None and self.left <= self._execution.overlap
@@ -97,7 +92,7 @@ class Schedule:
         if self._execution.kind != "inpainting" or not len(rest):
             return None
         delay = ceil(max(self._latencies) / self._period_s - NOW_S)
-        return handover(rest, min(delay, self.left), self._shape[0])
+        return inpainting_of(rest, min(delay, self.left), self._shape[0])
 
     def ask(self, now: float) -> None:
         """An inference begins, on an observation made now [s]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.folder import load_chunk_pair
@@ -10,15 +11,17 @@ from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import load_policy, names_folder, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
+from specact.families.own import load_own_pair, load_own_responder, names_own
+from specact.pair import LoadedPair
 from specact.runtime.manifest import kind_of
-from specact.wire.request import Responder
+from specact.wire.messages import Responder
 
-AnyPair = Bundle | ChunkPair
+AnyPair = LoadedPair[Any]
 
 
 def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
     """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
-    return (None, None) if isinstance(pair, Bundle) else pair.named
+    return pair.named if isinstance(pair, ChunkPair) else (None, None)
 
 
 def of_codes(pair: AnyPair, what: str) -> Bundle:
@@ -28,7 +31,7 @@ def of_codes(pair: AnyPair, what: str) -> Bundle:
         ConfigError: if it is not; ``what`` says what needs one.
     """
     if not isinstance(pair, Bundle):
-        raise ConfigError(f"{what} needs a pair of action codes, and {pair.name} is a pair of chunk policies")
+        raise ConfigError(f"{what} needs a pair of action codes, and {pair.name} is of another family")
     return pair
 
 
@@ -40,10 +43,11 @@ def load_pair(
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> AnyPair:
-    """Loads a pair of policies: of action codes, or of chunks.
+    """Loads a pair of policies: of action codes, of chunks, or of a family of your own.
 
     Args:
-        name_or_path: a folder, or the name of a bundle that comes with the package, such as ``ball``.
+        name_or_path: a folder, the name of a bundle that comes with the package, such as ``ball``, or ``MODULE:NAME``:
+            a :class:`~specact.pair.Pair`, or a class or function that makes one without arguments.
         draft, target: of a pair of chunk policies, instead of what its manifest names; see
             :func:`~specact.families.chunks.sources.load_policy`.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
@@ -52,14 +56,15 @@ def load_pair(
         BundleError: if it cannot be used.
         ConfigError: if there is none of that name, or no such execution provider.
     """
-    path = find_bundle(name_or_path)
-    if kind_of(path) == "chunks":
+    own = names_own(name_or_path)
+    path = Path() if own else find_bundle(name_or_path)
+    if not own and kind_of(path) == "chunks":
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
     if draft is not None or target is not None:
         raise BundleError(
             f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target"
         )
-    return load_bundle(path, provider=provider, threads=threads)
+    return load_own_pair(str(name_or_path)) if own else load_bundle(path, provider=provider, threads=threads)
 
 
 def load_responder(
@@ -68,8 +73,9 @@ def load_responder(
     """What a server does with requests, for whatever can be a target.
 
     Args:
-        source: a pair of either family, whose target is served, or a chunk policy, see
-            :func:`~specact.families.chunks.sources.load_policy`.
+        source: a pair, whose target is served, see :func:`load_pair`; a chunk policy, see
+            :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
+            :class:`~specact.wire.messages.Responder`.
         steps: Euler steps of a flow policy that is served by itself.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
@@ -77,12 +83,10 @@ def load_responder(
         BundleError: if it cannot be used.
         ConfigError: if there is none of that name, or no such execution provider.
     """
-    if names_folder(source) and (kind := kind_of(find_bundle(source))) != "flow":
-        if kind == "pair":
-            return load_bundle(source, provider=provider, threads=threads).responder
-        pair = load_pair(source, provider=provider, threads=threads)
-        assert isinstance(pair, ChunkPair), "the kind says so"
-        return ChunkResponder(pair.target_policy, pair.name, pair.fingerprint)
+    if names_folder(source) and kind_of(find_bundle(source)) != "flow":
+        return load_pair(source, provider=provider, threads=threads).responder
+    if names_own(source) and (own := load_own_responder(source)) is not None:
+        return own
     loaded = load_policy(source, steps=steps, provider=provider, threads=threads)
     try_out(loaded)
     return ChunkResponder(loaded.policy, loaded.name, loaded.fingerprint)

@@ -101,8 +101,8 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
         )
     if calibration.fingerprint != bundle.fingerprint:
         raise BundleError(
-            f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.path} has "
-            f"{bundle.fingerprint}; calibrate again with: specact calibrate --bundle {bundle.path}"
+            f"{path} was made for weights {calibration.fingerprint}, but the bundle {bundle.source} has "
+            f"{bundle.fingerprint}; calibrate again with: specact calibrate --bundle {bundle.source}"
         )
     return calibration
 
@@ -134,8 +134,8 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
         raise ConfigError(
             f"the bundle {bundle.name!r} has no calibration of {gate!r} at rate {rate:.2f}; "
             f"it has {', '.join(stored) or 'none'}. Make one with: "
-            f"specact calibrate --bundle {bundle.path} --gate {gate} --rate {rate:g}, with --offline where there is no "
-            "simulator; or hold the rate online, without a calibration: specact run --hold"
+            f"specact calibrate --bundle {bundle.source} --gate {gate} --rate {rate:g}, with --offline where "
+            "there is no simulator; or hold the rate online, without a calibration: specact run --hold"
         )
     try:
         return calibration.settings.build(bundle)

@@ -14,16 +14,16 @@ _EDGES = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 4.0)
 _MEMORY = 0.05
 
 
-class Forecast:
+class PrefetchPredictor:
     """The share of transmitted steps among those that followed a score like the last one, learned as it goes.
 
     Scores are slow: what the gate did with a score tells much of what it does next. Steps that a gate is forced to
     transmit are known beforehand and not counted. Starts from 3/4 above the threshold and 1/4 below it.
 
     Args:
-        gate: whose decisions are forecast.
-        limit: a request leaves ahead if the forecast is above this, in [0, 1). Lower hides more of the draft's time
-            and wastes more requests.
+        gate: whose decisions are predicted.
+        limit: a request leaves ahead if the predicted probability is above this, in [0, 1). Lower hides more of the
+            draft's time and wastes more requests.
 
     Raises:
         ConfigError: for a limit outside its range.
@@ -31,7 +31,7 @@ class Forecast:
 
     def __init__(self, gate: Gate, limit: float = 0.5) -> None:
         if not 0.0 <= limit < 1.0:
-            raise ConfigError(f"the limit of a forecast must lie in [0, 1), got {limit}")
+            raise ConfigError(f"the limit of a prefetch predictor must lie in [0, 1), got {limit}")
         self._gate, self._limit = gate, limit
         self._shares = [0.25 if edge <= 1.0 else 0.75 for edge in (*_EDGES, math.inf)]
         self.reset()

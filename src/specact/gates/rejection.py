@@ -1,4 +1,4 @@
-"""What gates share that judge a step by the target's distribution: the true one, or an estimate of it."""
+"""Gates on R(z), the probability that the target changes the drafted codes: known exactly, or estimated by a head."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import unknown_name
+from specact.errors import BundleError, unknown_name
+from specact.families.codes.head import HEAD, TargetHead, load_head
 from specact.families.codes.sampling import code_rejection, residual
+from specact.families.codes.spec import InfersCodes
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
 from specact.gates.gate import Gate
@@ -19,7 +21,7 @@ from specact.types import Proposal
 Quantity = Literal["rejection", "action_change"]
 
 
-class Lookahead(Gate):
+class RejectionGate(Gate):
     """What verification would do to the drafted step, were the target's distribution the one a subclass names.
 
     ``rejection``: ``R(z)``, the probability that any drafted code would be rejected. ``action_change``: the expected
@@ -62,9 +64,9 @@ class Lookahead(Gate):
         rejection = np.array(list(map(code_rejection, p, q, proposal.evidence.codes)))
         if self.on == "rejection":
             return float(1.0 - math.prod((1.0 - rejection).tolist()))
-        law = residual(p, q) * rejection[:, None]
-        law[np.arange(len(law)), proposal.evidence.codes] += 1.0 - rejection
-        return self._expected_change(_joint(law, target, proposal), target, proposal.actions)
+        distribution = residual(p, q) * rejection[:, None]
+        distribution[np.arange(len(distribution)), proposal.evidence.codes] += 1.0 - rejection
+        return self._expected_change(_joint(distribution, target, proposal), target, proposal.actions)
 
     def _expected_change(
         self, joint: NDArray[np.float64], target: CodeDistribution, chunk: NDArray[np.float32]
@@ -78,17 +80,17 @@ class Lookahead(Gate):
         return float(joint.ravel()[likely] @ distances)
 
 
-def _joint(law: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
-    """The joint law ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
+def _joint(distribution: NDArray[np.float64], target: CodeDistribution, proposal: Proposal) -> NDArray[np.float64]:
+    """The joint distribution ``[K, ..., K]`` of the verified codes, from each codebook's own ``[G, K]``."""
     if target.conditional is None:
-        joint: NDArray[np.float64] = law[0]
-        for row in law[1:]:
+        joint: NDArray[np.float64] = distribution[0]
+        for row in distribution[1:]:
             joint = np.multiply.outer(joint, row)
         return joint
     # A replaced primary voids the drafted secondary, which then comes from the target's conditional.
     primary = proposal.evidence.codes[0]
-    joint = law[0][:, None] * target.conditional
-    joint[primary] = law[0][primary] * law[1]
+    joint = distribution[0][:, None] * target.conditional
+    joint[primary] = distribution[0][primary] * distribution[1]
     return joint
 
 
@@ -97,3 +99,64 @@ def _rows(distribution: CodeDistribution, proposal: Proposal) -> NDArray[np.floa
     if distribution.conditional is None:
         return distribution.probs
     return np.stack([distribution.probs[0], distribution.conditional[proposal.evidence.codes[0]]])
+
+
+class Oracle(RejectionGate):
+    """Asks the target first and then decides whether asking was worth it.
+
+    Args:
+        threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
+        target: the target policy; its time is not the method's.
+    """
+
+    def __init__(self, threshold: float, *, target: InfersCodes, **settings: Any) -> None:
+        super().__init__(threshold, **settings)
+        self._target = target
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, *, target: InfersCodes | None = None, **settings: Any) -> Gate:
+        """With the pair's target, or the given one in its place."""
+        return super().for_pair(pair, threshold, target=pair.target if target is None else target, **settings)
+
+    def target(self, proposal: Proposal) -> CodeDistribution:
+        """What the target says."""
+        return self._target.infer(proposal.window)
+
+
+class Learned(RejectionGate):
+    """Asks where verification would probably change something, by a head's estimate ``p^`` of the target.
+
+    ``R^(z) = 1 - prod_k min(1, p^_k(z_k) / q_k(z_k))``, the exact rejection probability were ``p^`` the target's
+    distribution; for ``action_change`` the recovered codes are decoded with the draft's offsets, the only ones known.
+
+    Args:
+        threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
+        head: estimates the target's distribution.
+    """
+
+    def __init__(self, threshold: float, *, head: TargetHead, **settings: Any) -> None:
+        super().__init__(threshold, **settings)
+        self.weights = head.fingerprint
+        self._head = head
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
+        """With the head that the pair's bundle holds.
+
+        Raises:
+            BundleError: if that head is not the one of the fingerprint ``weights``, a setting.
+            ConfigError: if the bundle has none.
+        """
+        head, weights = load_head(pair), settings.pop("weights")
+        if head.fingerprint != weights:
+            raise BundleError(
+                f"{pair.path / HEAD} has fingerprint {head.fingerprint}, but the gate was calibrated for {weights}; "
+                f"calibrate again with: specact calibrate --bundle {pair.path} --gate learned"
+            )
+        return super().for_pair(pair, threshold, head=head, **settings)
+
+    def target(self, proposal: Proposal) -> CodeDistribution:
+        """The head's estimate of what the target would say."""
+        return CodeDistribution(
+            self._head.estimate(proposal.window, proposal.evidence.draft), proposal.evidence.draft.offsets
+        )

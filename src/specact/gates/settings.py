@@ -23,10 +23,10 @@ GATES = {
     "random": "specact.gates.baseline:Random",
     "deviation": "specact.gates.deviation:ActionDeviation",
     "uncertainty": "specact.gates.uncertainty:Uncertainty",
-    "learned": "specact.gates.learned:Learned",
-    "learned_action": "specact.gates.learned:Learned",
-    "oracle": "specact.gates.oracle:Oracle",
-    "oracle_action": "specact.gates.oracle:Oracle",
+    "learned": "specact.gates.rejection:Learned",
+    "learned_action": "specact.gates.rejection:Learned",
+    "oracle": "specact.gates.rejection:Oracle",
+    "oracle_action": "specact.gates.rejection:Oracle",
 }
 
 

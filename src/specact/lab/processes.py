@@ -20,7 +20,7 @@ _ANNOUNCED = re.compile(r"(?:serving \S+ on wss?://|listening on )(\S+):(\d+)(?:
 _LOOK_EVERY_S = 0.01
 
 
-class Child:
+class ServerProcess:
     """Runs ``specact serve`` or ``specact proxy``; use it as a context manager.
 
     Args:
@@ -47,7 +47,7 @@ class Child:
         self.said = ""
         self.port = self.pid = 0
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> ServerProcess:
         # Into a file: a pipe that nobody reads would stop a talkative process when it is full.
         self._output = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -107,13 +107,13 @@ class Child:
         raise RemoteError(f"the process did not start: {self.said.strip() or 'it printed nothing'}")
 
 
-def serving(bundle: str | Path, *options: str, environment: dict[str, str] | None = None) -> Child:
+def serving(bundle: str | Path, *options: str, environment: dict[str, str] | None = None) -> ServerProcess:
     """``specact serve`` on a free port of loopback, unless the options name one."""
     port = () if "--port" in options else ("--port", "0")
-    return Child(["serve", "--bundle", str(bundle), *port, *options], environment)
+    return ServerProcess(["serve", "--bundle", str(bundle), *port, *options], environment)
 
 
-def linked(port: int, link: str, seed: int = 0) -> Child:
+def linked(port: int, link: str, seed: int = 0) -> ServerProcess:
     """``specact proxy`` on a free port of loopback, in front of ``port``."""
     target = f"127.0.0.1:{port}"
-    return Child(["proxy", "--target", target, "--listen", "127.0.0.1:0", "--link", link, "--seed", str(seed)])
+    return ServerProcess(["proxy", "--target", target, "--listen", "127.0.0.1:0", "--link", link, "--seed", str(seed)])

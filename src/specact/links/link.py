@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from specact.errors import ConfigError, unknown_name
-from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.mahimahi import MahimahiLink, read_deliveries
-from specact.links.model import Link, round_trip
-from specact.links.steady import SteadyLink
-from specact.links.trace import TraceLink, read_round_trips
+from specact.links.model import AddedDelay, Link, SteadyLink, round_trip
+from specact.links.recordings import MahimahiLink, TraceLink, read_deliveries, read_round_trips
 
 __all__ = ["LINKS", "Link", "load_link", "round_trip"]
 
@@ -40,15 +37,15 @@ def load_link(name: str) -> Link:
     """The link of this name.
 
     ``NAME[+KEY=VALUE]...``, where NAME is one of :data:`LINKS`, ``rtt:PATH`` (see
-    :class:`~specact.links.trace.TraceLink`) or ``mahimahi:UP_PATH,DOWN_PATH`` (see
-    :class:`~specact.links.mahimahi.MahimahiLink`; paths without comma). Keys, each at most once but for ``outage``:
+    :class:`~specact.links.recordings.TraceLink`) or ``mahimahi:UP_PATH,DOWN_PATH`` (see
+    :class:`~specact.links.recordings.MahimahiLink`; paths without comma). Keys, each at most once but for ``outage``:
 
-    - ``delay``: ms added to a round trip; ``rate``: Mbit/s of a hop in front, in each direction;
+    - ``delay``: ms added to a round trip; ``rate``: Mbit/s in front of the link, in each direction;
     - ``loss``: probability that a segment is lost, in [0, 1); with ``rto``: retransmission timeout [ms], 200;
     - ``outage``: START:DURATION in seconds;
     - ``start``: where in a recording to begin [s]; ``period``: time between two samples of ``rtt:`` [ms].
 
-    The hop comes first, then losses, then outages, in whichever order they are written. An example:
+    Added delay and rate come first, then losses, then outages, in whichever order they are written. An example:
     ``wifi-paper+loss=0.3+outage=5:3``.
 
     Raises:
@@ -58,7 +55,7 @@ def load_link(name: str) -> Link:
     numbers = {key: _number(key, values[0]) for key, values in given.items() if key != "outage"}
     link: Link = _base(base, numbers)
     if "delay" in numbers or "rate" in numbers:
-        link = HopLink(link, **_chosen(numbers, delay="delay_ms", rate="rate_mbit_s"))
+        link = AddedDelay(link, **_chosen(numbers, delay="delay_ms", rate="rate_mbit_s"))
     if "loss" in numbers:
         link = LossyLink(link, **_chosen(numbers, loss="loss", rto="rto_ms"))
     elif "rto" in numbers:

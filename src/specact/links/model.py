@@ -1,10 +1,14 @@
-"""What a link between device and server is: a model of how long a message is on the way."""
+"""Link models: what a link between device and server is, a constant one, and a delay added in front of another."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from specact.errors import ConfigError
 
 
 class Link(Protocol):
@@ -48,3 +52,84 @@ def mean_round_trip_ms(link: Link, seconds: float = 60.0, samples: int = 300) ->
     rng = np.random.default_rng(0)
     taken = [round_trip(link, 0, 0, at, rng) for at in np.linspace(0.0, seconds, samples).tolist()]
     return float(1e3 * np.mean(taken))
+
+
+@dataclass(frozen=True)
+class SteadyLink:
+    """Normally distributed delays and a finite rate: one way ``max(m / 2, N(m, s)) + 8 bytes / rate``.
+
+    ``m`` is half the round trip and ``s = jitter / sqrt(2)``, so that a round trip of two independent ways has the
+    wanted mean and standard deviation. The floor keeps delays possible; it moves mean and deviation by less than 4 %
+    of the jitter as long as the jitter is at most a fifth of the round trip. Real links have longer tails: where
+    these matter, replay a measured one (:class:`~specact.links.recordings.TraceLink`).
+
+    Attributes:
+        rtt_ms: mean round trip of an empty message [ms], >= 0.
+        jitter_ms: its standard deviation [ms], >= 0.
+        up_mbit_s, down_mbit_s: rate of each direction [Mbit/s], > 0, infinity allowed.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+
+    rtt_ms: float
+    jitter_ms: float
+    up_mbit_s: float
+    down_mbit_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("rtt_ms", "jitter_ms"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise ConfigError(f"{name} of a link must be a finite number of milliseconds >= 0, got {value}")
+        for name in ("up_mbit_s", "down_mbit_s"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"{name} of a link must be above 0 Mbit/s, got {getattr(self, name)}")
+
+    def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
+        """See :class:`~specact.links.model.Link`; draws one normal number."""
+        way_ms = max(self.rtt_ms / 4.0, rng.normal(self.rtt_ms / 2.0, self.jitter_ms / math.sqrt(2.0)))
+        return way_ms / 1e3 + self.busy(payload_bytes, up, at)
+
+    def busy(self, payload_bytes: int, up: bool, at: float) -> float:
+        """See :class:`~specact.links.model.Link`; the time of serialisation."""
+        return payload_bytes * 8.0 / ((self.up_mbit_s if up else self.down_mbit_s) * 1e6)
+
+
+@dataclass(frozen=True)
+class AddedDelay:
+    """A delay, a finite rate, or both, in front of a link, in either direction.
+
+    A message is stored, then forwarded, so that its ``8 bytes / rate`` adds to the link's own.
+
+    Attributes:
+        link: what comes behind.
+        delay_ms: added to a round trip [ms], >= 0; half of it each way.
+        rate_mbit_s: its rate in each direction [Mbit/s], > 0, infinity allowed.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+
+    link: Link
+    delay_ms: float = 0.0
+    rate_mbit_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.delay_ms < math.inf:
+            raise ConfigError(f"the delay added to a link must be a finite number of ms >= 0, got {self.delay_ms}")
+        if not self.rate_mbit_s > 0.0:
+            raise ConfigError(f"the rate of a link must be above 0 Mbit/s, got {self.rate_mbit_s}")
+
+    def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
+        """See :class:`~specact.links.model.Link`; draws what ``link`` draws."""
+        own = self._sending(payload_bytes) + self.delay_ms / 2e3
+        return own + self.link.delay(payload_bytes, up, at + own, rng)
+
+    def busy(self, payload_bytes: int, up: bool, at: float) -> float:
+        """See :class:`~specact.links.model.Link`; the slower of the two sets the pace."""
+        own = self._sending(payload_bytes)
+        return max(own, self.link.busy(payload_bytes, up, at + own + self.delay_ms / 2e3))
+
+    def _sending(self, payload_bytes: int) -> float:
+        return payload_bytes * 8.0 / (self.rate_mbit_s * 1e6)

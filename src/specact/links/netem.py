@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.links.added_delay import HopLink
 from specact.links.faults import LossyLink, OutageLink
-from specact.links.model import Link
-from specact.links.steady import SteadyLink
+from specact.links.model import AddedDelay, Link, SteadyLink
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def netem_options(link: Link, up: bool) -> str | None:
     """
     extra_ms, rate, loss = 0.0, float("inf"), 0.0
     while not isinstance(link, SteadyLink):
-        if isinstance(link, HopLink):
+        if isinstance(link, AddedDelay):
             extra_ms, rate = extra_ms + link.delay_ms / 2.0, min(rate, link.rate_mbit_s)
         elif isinstance(link, LossyLink):
             loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)

@@ -10,13 +10,82 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from specact.links.listener import Address
-from specact.links.pacer import Pacer
-from specact.links.pipe import Pipe
+from specact.links.model import Link
+
+
+class Pacer:
+    """One direction of one connection: messages enter one after the other and leave in the order they came.
+
+    A message that comes while the link is still :meth:`~specact.links.model.Link.busy` with those before it waits
+    until they are through; one that would overtake, by jitter, arrives together with the one before it.
+
+    Args:
+        link: the model.
+        up: direction.
+        start: the moment that is time 0 of the link [s].
+        rng: of this direction; what the model draws, message by message.
+    """
+
+    def __init__(self, link: Link, up: bool, start: float, rng: np.random.Generator) -> None:
+        self._link, self._up, self._start, self._rng = link, up, start, rng
+        self._free = self._due = start
+
+    def due(self, payload_bytes: int, now: float) -> float:
+        """When a message handed over ``now`` has arrived, on the clock of ``start`` [s]; never before ``now``."""
+        entry = max(now, self._free)
+        at = entry - self._start
+        self._free = entry + self._link.busy(payload_bytes, self._up, at)
+        self._due = max(self._due, entry + self._link.delay(payload_bytes, self._up, at, self._rng))
+        return self._due
+
+
+class Pipe:
+    """A first-in, first-out queue of chunks between two threads, bounded by bytes, that can be closed from a third.
+
+    Args:
+        limit_bytes: how much may lie in it; a chunk enters as long as there is less.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit, self._size, self._closed = limit_bytes, 0, False
+        self._chunks: deque[tuple[bytes | None, float]] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, chunk: bytes | None, due: float) -> bool:
+        """Appends a chunk and when it is due, waiting for room; False if the pipe was closed instead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._size < self._limit)
+            self._chunks.append((chunk, due))
+            self._size += len(chunk or b"")
+            self._changed.notify_all()
+            return not self._closed
+
+    def get(self) -> tuple[bytes | None, float] | None:
+        """The oldest chunk and when it is due, waiting for one; None as soon as the pipe is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._chunks)
+            if self._closed:
+                return None
+            chunk, due = self._chunks.popleft()
+            self._size -= len(chunk or b"")
+            self._changed.notify_all()
+            return chunk, due
+
+    def close(self) -> None:
+        """Lets nobody wait any more; what was inside is lost."""
+        with self._changed:
+            self._closed = True
+            self._chunks.clear()
+            self._changed.notify_all()
+
 
 Ending = Literal["closed", "reset", "refused", "frozen"]
 

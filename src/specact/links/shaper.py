@@ -16,8 +16,7 @@ import numpy as np
 from specact.errors import ConfigError
 from specact.links.listener import Listener, resolve
 from specact.links.model import Link
-from specact.links.pacer import Pacer
-from specact.links.relay import Connection, Ending
+from specact.links.relay import Connection, Ending, Pacer
 from specact.rng import Role, stream
 from specact.types import Floats
 
@@ -45,7 +44,7 @@ class Shaper:
 
     Each connection has a link of its own, whose time 0 is when the shaper started. What one ``recv`` gives (at most
     16 KiB) counts as a message: it enters when the link is no longer busy with those ahead of it
-    (:class:`~specact.links.pacer.Pacer`), and arrives ``delay`` later, never earlier, in order. At most 4 MiB per
+    (:class:`~specact.links.relay.Pacer`), and arrives ``delay`` later, never earlier, in order. At most 4 MiB per
     direction are under way; beyond that the sender has to wait, as with a full window. Connecting is not delayed.
 
     Two threads per direction sleep until a message is due: more exact than an event loop, whose timers count whole

@@ -1,5 +1,5 @@
-from specact.remote.client import Line as Line
-from specact.remote.client import LineSettings as LineSettings
+from specact.remote.client import Client as Client
+from specact.remote.client import ClientSettings as ClientSettings
 from specact.remote.policy import RemotePolicy as RemotePolicy
 from specact.remote.policy import connect as connect
 from specact.remote.target import RemoteTarget as RemoteTarget

@@ -1,4 +1,4 @@
-"""A robot's line to its server: connects and reconnects in the background, and never makes the control loop wait."""
+"""The client: connects to a server and reconnects in the background, and never makes the control loop wait."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ConfigError, RemoteError, WireError
-from specact.remote.http import HttpChannel
-from specact.remote.transport import Channel, ChannelClosedError, Endpoint, Fields
-from specact.remote.websocket import WebSocketChannel
+from specact.remote.http import HttpTransport
+from specact.remote.transport import Endpoint, Fields, Transport, TransportClosedError
+from specact.remote.websocket import WebSocketTransport
 from specact.types import Cause
 from specact.wire.checks import printable, request_id
 from specact.wire.dialect import Dialect
@@ -34,8 +34,8 @@ _GLANCE_S = 0.002
 
 
 @dataclass(frozen=True)
-class LineSettings:
-    """How patient a line is.
+class ClientSettings:
+    """Timeouts of a client.
 
     Attributes:
         connect_timeout_s: for connecting and the handshake together [s].
@@ -59,10 +59,10 @@ class LineSettings:
             raise ConfigError(f"the settings of a connection must all be positive and finite, got {self}")
 
 
-DEFAULT_SETTINGS = LineSettings()
+DEFAULT_SETTINGS = ClientSettings()
 
 
-class Line:
+class Client:
     """Sends requests and waits for their replies, from the control loop's thread; a thread of its own keeps it open.
 
     A request whose reply did not come in time is forgotten: the reply is dropped and counted when it comes, and
@@ -85,7 +85,7 @@ class Line:
         problem: why there is no connection at the moment, or None.
         report: counters that travel with every request, for the server's status page; a policy's ``counts``.
         counts: ``connections``, ``sent``, ``answered``, ``late`` (replies after their deadline), ``unwanted`` (replies
-            nobody waited for, because the request had left on a wrong forecast), ``unreadable``.
+            nobody waited for, because the request had left on a wrong prediction), ``unreadable``.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Line:
         endpoint: Endpoint,
         dialect: Dialect,
         robot: str = "robot",
-        settings: LineSettings = DEFAULT_SETTINGS,
+        settings: ClientSettings = DEFAULT_SETTINGS,
         jpeg_quality: int | None = None,
     ) -> None:
         if jpeg_quality is not None:
@@ -104,7 +104,7 @@ class Line:
         self._limit = max_message_bytes(dialect)
         self._lock = threading.Lock()
         self._wake, self._connected, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._channel: Channel | None = None
+        self._transport: Transport | None = None
         self._next_id = 0
         # Requests whose reply may still come, and under what it is counted then; and messages that answer none.
         self._open: dict[int, str] = {}
@@ -119,10 +119,10 @@ class Line:
         self.problem: str | None = f"no connection to {endpoint} yet"
         self.report: Mapping[str, int] = {}
         self.counts: Counter[str] = Counter()
-        self._keeper = threading.Thread(target=self._keep, name=f"specact line to {endpoint}", daemon=True)
+        self._keeper = threading.Thread(target=self._keep, name=f"specact client to {endpoint}", daemon=True)
         self._keeper.start()
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(
@@ -155,31 +155,31 @@ class Line:
             kind: the message's type.
             fields: makes the message, given its id.
             deadline_s: how long the network may take to accept the request; after that the connection is given up.
-            patient: whether to wait as long for a reply nobody wants that blocks the channel, as it can with HTTP.
+            patient: whether to wait as long for an unwanted reply that blocks the transport, as it can with HTTP.
 
         Returns:
             The id, or None if there is no connection, or none that responds, or none that is free in time.
         """
         until = time.monotonic() + deadline_s
         with self._lock:
-            channel = self._channel
-            if channel is None:
+            transport = self._transport
+            if transport is None:
                 return None
             self._next_id += 1
             if self._early is not None:
                 self._early = None
                 self.counts["unwanted"] += 1
             try:
-                self._drain(channel, deadline_s if patient and not self._suspects(channel) else 0.0)
-                if self._suspects(channel):
+                self._drain(transport, deadline_s if patient and not self._suspects(transport) else 0.0)
+                if self._suspects(transport):
                     return None
-                if channel.busy:
+                if transport.busy:
                     if patient:
                         self._miss()
                     return None
-                payload = channel.encode(fields(self._next_id))
-                channel.send(kind, payload, until - time.monotonic())
-            except ChannelClosedError as error:
+                payload = transport.encode(fields(self._next_id))
+                transport.send(kind, payload, until - time.monotonic())
+            except TransportClosedError as error:
                 self._drop(str(error))
                 return None
             self._open[self._next_id] = "unwanted"
@@ -195,12 +195,12 @@ class Line:
                 self._early, self._misses = None, 0
                 self.counts["answered"] += 1
                 return early
-            if self._channel is None or identity not in self._open:
+            if self._transport is None or identity not in self._open:
                 return "disconnected"
             self._open[identity] = "late"
             try:
-                return self._await(self._channel, identity, until)
-            except ChannelClosedError as error:
+                return self._await(self._transport, identity, until)
+            except TransportClosedError as error:
                 self._drop(str(error))
                 return "disconnected"
 
@@ -208,24 +208,24 @@ class Line:
         """Whether :meth:`wait` would not have to: the newest request's reply is there, or none can come any more."""
         with self._lock:
             try:
-                if self._channel is not None:
-                    self._drain(self._channel)
-            except ChannelClosedError as error:
+                if self._transport is not None:
+                    self._drain(self._transport)
+            except TransportClosedError as error:
                 self._drop(str(error))
             early = self._early is not None and request_id(self._early) == identity
-            return early or self._channel is None or identity not in self._open
+            return early or self._transport is None or identity not in self._open
 
-    def _await(self, channel: Channel, identity: int, until: float) -> Fields | Cause:
+    def _await(self, transport: Transport, identity: int, until: float) -> Fields | Cause:
         # What has arrived already is looked at even where the time is up.
         last = max(until, time.monotonic() + _GLANCE_S)
         while True:
             # Where replies come one at a time, the next one is this request's, readable or not.
-            only = channel.busy
-            payload = channel.receive(max(0.0, until - time.monotonic()))
+            only = transport.busy
+            payload = transport.receive(max(0.0, until - time.monotonic()))
             if payload is None:
                 self._miss()
                 return "deadline"
-            fields = self._read(channel, payload)
+            fields = self._read(transport, payload)
             if fields is not None and request_id(fields) == identity:
                 self._misses = 0
                 del self._open[identity]
@@ -241,7 +241,7 @@ class Line:
     def _keep(self) -> None:
         delay, since = 0.0, 0.0
         while not self._closing.is_set():
-            if self._channel is not None:
+            if self._transport is not None:
                 self._look_after()
                 if time.monotonic() - since > self._settings.longest_delay_s:
                     delay = 0.0
@@ -256,46 +256,46 @@ class Line:
 
     def _connect(self) -> None:
         try:
-            channel, welcome = greet(self._endpoint, self._hello, self._settings.connect_timeout_s, self._limit)
+            transport, welcome = greet(self._endpoint, self._hello, self._settings.connect_timeout_s, self._limit)
         except RemoteError as error:
             self.problem = printable(str(error))
             return
         with self._lock:
-            self._channel, self.welcome, self.problem, self._misses = channel, welcome, None, 0
+            self._transport, self.welcome, self.problem, self._misses = transport, welcome, None, 0
             self._unasked = 0
             self.counts["connections"] += 1
         self._connected.set()
 
     def _look_after(self) -> None:
         """Drains unsolicited messages, and pings a silent server."""
-        # The control loop goes first: it looks after the channel itself while it holds it.
+        # The control loop goes first: it looks after the transport itself while it holds it.
         if not self._lock.acquire(blocking=False):
             return
         try:
-            channel = self._channel
-            if channel is None:
+            transport = self._transport
+            if transport is None:
                 return
-            self._drain(channel)
-            if not channel.pings and not channel.busy:
+            self._drain(transport)
+            if not transport.pings and not transport.busy:
                 # Nothing was asked, so nothing can be heard.
                 return
-            silence, patience = time.monotonic() - channel.heard, self._settings.silence_s
+            silence, patience = time.monotonic() - transport.heard, self._settings.silence_s
             if silence > patience:
-                raise ChannelClosedError(f"nothing received from the server for {silence:.1f} s")
+                raise TransportClosedError(f"nothing received from the server for {silence:.1f} s")
             # A second question could not overtake the first, and where segments are lost would only hold up others.
-            if self._pinged <= channel.heard and (silence > patience / 3 or self._suspects(channel)):
+            if self._pinged <= transport.heard and (silence > patience / 3 or self._suspects(transport)):
                 self._pinged = time.monotonic()
-                channel.ping()
-        except ChannelClosedError as error:
+                transport.ping()
+        except TransportClosedError as error:
             self._drop(str(error))
         finally:
             self._lock.release()
 
-    def _drain(self, channel: Channel, patience_s: float = 0.0) -> None:
+    def _drain(self, transport: Transport, patience_s: float = 0.0) -> None:
         """Reads replies that nobody waits for at the moment, for a bounded time; the rest the next time."""
         last = time.monotonic() + patience_s + _GLANCE_S
-        while (payload := channel.receive(patience_s if channel.busy else 0.0)) is not None:
-            fields, newest = self._read(channel, payload), self._next_id
+        while (payload := transport.receive(patience_s if transport.busy else 0.0)) is not None:
+            fields, newest = self._read(transport, payload), self._next_id
             if fields is not None and request_id(fields) == newest and self._open.get(newest) == "unwanted":
                 # It was sent ahead of the draft, and may be asked for when that is there.
                 self._early = fields
@@ -309,16 +309,16 @@ class Line:
         self._misses, self._missed = self._misses + 1, time.monotonic()
         self._wake.set()
 
-    def _suspects(self, channel: Channel) -> bool:
+    def _suspects(self, transport: Transport) -> bool:
         """Whether the server may be gone. Not after something was received, until the next miss: one try, not three.
 
         If all replies are late, each would otherwise allow more requests than it answers.
         """
-        return self._misses >= _SUSPECT_AFTER and channel.heard <= self._missed
+        return self._misses >= _SUSPECT_AFTER and transport.heard <= self._missed
 
-    def _read(self, channel: Channel, payload: bytes) -> Fields | None:
+    def _read(self, transport: Transport, payload: bytes) -> Fields | None:
         try:
-            return channel.decode(payload)
+            return transport.decode(payload)
         except WireError:
             return None
 
@@ -327,44 +327,44 @@ class Line:
         self._unasked += identity not in self._open
         self.counts["unreadable" if identity is None else self._open.pop(identity, "unwanted")] += 1
         if self._unasked > _MOST_UNASKED:
-            raise ChannelClosedError("the server sends too many unrequested messages")
+            raise TransportClosedError("the server sends too many unrequested messages")
 
     def _drop(self, why: str) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel, self.problem = None, printable(why)
+        if self._transport is not None:
+            self._transport.close()
+            self._transport, self.problem = None, printable(why)
             # Whatever was under way is lost; an old id can never match again.
             self._open.clear()
             self._wake.set()
 
 
-def greet(endpoint: Endpoint, hello: Hello, timeout: float, limit: int) -> tuple[Channel, Welcome]:
-    """A channel over which device and server agree; whoever asks for it closes it.
+def greet(endpoint: Endpoint, hello: Hello, timeout: float, limit: int) -> tuple[Transport, Welcome]:
+    """Opens a transport and shakes hands over it; the caller closes it.
 
     Args:
         endpoint: the server.
         hello: what the device says of itself.
         timeout: for connecting and the handshake together [s].
-        limit: a larger message closes the channel [bytes].
+        limit: a larger message closes the transport [bytes].
 
     Raises:
         RemoteError: if there is none in time, or the server refuses this device.
     """
-    kind = WebSocketChannel if endpoint.scheme in ("ws", "wss") else HttpChannel
+    kind = WebSocketTransport if endpoint.scheme in ("ws", "wss") else HttpTransport
     until = time.monotonic() + timeout
-    channel = kind(endpoint, timeout, limit)
+    transport = kind(endpoint, timeout, limit)
     try:
-        channel.send("hello", channel.encode(hello_fields(hello)), until - time.monotonic())
-        payload = channel.receive(until - time.monotonic())
+        transport.send("hello", transport.encode(hello_fields(hello)), until - time.monotonic())
+        payload = transport.receive(until - time.monotonic())
         if payload is None:
-            raise ChannelClosedError("the server did not answer the hello in time")
-        welcome = read_welcome(channel.decode(payload))
-    except (ChannelClosedError, WireError) as error:
-        channel.close()
+            raise TransportClosedError("the server did not answer the hello in time")
+        welcome = read_welcome(transport.decode(payload))
+    except (TransportClosedError, WireError) as error:
+        transport.close()
         raise RemoteError(f"{endpoint} refuses this device: {error}") from None
     texts = (welcome.bundle, welcome.target, welcome.version, welcome.family)
     bundle, target, version, family = (printable(text, 64) for text in texts)
-    return channel, replace(welcome, bundle=bundle, target=target, version=version, family=family)
+    return transport, replace(welcome, bundle=bundle, target=target, version=version, family=family)
 
 
 def _check_jpeg(quality: int, endpoint: Endpoint) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 import time
 
-from specact.remote.transport import ChannelClosedError, Endpoint, Fields, receive_some, send_all
+from specact.remote.transport import Endpoint, Fields, TransportClosedError, receive_some, send_all
 from specact.wire import json
 
 _LARGEST_HEAD = 1 << 14
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
 
 
-class HttpChannel:
-    """A kept-alive HTTP connection; see :class:`~specact.remote.transport.Channel`.
+class HttpTransport:
+    """A kept-alive HTTP connection; see :class:`~specact.remote.transport.Transport`.
 
     The replies are read here and not by the standard library, whose reader waits for a slow one as long as it takes.
 
     Args:
         endpoint: where to.
         timeout: for connecting [s].
-        max_message_bytes: a larger reply closes the channel.
+        max_message_bytes: a larger reply closes the transport.
 
     Raises:
         RemoteError: if the server cannot be reached in time.
@@ -47,7 +47,7 @@ class HttpChannel:
 
     def send(self, kind: str, payload: bytes, timeout: float) -> None:
         if self.busy:
-            raise ChannelClosedError(
+            raise TransportClosedError(
                 "the previous reply is still outstanding, and HTTP cannot distinguish it from the next one"
             )
         head = f"POST /v1/{kind} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
@@ -63,9 +63,9 @@ class HttpChannel:
                     return None
                 continue
             if not data:
-                raise ChannelClosedError("the server closed the connection")
+                raise TransportClosedError("the server closed the connection")
             if not self.busy:
-                raise ChannelClosedError("the server sent data without a request")
+                raise TransportClosedError("the server sent data without a request")
             self._received += data
             self.heard = time.monotonic()
         self.busy, self._received = False, b""
@@ -82,14 +82,14 @@ class HttpChannel:
         head, end, body = self._received.partition(b"\r\n\r\n")
         if not end:
             if len(head) > _LARGEST_HEAD:
-                raise ChannelClosedError("the header of the reply is larger than any valid one")
+                raise TransportClosedError("the header of the reply is larger than any valid one")
             return None
         length = _LENGTH.search(head)
         if not head.startswith(b"HTTP/1.") or length is None:
-            raise ChannelClosedError("the reply is not HTTP/1.1 with a Content-Length")
+            raise TransportClosedError("the reply is not HTTP/1.1 with a Content-Length")
         size = int(length[1])
         if size > self._limit:
-            raise ChannelClosedError("the reply is larger than any valid one")
+            raise TransportClosedError("the reply is larger than any valid one")
         if len(body) > size:
-            raise ChannelClosedError("the server sent more data than the reply's length")
+            raise TransportClosedError("the server sent more data than the reply's length")
         return body if len(body) == size else None

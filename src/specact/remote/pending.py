@@ -6,36 +6,35 @@ import time
 from collections.abc import Callable
 
 from specact.errors import WireError
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.types import Cause, Miss, OffloadTimes
+from specact.wire.checks import ErrorCode
 from specact.wire.dialect import Arrays
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, ServerTimes, read_reply
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import ErrorReply, Request, ServerTimes, read_reply, request_fields
 
 _CAUSES: dict[ErrorCode, Cause] = {ErrorCode.OVERLOADED: "overloaded", ErrorCode.EXPIRED: "expired"}
 
 
-class Call:
+class PendingRequest:
     """A request that left when this was made.
 
     Args:
-        line: to the server.
+        client: of the server.
         kind: the request's type.
         make: the request, given its id.
         deadline_s: from now; no reply is waited for any longer.
-        patient: whether to wait, if need be, until the line is free.
+        patient: whether to wait, if need be, until the transport is free.
     """
 
     def __init__(
-        self, line: Line, kind: str, make: Callable[[int], Request], deadline_s: float, patient: bool = True
+        self, client: Client, kind: str, make: Callable[[int], Request], deadline_s: float, patient: bool = True
     ) -> None:
-        self._line, self._exchange = line, line.dialect.exchanges[kind]
+        self._client, self._exchange = client, client.dialect.exchanges[kind]
         self._left = time.monotonic()
         self._until = self._left + deadline_s
-        self._id = line.send(
+        self._id = client.send(
             kind,
-            lambda identity: request_fields(make(identity), line.dialect.observation, line.jpeg_quality),
+            lambda identity: request_fields(make(identity), client.dialect.observation, client.jpeg_quality),
             deadline_s,
             patient,
         )
@@ -49,7 +48,7 @@ class Call:
     @property
     def pending(self) -> bool:
         """Whether :meth:`reply` would have to wait."""
-        return self._id is not None and time.monotonic() < self._until and not self._line.answered(self._id)
+        return self._id is not None and time.monotonic() < self._until and not self._client.answered(self._id)
 
     def reply(self, asked: float) -> tuple[Arrays, OffloadTimes] | Miss:
         """Waits for the reply's arrays, until the deadline at most.
@@ -60,9 +59,9 @@ class Call:
         """
         left = self._until - time.monotonic()
         if self._id is not None:
-            found = self._line.wait(self._id, left)
+            found = self._client.wait(self._id, left)
         else:
-            # Waiting until the line was free can have used up all the time there was.
+            # Waiting until the transport was free can have used up all the time there was.
             found = "disconnected" if left > 0.0 else "deadline"
         arrived = time.monotonic()
         if isinstance(found, str):

@@ -14,14 +14,14 @@ from specact.errors import ConfigError, MissError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
 from specact.observation import Observation, ObservationHistory, Window
-from specact.remote.client import Line, greet
-from specact.remote.pending import Call
+from specact.remote.client import Client, greet
+from specact.remote.pending import PendingRequest
 from specact.remote.target import positive_deadline
 from specact.remote.transport import Endpoint, trusting
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.wire.handshake import Hello
-from specact.wire.request import Request
+from specact.wire.messages import Request
 from specact.wire.sizes import HANDSHAKE_BYTES
 
 _PATIENCE_MS = 10_000.0
@@ -40,21 +40,21 @@ class RemotePolicy:
     :meth:`close`.
 
     Args:
-        line: to the server; it is closed with this.
+        client: of the server; it is closed with this.
         spec: of the policy.
         deadline_ms: how long an answer is waited for [ms].
         seed, robot: address of the random streams that the server draws from.
 
     Attributes:
         spec: what it needs to see, and what it gives.
-        line: to the server.
+        client: of the server.
         counts: ``steps`` (calls), ``transmitted`` (requests that left) and ``missed``.
     """
 
-    def __init__(self, line: Line, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
-        self.line, self.spec = line, spec
+    def __init__(self, client: Client, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
+        self.client, self.spec = client, spec
         self.counts: Counter[str] = Counter()
-        line.report = self.counts
+        client.report = self.counts
         self._deadline_ms = deadline_ms
         self._history = ObservationHistory(spec.observation)
         self._address = StepAddress(seed, robot, 0, 0)
@@ -86,7 +86,7 @@ class RemotePolicy:
         if isinstance(found, Miss):
             raise MissError(
                 f"the server gave no usable answer within {self._deadline_ms:g} ms ({found.cause}"
-                + (f": {self.line.problem}" if self.line.problem else "")
+                + (f": {self.client.problem}" if self.client.problem else "")
                 + "); call again, or connect with a longer deadline_ms",
                 found.cause,
             )
@@ -138,18 +138,18 @@ class RemotePolicy:
         self, window: Window, address: StepAddress, inpainting: Inpainting | None, deadline_ms: float
     ) -> Chunk | Miss:
         kind, arrays = ("infer", {}) if inpainting is None else ("inpaint", vars(inpainting))
-        report = self.line.report
+        report = self.client.report
 
         def request(identity: int) -> Request:
             return Request(kind, identity, deadline_ms, window, address, arrays, report)
 
         asked = time.monotonic()
-        found = Call(self.line, kind, request, deadline_ms / 1e3).reply(asked)
+        found = PendingRequest(self.client, kind, request, deadline_ms / 1e3).reply(asked)
         return found if isinstance(found, Miss) else found[0]["chunk"]
 
     def close(self) -> None:
         """Hangs up; may be called twice."""
-        self.line.close()
+        self.client.close()
 
 
 def connect(
@@ -182,19 +182,19 @@ def connect(
     """
     endpoint = Endpoint.parse(url, token, trusting(None if ca is None else Path(ca)))
     positive_deadline(deadline_ms)
-    channel, welcome = greet(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
-    channel.close()
+    transport, welcome = greet(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
+    transport.close()
     if welcome.family != FAMILY:
         raise ConfigError(
             f"{endpoint} serves {welcome.bundle}, a target of the family {welcome.family!r:.40}, whose answers only a "
             f"pair on this device can use: specact.load_bundle({welcome.bundle!r}) and "
-            "specact.remote.remote_verifier(line, bundle, deadline_ms)"
+            "specact.remote.remote_verifier(client, bundle, deadline_ms)"
         )
     spec = spec_of(welcome.spec)
-    line = Line(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
+    client = Client(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
     try:
-        line.connect(timeout)
-        return RemotePolicy(line, spec, deadline_ms, seed=seed)
+        client.connect(timeout)
+        return RemotePolicy(client, spec, deadline_ms, seed=seed)
     except BaseException:
-        line.close()
+        client.close()
         raise

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from specact.errors import RemoteError
 from specact.observation import Window
-from specact.remote.client import Line
-from specact.remote.pending import Call
+from specact.remote.client import Client
+from specact.remote.pending import PendingRequest
 from specact.rng import StepAddress
 from specact.types import Miss
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 _PATIENCE_S = 2.0
 
@@ -41,23 +41,23 @@ class Probe:
         return 1.2 * float(np.quantile(self.total_ms, 0.99))
 
 
-def probe(line: Line, requests: int, pause_s: float) -> Probe:
+def probe(client: Client, requests: int, pause_s: float) -> Probe:
     """Asks the server ``requests`` times, with a pause in between, as a robot would.
 
     Args:
-        line: connected.
+        client: connected to the server.
         requests: at least 1.
         pause_s: between two of them; the control period [s].
 
     Raises:
         RemoteError: if none of them was answered.
     """
-    window = line.dialect.observation.zeros()
+    window = client.dialect.observation.zeros()
     rows, causes = [], []
     for number in range(requests):
         address = StepAddress(0, 0, 0, number)
-        call = Call(line, "infer", partial(_request, window, address), _PATIENCE_S)
-        found = call.reply(time.monotonic())
+        pending = PendingRequest(client, "infer", partial(_request, window, address), _PATIENCE_S)
+        found = pending.reply(time.monotonic())
         if isinstance(found, Miss):
             causes.append(found.cause)
         else:

@@ -10,13 +10,13 @@ from typing import Any, Generic, Literal, TypeVar
 from specact.errors import ConfigError, unknown_name
 from specact.observation import Window
 from specact.pair import Pair
-from specact.remote.client import Line
-from specact.remote.pending import Call
+from specact.remote.client import Client
+from specact.remote.pending import PendingRequest
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
 from specact.verification import Answer, Pending, Verifier, sound
 from specact.wire.dialect import Arrays, Codec, VerifyingCodec
-from specact.wire.request import LONGEST_DEADLINE_MS, Request
+from specact.wire.messages import LONGEST_DEADLINE_MS, Request
 
 A = TypeVar("A")
 T_co = TypeVar("T_co", covariant=True)
@@ -26,7 +26,7 @@ class RemoteTarget(Generic[A]):
     """A :class:`~specact.verification.Target` on a server; its requests can leave before the draft is computed.
 
     Args:
-        line: to the server.
+        client: of the server.
         codec: of the pair on both sides.
         deadline_ms: how long a step's action may wait for the target, from the request's leaving [ms].
 
@@ -34,31 +34,31 @@ class RemoteTarget(Generic[A]):
         ConfigError: if the deadline is not positive.
     """
 
-    def __init__(self, line: Line, codec: Codec[A], deadline_ms: float) -> None:
-        self._line, self._codec = line, codec
+    def __init__(self, client: Client, codec: Codec[A], deadline_ms: float) -> None:
+        self._client, self._codec = client, codec
         self._deadline_ms = positive_deadline(deadline_ms)
-        self._ahead: tuple[StepAddress, Call] | None = None
+        self._ahead: tuple[StepAddress, PendingRequest] | None = None
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """See :class:`~specact.verification.Target`; the reply to a request nobody asks for is dropped and counted."""
-        call = self._call(window, address, patient=False)
-        self._ahead = (address, call) if call.left else None
-        return call.left
+        pending = self._send(window, address, patient=False)
+        self._ahead = (address, pending) if pending.left else None
+        return pending.left
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`; ``done`` is True at the deadline at the latest."""
         asked = time.monotonic()
         ahead, self._ahead = self._ahead, None
-        call = ahead[1] if ahead is not None and ahead[0] == address else self._call(window, address, patient=True)
-        return _Expected(call, asked, lambda arrays, times: Answer(self._codec.read(arrays), times))
+        pending = ahead[1] if ahead is not None and ahead[0] == address else self._send(window, address, patient=True)
+        return _Expected(pending, asked, lambda arrays, times: Answer(self._codec.read(arrays), times))
 
-    def _call(self, window: Window, address: StepAddress, patient: bool) -> Call:
-        line, deadline_ms = self._line, self._deadline_ms
+    def _send(self, window: Window, address: StepAddress, patient: bool) -> PendingRequest:
+        client, deadline_ms = self._client, self._deadline_ms
 
         def request(identity: int) -> Request:
-            return Request("infer", identity, deadline_ms, window, address, report=line.report)
+            return Request("infer", identity, deadline_ms, window, address, report=client.report)
 
-        return Call(line, "infer", request, deadline_ms / 1e3, patient)
+        return PendingRequest(client, "infer", request, deadline_ms / 1e3, patient)
 
 
 class RemoteVerifier:
@@ -68,12 +68,12 @@ class RemoteVerifier:
     drawn itself, bit for bit.
 
     Args:
-        line, deadline_ms: as for :class:`RemoteTarget`.
+        client, deadline_ms: as for :class:`RemoteTarget`.
         codec: of the pair on both sides.
     """
 
-    def __init__(self, line: Line, codec: VerifyingCodec[object], deadline_ms: float) -> None:
-        self._line, self._codec = line, codec
+    def __init__(self, client: Client, codec: VerifyingCodec[object], deadline_ms: float) -> None:
+        self._client, self._codec = client, codec
         self._deadline_ms = positive_deadline(deadline_ms)
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
@@ -82,41 +82,41 @@ class RemoteVerifier:
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`~specact.verification.Verifier`."""
-        asked, line, question = time.monotonic(), self._line, self._codec.question(proposal)
+        asked, client, question = time.monotonic(), self._client, self._codec.question(proposal)
 
         def request(identity: int) -> Request:
-            return Request("verify", identity, self._deadline_ms, proposal.window, address, question, line.report)
+            return Request("verify", identity, self._deadline_ms, proposal.window, address, question, client.report)
 
         def outcome(arrays: Arrays, times: OffloadTimes) -> Outcome | Miss:
             found = self._codec.outcome(arrays, times)
             return found if sound(found.actions) else Miss("invalid", times)
 
-        return _Expected(Call(line, "verify", request, self._deadline_ms / 1e3), asked, outcome)
+        return _Expected(PendingRequest(client, "verify", request, self._deadline_ms / 1e3), asked, outcome)
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected(Generic[T_co]):
     """A reply on its way."""
 
-    call: Call
+    pending: PendingRequest
     asked: float
     read: Callable[[Arrays, OffloadTimes], T_co | Miss]
 
     def done(self) -> bool:
-        return not self.call.pending
+        return not self.pending.pending
 
     def result(self) -> T_co | Miss:
-        found = self.call.reply(self.asked)
+        found = self.pending.reply(self.asked)
         return found if isinstance(found, Miss) else self.read(*found)
 
 
 def remote_verifier(
-    line: Line, pair: Pair[Any], deadline_ms: float, sampling: Literal["device", "server"] = "device"
+    client: Client, pair: Pair[Any], deadline_ms: float, sampling: Literal["device", "server"] = "device"
 ) -> Verifier:
     """A pair's own verification, with the target on a server.
 
     Args:
-        line: to the server.
+        client: of the server.
         pair: on this device.
         deadline_ms: how long a step's action may wait for the target [ms].
         sampling: where the outcome is drawn; both give the same one. On the ``device`` requests can leave ahead of the
@@ -129,13 +129,13 @@ def remote_verifier(
         raise unknown_name("place of sampling", sampling, ("device", "server"))
     codec = pair.codec
     if sampling == "device":
-        return pair.verifier(RemoteTarget(line, codec, deadline_ms))
+        return pair.verifier(RemoteTarget(client, codec, deadline_ms))
     if not isinstance(codec, VerifyingCodec):
         raise ConfigError(
             f"the server cannot verify for the family {codec.dialect.family!r}: its target only answers; choose "
             "sampling on the device"
         )
-    return RemoteVerifier(line, codec, deadline_ms)
+    return RemoteVerifier(client, codec, deadline_ms)
 
 
 def positive_deadline(deadline_ms: float) -> float:

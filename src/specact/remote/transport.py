@@ -20,12 +20,12 @@ _READ = 1 << 13
 _HOST = re.compile(r"[0-9A-Za-z_.:%-]+")
 
 
-class ChannelClosedError(Exception):
-    """The channel cannot be used any more; whoever opened it may open another."""
+class TransportClosedError(Exception):
+    """The transport cannot be used any more; whoever opened it may open another."""
 
 
-class Channel(Protocol):
-    """One open line to a server, used by one thread at a time."""
+class Transport(Protocol):
+    """An open connection to a server, used by one thread at a time."""
 
     pings: bool
     # Whether nothing can be sent before another reply has come.
@@ -47,7 +47,7 @@ class Channel(Protocol):
         """Hands a message of this type to the network.
 
         Raises:
-            ChannelClosedError: if that is impossible within ``timeout`` seconds.
+            TransportClosedError: if that is impossible within ``timeout`` seconds.
         """
         ...
 
@@ -55,12 +55,12 @@ class Channel(Protocol):
         """The next message, or None if there is none within ``timeout`` seconds; 0 only looks.
 
         Raises:
-            ChannelClosedError: if none will come any more.
+            TransportClosedError: if none will come any more.
         """
         ...
 
     def ping(self) -> None:
-        """Sends a ping, if the channel has pings."""
+        """Sends a ping, if the transport has pings."""
         ...
 
     @property
@@ -176,20 +176,20 @@ def send_all(side: socket.socket, data: bytes, timeout: float) -> None:
     """Hands bytes to the network.
 
     Raises:
-        ChannelClosedError: if that is impossible within ``timeout`` seconds; an unknown part of them has left then.
+        TransportClosedError: if that is impossible within ``timeout`` seconds; an unknown part of them has left then.
     """
     try:
         side.settimeout(max(0.001, timeout))
         side.sendall(data)
     except OSError as error:
-        raise ChannelClosedError(f"the connection was lost while sending: {error}") from None
+        raise TransportClosedError(f"the connection was lost while sending: {error}") from None
 
 
 def receive_some(side: socket.socket, timeout: float) -> bytes | None:
     """What has arrived, waiting for at most ``timeout`` seconds; None for nothing, empty if the other side has ended.
 
     Raises:
-        ChannelClosedError: if the connection broke.
+        TransportClosedError: if the connection broke.
     """
     try:
         side.settimeout(max(0.0, timeout))
@@ -197,4 +197,4 @@ def receive_some(side: socket.socket, timeout: float) -> bytes | None:
     except (TimeoutError, BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
         return None
     except OSError as error:
-        raise ChannelClosedError(f"the connection was lost: {error}") from None
+        raise TransportClosedError(f"the connection was lost: {error}") from None

@@ -1,4 +1,4 @@
-"""A WebSocket channel without a thread of its own: the caller's time is spent on the wire, not on waking others."""
+"""A WebSocket transport without a thread of its own: the caller's time is spent on the wire, not on waking others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from specact.errors import RemoteError, WireError
-from specact.remote.transport import ChannelClosedError, Endpoint, Fields, receive_some, send_all
+from specact.remote.transport import Endpoint, Fields, TransportClosedError, receive_some, send_all
 from specact.wire import json, msgpack
-from specact.wire.reply import read_error
+from specact.wire.messages import read_error
 
 _PATH = "/v1/stream"
 _DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
@@ -28,13 +28,13 @@ _MOST_FRAMES = 64
 _EARNING_BYTES, _EARNING_S, _MOST_SAVED = 8, 0.1, 128
 
 
-class WebSocketChannel:
-    """Binary msgpack over one WebSocket; see :class:`~specact.remote.transport.Channel`.
+class WebSocketTransport:
+    """Binary msgpack over one WebSocket; see :class:`~specact.remote.transport.Transport`.
 
     Args:
         endpoint: where to.
         timeout: for connecting and the opening handshake together [s].
-        max_message_bytes: a larger reply closes the channel before it is read.
+        max_message_bytes: a larger reply closes the transport before it is read.
 
     Raises:
         RemoteError: if the server cannot be reached in time, or does not let us in.
@@ -55,7 +55,7 @@ class WebSocketChannel:
         self._socket = endpoint.connect(until)
         try:
             self._open(endpoint, until)
-        except (ChannelClosedError, InvalidHandshake) as error:
+        except (TransportClosedError, InvalidHandshake) as error:
             self.close()
             hint = "" if endpoint.encrypted else "; for a server with TLS use wss://"
             raise RemoteError(f"{endpoint} does not accept a WebSocket connection: {error}{hint}") from None
@@ -71,7 +71,7 @@ class WebSocketChannel:
 
     def send(self, kind: str, payload: bytes, timeout: float) -> None:
         if self._protocol.state is not State.OPEN:
-            raise ChannelClosedError("the connection is closed")
+            raise TransportClosedError("the connection is closed")
         self._protocol.send_binary(payload)
         self._flush(timeout)
 
@@ -85,7 +85,7 @@ class WebSocketChannel:
 
     def ping(self) -> None:
         if self._protocol.state is not State.OPEN:
-            raise ChannelClosedError("the connection is closed")
+            raise TransportClosedError("the connection is closed")
         self._protocol.send_ping(b"")
         self._credit += 1.0
         self._flush(_AT_ONCE_S)
@@ -95,7 +95,7 @@ class WebSocketChannel:
             if self._protocol.state is State.OPEN:
                 self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
                 self._flush(_AT_ONCE_S)
-        except ChannelClosedError:
+        except TransportClosedError:
             pass
         self._socket.close()
 
@@ -120,7 +120,7 @@ class WebSocketChannel:
         try:
             if data:
                 send_all(self._socket, data, timeout)
-        except ChannelClosedError:
+        except TransportClosedError:
             self._broken()
             raise
 
@@ -129,7 +129,7 @@ class WebSocketChannel:
         if not self._next():
             try:
                 data = receive_some(self._socket, timeout)
-            except ChannelClosedError:
+            except TransportClosedError:
                 self._broken()
                 raise
             if data is None:
@@ -153,10 +153,10 @@ class WebSocketChannel:
             self._protocol.fail(CloseCode.POLICY_VIOLATION)
             self._flush(_AT_ONCE_S)
             self._broken()
-            raise ChannelClosedError("the server sends too many frames with too little data in them")
+            raise TransportClosedError("the server sends too many frames with too little data in them")
         if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
             why = self._protocol.parser_exc or self._protocol.close_rcvd or "no close frame"
-            raise ChannelClosedError(f"the connection ended: {why}")
+            raise TransportClosedError(f"the connection ended: {why}")
 
     def _next(self) -> int:
         """How many bytes to parse next: what is there of one frame, or of a line of the opening handshake."""

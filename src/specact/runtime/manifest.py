@@ -50,6 +50,11 @@ class BundleFolder:
     manifest: dict[str, Any]
 
     @property
+    def source(self) -> str:
+        """What it is loaded by."""
+        return str(self.path)
+
+    @property
     def name(self) -> str:
         return str(self.manifest["name"])
 

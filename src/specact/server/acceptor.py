@@ -15,7 +15,7 @@ from specact.server.service import refusal
 from specact.server.tls import Certificate
 from specact.server.transport import BoundedHttp
 from specact.wire import json
-from specact.wire.protocol import ErrorCode
+from specact.wire.checks import ErrorCode
 
 _HANDSHAKE_WITHIN_S, _SHUTDOWN_WITHIN_S = 10.0, 5.0
 # Not loop.start_tls: it takes a moment to begin, and loses what comes in it. Nor create_server's ssl: it shows a

@@ -18,7 +18,7 @@ from specact.server.http import STATUS, let_in, message_routes, peer
 from specact.server.openapi import refusals
 from specact.server.service import Service, refusal
 from specact.server.stream import serve_stream
-from specact.wire.protocol import ErrorCode
+from specact.wire.checks import ErrorCode
 
 _PAGE = Path(__file__).with_name("status.html")
 # The page brings everything with it and talks to nobody but us.
@@ -34,9 +34,9 @@ def create_app(service: Service) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.worker.start()
+        service.batcher.start()
         yield
-        service.worker.stop()
+        service.batcher.stop()
         service.log.close()
 
     described = service.access.described
@@ -50,7 +50,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/healthz", summary="Whether requests are answered now", responses={503: {"description": "not now"}})
     async def healthz() -> Response:
-        ready = service.worker.ready and not service.draining
+        ready = service.batcher.ready and not service.draining
         return JSONResponse({"ready": ready, "bundle": service.name}, 200 if ready else 503)
 
     @app.get(
@@ -62,7 +62,7 @@ def create_app(service: Service) -> FastAPI:
     )
     async def metrics(request: Request) -> Response:
         let_in(request, service)
-        return Response(service.telemetry.prometheus(service.worker.queued), media_type="text/plain; version=0.0.4")
+        return Response(service.telemetry.prometheus(service.batcher.queued), media_type="text/plain; version=0.0.4")
 
     @app.get(
         "/v1/status",
@@ -72,8 +72,8 @@ def create_app(service: Service) -> FastAPI:
     )
     async def status(request: Request) -> Response:
         let_in(request, service)
-        ready = service.worker.ready and not service.draining
-        return JSONResponse(service.telemetry.status(service.worker.queued, ready))
+        ready = service.batcher.ready and not service.draining
+        return JSONResponse(service.telemetry.status(service.batcher.queued, ready))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> Response:

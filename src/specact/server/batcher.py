@@ -13,9 +13,9 @@ from specact.errors import WireError
 from specact.rng import StepAddress
 from specact.server.settings import ServerSettings
 from specact.server.turns import FairQueue, Lane, queue_full
+from specact.wire.checks import ErrorCode
 from specact.wire.dialect import Arrays
-from specact.wire.protocol import ErrorCode
-from specact.wire.request import Request, Responder
+from specact.wire.messages import Request, Responder
 
 _log = logging.getLogger("specact.server")
 _WARM_UP = 20
@@ -50,7 +50,7 @@ class Job:
         return not self.future.cancelled() and now - self.arrived <= self.request.deadline_ms / 1e3
 
 
-class TargetWorker:
+class Batcher:
     """Micro-batching without waiting: the batch is what came in while the last one was computed, robots in turn.
 
     Args:

@@ -17,7 +17,7 @@ from specact.server.connections import connection_of
 from specact.server.openapi import described
 from specact.server.service import Sender, Service, refusal
 from specact.wire import json
-from specact.wire.protocol import ErrorCode
+from specact.wire.checks import ErrorCode
 
 _BODY_WITHIN_S = 5.0
 # How an error reply is told in HTTP, so that a proxy in between understands it too.

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from specact.wire.checks import LARGEST_ID
+from specact.wire.checks import LARGEST_ID, PROTOCOL, ErrorCode
 from specact.wire.dialect import ArraySpec, Dialect
-from specact.wire.protocol import PROTOCOL, ErrorCode
-from specact.wire.request import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED
+from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED
 
 Schema = dict[str, Any]
 

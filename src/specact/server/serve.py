@@ -82,7 +82,7 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
     server.announce = lambda: announce(f"{scheme}://{host}:{listener.getsockname()[1]}")
     with listener:
         # While the server starts no signal could end a target that blocks, and its error would be a traceback.
-        service.worker.warm_up()
+        service.batcher.warm_up()
         server.run(sockets=[listener])
 
 

@@ -14,16 +14,14 @@ from specact import __version__
 from specact.errors import ConfigError, WireError
 from specact.server.access import Access, Caller
 from specact.server.access_log import AccessLog
-from specact.server.batcher import Job, Result, TargetWorker
+from specact.server.batcher import Batcher, Job, Result
 from specact.server.connections import Connection, Connections
 from specact.server.settings import ServerSettings
 from specact.server.telemetry import Robot, Telemetry
 from specact.server.turns import Lane
-from specact.wire.checks import request_id
+from specact.wire.checks import ErrorCode, request_id
 from specact.wire.handshake import Welcome, check_hello, read_hello, welcome_fields
-from specact.wire.protocol import ErrorCode
-from specact.wire.reply import ErrorReply, Reply, ServerTimes, reply_fields
-from specact.wire.request import Request, Responder, read_request
+from specact.wire.messages import ErrorReply, Reply, Request, Responder, ServerTimes, read_request, reply_fields
 from specact.wire.sizes import max_message_bytes
 
 Fields = dict[str, Any]
@@ -65,7 +63,7 @@ class Service:
         self.name, self.dialect, self.settings = responder.name, responder.dialect, settings
         self.limit = max_message_bytes(responder.dialect)
         self.telemetry = Telemetry(responder.name)
-        self.worker = TargetWorker(responder, settings)
+        self.batcher = Batcher(responder, settings)
         self._welcome = welcome_fields(
             Welcome(
                 responder.name, responder.fingerprint, __version__, self.limit, self.dialect.family, self.dialect.agreed
@@ -137,8 +135,8 @@ class Service:
     def lane(self, caller: Caller) -> Lane[Job]:
         """Where requests wait: one lane for each name that goes with a token, otherwise a new one."""
         if caller.name is None:
-            return self.worker.lane()
-        return self._lanes.setdefault(caller.name, self.worker.lane())
+            return self.batcher.lane()
+        return self._lanes.setdefault(caller.name, self.batcher.lane())
 
     def hello(self, fields: Fields) -> tuple[str, Fields]:
         """The robot's name and the welcome.
@@ -167,7 +165,7 @@ class Service:
                 sender.robot.report = request.report
             if self.draining:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-            result = await self.worker.submit(sender.lane, request, arrived)
+            result = await self.batcher.submit(sender.lane, request, arrived)
             reply = _reply(request, self.dialect.exchanges[kind].answer, result, arrived)
         except WireError as error:
             return self._refused(kind, error, fields, sender)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specact.errors import ConfigError
-from specact.server.tokens import check_token
+from specact.server.access import check_token
 
 
 @dataclass(frozen=True)

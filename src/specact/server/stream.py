@@ -15,7 +15,7 @@ from specact.server.connections import connection_of
 from specact.server.http import STATUS, caller_of, peer
 from specact.server.service import Sender, Service, refusal
 from specact.wire import msgpack
-from specact.wire.protocol import ErrorCode
+from specact.wire.checks import ErrorCode
 
 _HELLO_WITHIN_S, _GOODBYE_WITHIN_S = 5.0, 5.0
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
-from prometheus_client import Counter as Total
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from specact.wire.reply import ServerTimes
-from specact.wire.request import REPORTED
+from specact.wire.messages import REPORTED, ServerTimes
 
 _WINDOW_S, _KEPT = 10.0, 4096
 _BUCKETS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_BUCKETS_BATCH = (1, 2, 4, 8, 16, 32, 64)
 _STAGES = ("queue", "target", "total")
 
 
@@ -46,7 +49,7 @@ class Robot:
         name: what the device called itself.
         since: when it connected, in seconds of the monotonic clock.
         requests, errors: answered with a result, and otherwise.
-        report: the device's own counters, see :data:`~specact.wire.request.REPORTED`.
+        report: the device's own counters, see :data:`~specact.wire.messages.REPORTED`.
         recent: (when, total_ms) of the last answers.
         pace: how often it was answered.
     """
@@ -60,7 +63,30 @@ class Robot:
     pace: Pace = field(default_factory=lambda: Pace())
 
 
-class Telemetry:
+class Histogram:
+    """How often values fell into which bucket.
+
+    Prometheus' own class locks and looks labels up at every value; this one leaves that to whoever asks.
+
+    Args:
+        bounds: upper bounds of the buckets, inclusive, in order; one without bound follows.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def take(self, value: float) -> None:
+        """Counts a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def metric(self, name: str, meaning: str) -> Metric:
+        """As Prometheus wants it: every bucket counts those below it, too."""
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return HistogramMetricFamily(name, meaning, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
+
+
+class Telemetry(Collector):
     """Counts what happens; used on the event loop only.
 
     Args:
@@ -73,23 +99,13 @@ class Telemetry:
         self._status: tuple[float, dict[str, Any]] = (-1.0, {})
         self.robots: dict[int, Robot] = {}
         self._stages: deque[tuple[float, float, float, float, int]] = deque(maxlen=_KEPT)
-        self._outcomes: Counter[str] = Counter()
+        # By kind and outcome.
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._times = {stage: Histogram(_BUCKETS_MS) for stage in _STAGES}
+        self._batch = Histogram(_BUCKETS_BATCH)
+        self._queued = 0
         self._registry = CollectorRegistry()
-        self._requests = Total(
-            "specact_requests", "Requests by kind and outcome.", ["kind", "outcome"], registry=self._registry
-        )
-        self._times = {
-            stage: Histogram(
-                f"specact_{stage}_milliseconds", f"Time of the stage: {stage}.", buckets=_BUCKETS_MS,
-                registry=self._registry,
-            )
-            for stage in _STAGES
-        }  # fmt: skip
-        self._batch = Histogram(
-            "specact_batch_size", "Requests per inference.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=self._registry
-        )
-        self._connected = Gauge("specact_robots", "Connected robots.", registry=self._registry)
-        self._waiting = Gauge("specact_queue", "Requests that wait for the target.", registry=self._registry)
+        self._registry.register(self)
 
     def connected(self, name: str) -> int:
         """Notes a connection and returns the key for it."""
@@ -104,11 +120,11 @@ class Telemetry:
     def answered(self, kind: str, times: ServerTimes, robot: Robot | None) -> None:
         """Notes a result."""
         now = time.monotonic()
-        self._outcomes["ok"] += 1
-        self._requests.labels(kind, "ok").inc()
-        for stage, value in zip(_STAGES, (times.queue_ms, times.target_ms, times.total_ms), strict=True):
-            self._times[stage].observe(value)
-        self._batch.observe(times.batch)
+        self._requests[kind, "ok"] += 1
+        self._times["queue"].take(times.queue_ms)
+        self._times["target"].take(times.target_ms)
+        self._times["total"].take(times.total_ms)
+        self._batch.take(times.batch)
         self._stages.append((now, times.queue_ms, times.target_ms, times.total_ms, times.batch))
         self._pace.tick(now)
         if robot is not None:
@@ -118,16 +134,26 @@ class Telemetry:
 
     def refused(self, kind: str, code: str, robot: Robot | None) -> None:
         """Notes an error reply."""
-        self._outcomes[code] += 1
-        self._requests.labels(kind, code).inc()
+        self._requests[kind, code] += 1
         if robot is not None:
             robot.errors += 1
 
     def prometheus(self, queued: int) -> bytes:
         """Everything in Prometheus' text format."""
-        self._connected.set(len(self.robots))
-        self._waiting.set(queued)
+        self._queued = queued
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics at this moment, for Prometheus' registry."""
+        requests = CounterMetricFamily("specact_requests", "Requests by kind and outcome.", labels=["kind", "outcome"])
+        for labels, count in self._requests.items():
+            requests.add_metric(labels, count)
+        yield requests
+        for stage, times in self._times.items():
+            yield times.metric(f"specact_{stage}_milliseconds", f"Time of the stage: {stage}.")
+        yield self._batch.metric("specact_batch_size", "Requests per inference.")
+        yield GaugeMetricFamily("specact_robots", "Connected robots.", len(self.robots))
+        yield GaugeMetricFamily("specact_queue", "Requests that wait for the target.", self._queued)
 
     def status(self, queued: int, ready: bool) -> dict[str, Any]:
         """The live numbers, over the last 10 seconds where they are rates or times; computed twice a second at most."""
@@ -139,12 +165,15 @@ class Telemetry:
     def _live(self, now: float) -> dict[str, Any]:
         recent = [entry for entry in self._stages if now - entry[0] <= _WINDOW_S]
         columns = [[entry[i] for entry in recent] for i in (1, 2, 3)]
+        outcomes: Counter[str] = Counter()
+        for (_, outcome), count in self._requests.items():
+            outcomes[outcome] += count
         return {
             "bundle": self.bundle,
             "uptime_s": now - self.started,
             "rate_hz": self._pace.rate_hz(now, self.started),
             "batch": sum(entry[4] for entry in recent) / len(recent) if recent else None,
-            "outcomes": dict(self._outcomes),
+            "outcomes": dict(outcomes),
             "stages_ms": {stage: _quantiles(column) for stage, column in zip(_STAGES, columns, strict=True)},
             "robots": [{"id": key, **_robot(robot, now)} for key, robot in self.robots.items()],
         }

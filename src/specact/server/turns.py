@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from specact.errors import WireError
-from specact.wire.protocol import ErrorCode
+from specact.wire.checks import ErrorCode
 
 Item = TypeVar("Item")
 

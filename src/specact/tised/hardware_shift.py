@@ -13,8 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specact.tised.overlap_spots import fastest_overlap, task_time_steps
-from specact.tised.sweet_spots import SweetSpot
+from specact.tised.optima import Optimum, fastest_overlap, task_time_steps
 from specact.tised.timing import chunk_s
 from specact.types import Floats
 
@@ -93,7 +92,7 @@ def dynamic_alpha_tilt(by_staleness: ArrayLike, pace: ArrayLike, action_s: Array
     return np.asarray(np.asarray(by_staleness) * np.asarray(pace) * np.asarray(action_s))
 
 
-def fastest_overlaps(chunks: ArrayLike, rhos: Iterable[float], actions: int) -> list[SweetSpot]:
+def fastest_overlaps(chunks: ArrayLike, rhos: Iterable[float], actions: int) -> list[Optimum]:
     """The overlap of least task time on each hardware, in units of an action; N stays as it is.
 
     Args:

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import WireError
-from specact.wire.protocol import PROTOCOL, ErrorCode
+
+PROTOCOL = 2
+
+
+class ErrorCode(StrEnum):
+    """Why a request was not answered with a result."""
+
+    BAD_MESSAGE = "bad_message"
+    UNSUPPORTED_PROTOCOL = "unsupported_protocol"
+    MISMATCH = "mismatch"
+    UNAUTHORIZED = "unauthorized"
+    TOO_LARGE = "too_large"
+    OVERLOADED = "overloaded"
+    EXPIRED = "expired"
+    SHUTTING_DOWN = "shutting_down"
+    INTERNAL = "internal"
+
 
 LARGEST_ID = 2**63 - 1
 # Of an array: a history of camera frames has four.
@@ -45,7 +62,7 @@ def array(fields: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: t
     if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
         found = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
         raise bad(f"{name} must be an array of {np.dtype(dtype)} {shape}, got {found}")
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
+    if value.dtype.kind == "f" and np.count_nonzero(np.isfinite(value)) < value.size:
         raise bad(f"{name} holds NaN or infinite numbers")
     return value
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specact.errors import WireError
-from specact.wire.checks import bad, check_head, is_integer, is_plain, said
+from specact.wire.checks import PROTOCOL, ErrorCode, bad, check_head, is_integer, is_plain, said
 from specact.wire.dialect import Dialect
-from specact.wire.protocol import PROTOCOL, ErrorCode
-from specact.wire.reply import read_error
+from specact.wire.messages import read_error
 
 # Of what differs between device and server.
 _MOST_NAMED = 4

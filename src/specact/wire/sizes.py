@@ -11,8 +11,7 @@ from specact.observation import Field
 from specact.rng import StepAddress
 from specact.wire import msgpack
 from specact.wire.dialect import ArraySpec, Dialect
-from specact.wire.reply import Reply, ServerTimes, reply_fields
-from specact.wire.request import MOST_INSTRUCTION, Request, request_fields
+from specact.wire.messages import MOST_INSTRUCTION, Reply, Request, ServerTimes, reply_fields, request_fields
 
 # Of a hello and a welcome, whatever they say.
 HANDSHAKE_BYTES = 65536

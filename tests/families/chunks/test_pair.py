@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
 
 from specact.clock import Clock, VirtualClock
 from specact.errors import BundleError, ConfigError, ObservationError
@@ -23,14 +24,14 @@ from specact.families.chunks.policy import Chunk, Inpainting
 from specact.families.chunks.wire import ChunkResponder
 from specact.gates import ActionDeviation, Always, Gate, Never, Random
 from specact.gates.controller import Controller, RateBudget
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Field, Observation, ObservationSpec, Window
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, StepAddress, stream
 from specact.types import Cause, Miss, OffloadTimes, Origin, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Answer, Pending, TargetPolicy
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 ACTIONS, LONG, SHORT, EXECUTE, RATE_HZ = 2, 8, 5, 3, 10.0
 UNITS = ActionUnits.of_range(np.array([-4.0, -40.0], np.float32), np.array([4.0, 60.0], np.float32))
@@ -458,12 +459,17 @@ def test_a_late_miss_leaves_the_drafts_chunk() -> None:
 
 
 def test_a_request_that_leaves_ahead_changes_no_action_and_saves_the_drafts_time() -> None:
-    def run(forecast: bool) -> tuple[np.ndarray, list[StepRecord]]:
+    def run(prefetch: bool) -> tuple[np.ndarray, list[StepRecord]]:
         clock, pair, gate = VirtualClock(), made(), Always()
         verifier = pair.verifier(Far(pair.target, clock))
         drafter = Slow(pair.drafter, clock)
         policy = SpeculativePolicy(
-            pair, gate, drafter=drafter, verifier=verifier, forecast=Forecast(gate) if forecast else None, clock=clock
+            pair,
+            gate,
+            drafter=drafter,
+            verifier=verifier,
+            prefetch=PrefetchPredictor(gate) if prefetch else None,
+            clock=clock,
         )
         return play(policy, 12)
 
@@ -662,3 +668,15 @@ def test_the_target_is_loaded_when_it_is_first_asked_for_and_once() -> None:
 def test_a_stop_action_is_one_of_the_pairs_units() -> None:
     with pytest.raises(ConfigError, match=r"must have shape \[2\] and lie between"):
         SpeculativePolicy(made(), Always(), fallback=Fallback("stop", stop_action=np.array([9.0, 0.0], np.float32)))
+
+
+def test_a_function_that_writes_into_its_inputs_changes_no_observation() -> None:
+    def spoils(inputs: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        inputs["state"] *= 0.0
+        return np.zeros((len(inputs["state"]), LONG, ACTIONS), np.float32)
+
+    policy = chunk_policy(observation={"state": (2,)}, chunk=LONG, actions=ACTIONS, rate_hz=RATE_HZ)(spoils)
+    for count in (1, 2):
+        windows = [Window({"state": np.ones((1, 2), np.float32)}) for _ in range(count)]
+        policy.infer_batch(windows, [stream(0, Role.DRAFT)] * count)
+        assert all((window["state"] == 1.0).all() for window in windows)

@@ -21,7 +21,7 @@ from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, Origin, Proposal
 from specact.units import ActionUnits
 from specact.verification import Answer, LocalTarget
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 HERE = StepAddress(0, 0, 0, 0)
 
@@ -112,14 +112,16 @@ def test_a_wider_threshold_never_accepts_fewer(pair: tuple[Chunk, Chunk], thresh
     assert accepted_prefix(drafted[:count], drafted[:count], max(thresholds) + 1e-3) == count
 
 
-@given(pair=chunks(), within=st.floats(0, 4))
-def test_the_verdict_says_of_every_action_where_it_comes_from(pair: tuple[Chunk, Chunk], within: float) -> None:
+@given(pair=chunks(), within=st.floats(0, 4), execute=st.integers(1, 9))
+def test_the_verdict_says_of_every_action_where_it_comes_from(
+    pair: tuple[Chunk, Chunk], within: float, execute: int
+) -> None:
     drafted, wanted = pair
     width = drafted.shape[1]
     # Scales of powers of two, and so the same numbers after there and back.
     units = ActionUnits(np.zeros(width, np.float32), np.full(width, 2.0, np.float32))
     unasked = LocalTarget(ChunkAnswers(FunctionPolicy(SPEC, drawn, seeded=True)))
-    verifier = ChunkVerifier(unasked, units, within)
+    verifier = ChunkVerifier(unasked, units, execute, within)
     window = Window({"state": np.zeros((1, 1), np.float32)})
     times = OffloadTimes(target=0.5)
     outcome = verifier.judge(Answer(wanted * np.float32(2.0), times), Proposal(window, drafted), HERE)
@@ -127,6 +129,10 @@ def test_the_verdict_says_of_every_action_where_it_comes_from(pair: tuple[Chunk,
     np.testing.assert_array_equal(outcome.actions, actions)
     assert outcome.origins.tolist() == [Origin.ACCEPTED] * accepted + [Origin.REPLACED] * (len(actions) - accepted)
     assert (outcome.verified, outcome.accepted, outcome.times) == (len(actions), accepted, times)
+    # For audits a proposal is kept if all that is executed of it is.
+    assert outcome.kept == float(
+        set(outcome.origins[:execute].tolist()) == {Origin.ACCEPTED} and len(actions) >= execute
+    )
 
 
 # ---- the server's side ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
+from specact import load_bundle
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.rollout.pool import Pool
@@ -45,8 +46,9 @@ class ShiftingPool:
 
 
 class _Bundle:
-    path = "nowhere"
+    source = "nowhere"
     fingerprint = "0"
+    codec = load_bundle("ball").codec
     recommended_gates: ClassVar[dict[str, Any]] = {}
 
 

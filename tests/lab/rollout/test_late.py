@@ -13,10 +13,10 @@ from tests.lab.rollout.test_pair import FAR, SEED, TASK, moved, pairing
 
 from specact import Bundle
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode_metrics import Episode
+from specact.lab.rollout.episode import Episode
 from specact.lab.rollout.pair import run_pair
 from specact.lab.rollout.rollout import start_of
-from specact.links.steady import SteadyLink
+from specact.links.model import SteadyLink
 
 
 def run(

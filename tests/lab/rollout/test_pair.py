@@ -17,15 +17,14 @@ from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode import run_episode
-from specact.lab.rollout.episode_metrics import Episode
+from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.families import VERIFIERS, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pair import Pairing, run_pair
 from specact.lab.rollout.rollout import Robot, Shard, start_of
 from specact.lab.rollout.simulated_target import Route
 from specact.links.link import LINKS
-from specact.links.steady import SteadyLink
+from specact.links.model import SteadyLink
 
 TASK = replace(load_task("ball"), make=TapedBall)
 SEED = 5

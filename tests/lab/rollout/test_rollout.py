@@ -15,7 +15,6 @@ from specact import load_bundle
 from specact.errors import ConfigError
 from specact.families.codes.values import CodeDistribution
 from specact.gates.calibration import read_calibration
-from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.evaluation import Evaluation
@@ -25,6 +24,7 @@ from specact.lab.rollout import rollout
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 from specact.lab.rollout.steps import REASONS, STAGES, CodeAudit
+from specact.lab.statistics import choice_efficiency
 from specact.links.link import LINKS
 from specact.runtime.parameters import count_parameters
 from specact.types import Origin, StepRecord

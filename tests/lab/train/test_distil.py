@@ -14,7 +14,7 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.files import write_json
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import Lessons
+from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil
@@ -28,7 +28,7 @@ FEW = DistilRecipe(rates=(0.0, 0.5), steps=600, batch=128)
 def teach(bundle: Path, out: Path, recipe: DistilRecipe = FEW) -> Bundle:
     with Pool(1) as pool:
 
-        def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> Lessons:
+        def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collect(pair, gates, 1500, number, pool, lambda done: None)
 
         return load_bundle(distil(load_bundle(bundle), recipe, roll, out, lambda stage, done, total: None))
@@ -40,7 +40,7 @@ def distilled(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     return teach(tiny_bundle, out), out
 
 
-def rejection(bundle: Bundle, states: Lessons) -> float:
+def rejection(bundle: Bundle, states: DistillationData) -> float:
     """Mean total variation of draft and target over states and codebooks."""
     windows = [Window({name: values[row] for name, values in states.observation.items()}) for row in range(len(states))]
     draft, target = (policy.infer_batch(windows) for policy in (bundle.draft, bundle.target))
@@ -85,7 +85,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(tiny_bundle: Path, tmp_path: P
 
     with Pool(1) as pool:
 
-        def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> Lessons:
+        def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collect(pair, gates, 1500, number, pool, lambda done: None)
 
         told = 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import NETWORKS, load_flow
-from specact.families.chunks.flow_euler import integrate
+from specact.families.chunks.flow import integrate
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
 from specact.lab.train import checkpoint, export, flow_export, stages
@@ -22,8 +22,7 @@ from specact.lab.train.export import PARITY
 from specact.lab.train.flow import Flow
 from specact.lab.train.flow_export import Guide, example
 from specact.lab.train.flow_recipe import FlowRecipe, load_flow_recipe
-from specact.lab.train.flow_stage import _chunks, flow_stage, units_of
-from specact.lab.train.flow_train import train_flow
+from specact.lab.train.flow_train import _chunks, flow_stage, train_flow, units_of
 from specact.lab.train.loop import Stage, run
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train

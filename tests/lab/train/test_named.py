@@ -25,12 +25,12 @@ from specact.lab.train.export import example_inputs
 from specact.lab.train.flow_recipe import load_any_recipe, load_flow_recipe
 from specact.lab.train.flow_train import train_flow
 from specact.lab.train.head import HeadRecipe, TargetHeadNetwork
-from specact.lab.train.prune import prune_history
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
-from specact.lab.train.sees import observation_of
 from specact.lab.train.train import train
+from specact.lab.train.variants import prune_history
 from specact.lab.train.vqbet import Shapes, VQBeT
+from specact.lab.train.windows import observation_of
 from specact.observation import Field, ObservationSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -306,17 +306,17 @@ def test_the_pusht_images_are_read_from_disk_in_the_terms_of_a_recipe(tmp_path: 
 
 
 def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
-    from specact.lab.data.distillation import Lessons
+    from specact.lab.data.distillation import DistillationData
 
     bundle = load_bundle(made / "bundles" / "mine")
     rng = np.random.default_rng(0)
-    lessons = Lessons(
+    data = DistillationData(
         episode=np.zeros(4, np.int64),
         observation={"hand": rng.normal(size=(4, 1, 1)).astype(np.float32)},
         draft_probs=np.full((4, 2, 4), 0.25, np.float32),
         target_probs=np.full((4, 2, 4), 0.25, np.float32),
         target_offsets=np.zeros((4, 2, 4, 2, 2), np.float16),
     )
-    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), lessons)
-    found = head({"hand": torch.from_numpy(lessons.observation["hand"])}, torch.from_numpy(lessons.draft_probs))
+    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), data)
+    found = head({"hand": torch.from_numpy(data.observation["hand"])}, torch.from_numpy(data.draft_probs))
     assert found.shape == (4, 2, 4) and torch.allclose(found.sum(-1), torch.ones(4, 2))

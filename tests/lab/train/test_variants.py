@@ -2,20 +2,145 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
 
 from specact.errors import ConfigError
-from specact.families.codes.bundle import load_bundle
+from specact.families.chunks.codes import CodeChunks
+from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.codes.network import OnnxPolicy
+from specact.files import write_json
 from specact.lab.tised.drivers import CodesDriver, driver_of
 from specact.lab.tised.levers import settings_of
 from specact.lab.tised.settings import Subject
 from specact.lab.tised.windows import typical_windows
-from specact.lab.train.variants import BundleVariants
-from specact.observation import Window
+from specact.lab.train.export import PARITY
+from specact.lab.train.quantise import folded
+from specact.lab.train.rebuild import Role, rebuild
+from specact.lab.train.variants import BundleVariants, prune_history
+from specact.observation import ObservationHistory, ObservationSpec, Window
+
+PUSHT = Path(__file__).parents[3] / "pretrained" / "pusht"
+
+
+@pytest.fixture(scope="module")
+def pusht() -> Bundle:
+    return load_bundle(PUSHT)
+
+
+def some_windows(bundle: Bundle, count: int = 8) -> list[Window]:
+    rng, fields = np.random.default_rng(0), bundle.observation.fields
+    return [
+        Window(
+            {name: 0.4 * rng.standard_normal(field.window_shape, dtype=np.float32) for name, field in fields.items()}
+        )
+        for _ in range(count)
+    ]
+
+
+def shorter_spec(bundle: Bundle, role: Role, window: int) -> ObservationSpec:
+    whole = getattr(bundle.spec, role)
+    return ObservationSpec({name: replace(field, history=window) for name, field in whole.fields.items()})
+
+
+@pytest.fixture(scope="module")
+def pruned(pusht: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The draft with more and less history; the target would only take longer to export."""
+    folder = tmp_path_factory.mktemp("pruned")
+    return {k: prune_history(pusht, k, folder / f"{k}.onnx", "draft") for k in (5, 3, 1)}
+
+
+def assert_same(variant: OnnxPolicy, original: OnnxPolicy, bundle: Bundle) -> None:
+    """Up to rounding: another version of PyTorch may export the same network as other operators."""
+    for window in some_windows(bundle):
+        ours, theirs = variant.infer(window), original.infer(window)
+        np.testing.assert_allclose(ours.probs, theirs.probs, atol=1e-5)
+        np.testing.assert_allclose(ours.offsets, theirs.offsets, rtol=1e-4, atol=1e-5)
+
+
+def test_all_of_the_history_is_the_original(pusht: Bundle, pruned: dict[int, Path], tmp_path: Path) -> None:
+    assert_same(OnnxPolicy(pruned[5], pusht.spec, pusht.spec.draft), pusht.draft, pusht)
+    whole = prune_history(pusht, 5, tmp_path / "5.onnx")
+    assert_same(OnnxPolicy(whole, pusht.spec, pusht.spec.target), pusht.target, pusht)
+
+
+def test_a_goal_stays_where_it_was(tiny_bundle: Path) -> None:
+    """Ahead of the window, whatever its length; the exported original in PyTorch again, without another export."""
+    bundle = load_bundle(tiny_bundle)
+    model = rebuild(bundle, "target", 2)
+    shorter = rebuild(bundle, "target", 1)
+    assert torch.equal(shorter.positions, model.positions[:2])
+    for window in some_windows(bundle, 3):
+        seen = {name: torch.from_numpy(values)[None] for name, values in window.arrays.items()}
+        with torch.no_grad():
+            whole, first = model(seen).offsets[0], shorter(seen | {"state": seen["state"][:, :1]}).offsets[0]
+        np.testing.assert_allclose(whole[1].numpy(), bundle.target.infer(window).offsets, atol=PARITY)
+        torch.testing.assert_close(first[0], whole[0], rtol=0.0, atol=1e-5)
+
+
+def test_a_shorter_history_is_an_earlier_position_of_the_trained_network(
+    pusht: Bundle, pruned: dict[int, Path]
+) -> None:
+    """Position k - 1 of the whole network, which never sees what comes later; read at the end it would be another."""
+    whole = rebuild(pusht, "draft", 5)
+    for k in (1, 3):
+        variant = OnnxPolicy(pruned[k], pusht.spec, shorter_spec(pusht, "draft", k))
+        for window in some_windows(pusht, 3):
+            state = window["state"]
+            shown = torch.from_numpy(np.concatenate([state[-k:], state[: 5 - k]]))[None]
+            with torch.no_grad():
+                offsets = whole({"state": shown}).offsets[0]
+            found = variant.infer(Window({"state": state[-k:]})).offsets
+            np.testing.assert_allclose(found, offsets[k - 1].numpy(), atol=1e-4)
+            assert np.abs(found - offsets[4].numpy()).max() > 1e-3
+
+
+def products(file: Path) -> int:
+    """Multiplications in products with a weight, counted from the graph's shapes at batch 1."""
+    model = onnx.shape_inference.infer_shapes(folded(file))
+    shapes = {
+        value.name: [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.value_info, *model.graph.input]
+    }
+    weights = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    found = [node.input[:2] for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    return sum(int(np.prod(shapes[entering])) * weights[weight][1] for entering, weight in found)
+
+
+def test_less_history_is_less_work(pruned: dict[int, Path]) -> None:
+    counted = [products(file) for file in pruned.values()]
+    blocks = 12 * 32**2 + 26 * 32  # one block and the embedding, per observation
+    assert [before - after for before, after in itertools.pairwise(counted)] == [2 * blocks] * 2
+
+
+def test_it_is_driven_with_a_window_of_its_own(pusht: Bundle, pruned: dict[int, Path]) -> None:
+    seen_by = shorter_spec(pusht, "draft", 3)
+    policy = CodeChunks(OnnxPolicy(pruned[3], pusht.spec, seen_by), pusht.tokenizer, pusht.spec, seen_by)
+    window = ObservationHistory(seen_by)
+    for seen in some_windows(pusht, 6):
+        assert policy.infer(window.push(seen["state"][0]), np.random.default_rng(0)).shape == (4, 2)
+
+
+def test_what_cannot_be_had_is_refused(tiny_bundle: Path, pusht: Bundle, tmp_path: Path) -> None:
+    for k in (0, 6):
+        with pytest.raises(ConfigError, match=f"'pusht' supports 1 to 5 observations, got {k}"):
+            prune_history(pusht, k, tmp_path / "k.onnx")
+    copy = Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["policies"]
+    write_json(copy / "manifest.json", manifest)
+    with pytest.raises(ConfigError, match="does not say how its target was made"):
+        prune_history(load_bundle(copy), 1, tmp_path / "k.onnx")
+
 
 BALL = load_bundle("ball")
 

@@ -68,8 +68,11 @@ class FunctionPolicy:
             more["instruction"] = [window.instruction for window in windows]
         if self._seeded:
             more["rngs"] = rngs
+        inputs = self.spec.observation.stack(windows)
+        # The function may write into what it is given, and a single window is the robot's own.
+        own = {name: array if array.flags.owndata else array.copy() for name, array in inputs.items()}
         try:
-            found = np.asarray(self._function(self.spec.observation.stack(windows), **more))
+            found = np.asarray(self._function(own, **more))
         # Anything can go wrong in somebody else's policy.
         except (Exception, SystemExit) as error:
             raise BundleError(

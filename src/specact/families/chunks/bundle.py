@@ -11,9 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, unknown_name
-from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.flow_networks import FlowNetworks
-from specact.families.chunks.flow_units import FlowUnits
+from specact.families.chunks.flow import FlowNetworks, FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.bundle import check_units, find_bundle
 from specact.observation import read_spec

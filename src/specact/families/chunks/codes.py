@@ -18,7 +18,7 @@ from specact.observation import ObservationSpec, Window
 class CodeChunks:
     """A VQ-BeT that answers with chunks, see :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
-    Given the generator that an agent draws the codes from, the chunk is the one that agent executes.
+    Given the generator that a pair's policy draws the codes from, the chunk is the one that it executes.
 
     Args:
         policy: draft or target of a bundle.

@@ -1,18 +1,178 @@
-"""A flow-matching chunk policy: noise in, a chunk of actions out, in a few Euler steps."""
+"""A flow-matching chunk policy: noise in, a chunk of actions out, in a few Euler steps.
+
+Time runs from 0, noise, to 1, data, on the straight paths ``x_t = (1 - t) x_0 + t x_1`` with velocity ``x_1 - x_0``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import ConfigError, ObservationError
-from specact.families.chunks.flow_euler import integrate, integrate_guided
-from specact.families.chunks.flow_networks import FlowNetworks
-from specact.families.chunks.flow_units import FlowUnits
+from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
+from specact.families.codes.network import open_session
 from specact.observation import Window
+
+Chunk = NDArray[np.float32]
+Velocity = Callable[[Chunk, float], Chunk]
+Guide = Callable[[Chunk, float], tuple[Chunk, Chunk]]
+
+
+def integrate(velocity: Velocity, noise: Chunk, steps: int) -> Chunk:
+    """``x <- x + v(x, t) / n`` at ``t = 0, 1 / n, ..., (n - 1) / n``.
+
+    Args:
+        velocity: from chunks ``[..., H, A]`` and t to the velocity there, of the same shape.
+        noise: standard normal, ``[..., H, A]``.
+        steps: n, at least 1.
+    """
+    x = noise
+    for step in range(steps):
+        x = x + velocity(x, step / steps) / np.float32(steps)
+    return x
+
+
+def integrate_guided(guide: Guide, noise: Chunk, steps: int, beta: float) -> Chunk:
+    """The same with ``v + w(t) g`` for v, where g pulls the expected outcome towards what is wanted.
+
+    ``g = (Y - x^_1)^T diag(W) dx^_1/dx_t`` with ``x^_1 = x_t + (1 - t) v(x_t, t)`` (Black et al. 2025,
+    "Real-time execution of action chunking flow policies", equations 2 to 4; after Pokle et al. 2024).
+
+    Args:
+        guide: from a chunk ``[H, A]`` and t to v and g there, both ``[H, A]``.
+        noise, steps: as for :func:`integrate`.
+        beta: the largest w.
+    """
+    x = noise
+    for step in range(steps):
+        time = step / steps
+        velocity, pull = guide(x, time)
+        velocity = velocity + np.float32(guidance_weight(time, beta)) * pull
+        x = x + velocity / np.float32(steps)
+    return x
+
+
+def guidance_weight(time: float, beta: float) -> float:
+    """``w(t) = min(beta, (1 - t) / (t r_t^2))`` with ``r_t^2 = (1 - t)^2 / (t^2 + (1 - t)^2)``.
+
+    Without the limit it would be infinite at both ends, where few steps cannot follow it.
+    """
+    rest = 1.0 - time
+    unlimited = time * rest
+    return beta if unlimited <= 0.0 else min(beta, (time**2 + rest**2) / unlimited)
+
+
+@dataclass(frozen=True)
+class FlowUnits:
+    """Demonstrated actions have mean 0 and variance 1 in the flow's units, as the noise has that it starts from.
+
+    Attributes:
+        centre, scale: float32 ``[A]``; ``action = centre + scale * x``.
+        low, high: float32 ``[A]``: the range that was demonstrated, in the environment's units.
+    """
+
+    centre: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+
+    def to_environment(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
+        return np.clip(self.centre + self.scale * x, self.low, self.high)
+
+    def to_flow(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Actions ``[..., A]`` in the flow's units."""
+        return (action - self.centre) / self.scale
+
+
+Array = NDArray[np.float32]
+
+
+class FlowNetworks:
+    """Encoder, prefix, expert and guide of one flow policy.
+
+    A speculative method inside the flow has what it needs here: one cache, and the expert on many chunks and times.
+
+    Args:
+        files: the ``.onnx`` file of each part: ``encoder``, ``prefix``, ``expert``, ``guide``.
+        spec: of the bundle they belong to; their inputs are checked against it.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
+        ConfigError: if this installation of ONNX Runtime has no such provider.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        spec: ChunkSpec,
+        *,
+        provider: str = "CPUExecutionProvider",
+        threads: int = 1,
+    ) -> None:
+        self._observation = spec.observation
+        self._encoder, self._prefix, self._expert, self._guide = (
+            open_session(files[part], provider, threads) for part in ("encoder", "prefix", "expert", "guide")
+        )
+        self._check(files, spec)
+
+    def tokens(self, windows: Sequence[Window]) -> Array:
+        """What the encoder makes of B windows, ``[B, N, W]``: a token per observation, and one for the goal."""
+        tokens: Array = self._encoder.run(None, self._observation.stack(windows))[0]
+        return tokens
+
+    def cache(self, windows: Sequence[Window]) -> Array:
+        """The prefix cache of B windows: keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``."""
+        cache: Array = self._prefix.run(None, {"tokens": self.tokens(windows)})[0]
+        return cache
+
+    def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:
+        """The expert's velocities ``[B, H, A]``.
+
+        Args:
+            chunks: ``[B, H, A]``, in the flow's units.
+            times: ``[B]`` in [0, 1].
+            cache: of one window for all of them, or of B windows.
+        """
+        velocity: Array = self._expert.run(None, {"chunk": chunks, "time": times, "cache": cache})[0]
+        return velocity
+
+    def guide(self, chunk: Array, time: Array, cache: Array, wanted: Array, weights: Array) -> tuple[Array, Array]:
+        """Velocity and pull towards what is wanted, both ``[1, H, A]``, see :func:`integrate_guided`.
+
+        Args:
+            chunk, time, cache: as for :meth:`velocity`, with B = 1.
+            wanted: Y ``[1, H, A]``, in the flow's units.
+            weights: W ``[1, H]`` in [0, 1].
+        """
+        seen = {"chunk": chunk, "time": time, "cache": cache, "wanted": wanted, "weights": weights}
+        velocity, pull = self._guide.run(None, seen)
+        return velocity, pull
+
+    def _check(self, files: Mapping[str, Path], spec: ChunkSpec) -> None:
+        chunk = [spec.chunk, spec.actions]
+        # What the prefix takes and gives is between the parts; the spec does not know it.
+        tokens, cache = (found.shape[1:] for found in (self._encoder.get_outputs()[0], self._prefix.get_outputs()[0]))
+        noisy = {"chunk": chunk, "time": [], "cache": cache}
+        wanted = {
+            "encoder": spec.observation.shapes,
+            "prefix": {"tokens": tokens},
+            "expert": noisy,
+            "guide": {**noisy, "wanted": chunk, "weights": [spec.chunk]},
+        }
+        sessions = {"encoder": self._encoder, "prefix": self._prefix, "expert": self._expert, "guide": self._guide}
+        for part, session in sessions.items():
+            found = {entry.name: entry.shape[1:] for entry in session.get_inputs()}
+            if found != wanted[part]:
+                raise BundleError(
+                    f"{files[part]} takes {found}, but the bundle's manifest and its other parts say {wanted[part]}: "
+                    "they do not match; export the bundle again"
+                )
 
 
 class FlowPolicy:

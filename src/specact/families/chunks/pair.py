@@ -16,7 +16,7 @@ import numpy as np
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.policy import Chunk, ChunkPolicy, ChunkSpec, InfersChunks
-from specact.families.chunks.wire import ChunkCodec
+from specact.families.chunks.wire import ChunkCodec, ChunkResponder
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import Origin, Outcome, Proposal
@@ -116,12 +116,22 @@ class ChunkPair:
 
     def verifier(self, target: Target[Chunk]) -> ChunkVerifier:
         """See :class:`~specact.pair.Pair`."""
-        return ChunkVerifier(target, self.units, self.accept_within)
+        return ChunkVerifier(target, self.units, self.execute, self.accept_within)
 
     @property
     def codec(self) -> ChunkCodec:
         """See :class:`~specact.pair.Pair`."""
         return ChunkCodec(self.target_spec)
+
+    @property
+    def responder(self) -> ChunkResponder:
+        """See :class:`~specact.pair.Pair`."""
+        return ChunkResponder(self.target_policy, self.name, self.fingerprint)
+
+    @property
+    def source(self) -> str:
+        """See :class:`~specact.pair.LoadedPair`; :attr:`named` belongs to it."""
+        return str(self.path)
 
 
 class ChunkDrafter:
@@ -164,12 +174,12 @@ class ChunkVerifier(TargetVerifier[Chunk]):
     Args:
         target: where the target's chunks come from.
         units: of the proposed actions.
-        accept_within: see :class:`ChunkPair`.
+        execute, accept_within: see :class:`ChunkPair`.
     """
 
-    def __init__(self, target: Target[Chunk], units: ActionUnits, accept_within: float = 0.0) -> None:
+    def __init__(self, target: Target[Chunk], units: ActionUnits, execute: int, accept_within: float = 0.0) -> None:
         super().__init__(target)
-        self._units, self._within = units, accept_within
+        self._units, self._execute, self._within = units, execute, accept_within
 
     def judge(self, answer: Answer[Chunk], proposal: Proposal, address: StepAddress) -> Outcome:
         """See :class:`~specact.verification.TargetVerifier`; as many actions as both have."""
@@ -177,7 +187,9 @@ class ChunkVerifier(TargetVerifier[Chunk]):
         actions, accepted = replaced_after_prefix(proposal.actions, wanted, self._within)
         origins = np.full(len(actions), Origin.REPLACED, np.uint8)
         origins[:accepted] = Origin.ACCEPTED
-        return Outcome(actions, origins, len(actions), accepted, answer.times, wanted, float(accepted == len(actions)))
+        # What lies beyond the executed actions changes nothing of what the robot does.
+        kept = float(accepted >= self._execute)
+        return Outcome(actions, origins, len(actions), accepted, answer.times, wanted, kept)
 
 
 def replaced_after_prefix(drafted: Chunk, wanted: Chunk, within: float) -> tuple[Chunk, int]:

@@ -92,7 +92,7 @@ def load_policy(
 
 def _plugin(source: str) -> LoadedPolicy:
     kind = "policy, a ChunkPolicy such as specact.chunk_policy makes, or a class of one"
-    found = load_object(source, kind, _is_policy)
+    found = load_object(source, kind, is_policy)
     policy: ChunkPolicy = make_object(source, "policy", ("infer", "infer_batch")) if isinstance(found, type) else found
     if not isinstance(policy.spec, ChunkSpec):
         raise ConfigError(f"the spec of {source!r} must be a ChunkSpec, got {policy.spec!r:.60}")
@@ -103,7 +103,8 @@ def _plugin(source: str) -> LoadedPolicy:
     )
 
 
-def _is_policy(found: object) -> bool:
+def is_policy(found: object) -> bool:
+    """Whether an object is a chunk policy, or a class of one."""
     wanted = ("infer", "infer_batch") if isinstance(found, type) else ("spec", "infer", "infer_batch")
     return all(hasattr(found, name) for name in wanted)
 

@@ -13,7 +13,7 @@ from specact.observation import read_spec
 from specact.rng import Role, streams
 from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 FAMILY = "chunks"
 _NOT_FINITE = "the target has no finite answer to this observation"
@@ -41,7 +41,7 @@ class ChunkCodec:
 
 
 class ChunkResponder:
-    """See :class:`~specact.wire.request.Responder`.
+    """See :class:`~specact.wire.messages.Responder`.
 
     Args:
         policy: the target.
@@ -53,7 +53,7 @@ class ChunkResponder:
         self.dialect = ChunkCodec(policy.spec).dialect
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.request.Responder`; what is random is drawn from each request's own stream."""
+        """See :class:`~specact.wire.messages.Responder`; what is random is drawn from each request's own stream."""
         rngs = streams(Role.VERIFY, (request.address for request in requests))
         rows = [row for row, request in enumerate(requests) if request.kind == "infer"]
         answers: dict[int, Arrays | WireError] = {}

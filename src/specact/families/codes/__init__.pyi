@@ -1,11 +1,11 @@
 from specact.families.codes import sampling as sampling
 from specact.families.codes.bundle import Bundle as Bundle
 from specact.families.codes.bundle import load_bundle as load_bundle
-from specact.families.codes.draft import CodeDrafter as CodeDrafter
 from specact.families.codes.spec import CodePolicy as CodePolicy
 from specact.families.codes.spec import PolicySpec as PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer as ActionTokenizer
 from specact.families.codes.values import CodeDistribution as CodeDistribution
 from specact.families.codes.values import Verdict as Verdict
+from specact.families.codes.verify import CodeDrafter as CodeDrafter
 from specact.families.codes.verify import SpeculativeVerifier as SpeculativeVerifier
 from specact.families.codes.verify import TargetSampler as TargetSampler

@@ -105,7 +105,8 @@ class HeadDraft:
     """A :class:`~specact.families.codes.spec.CodePolicy` that proposes what the head expects of the target.
 
     Codes come from ``p^`` instead of ``q``, with the draft's offsets for them: what the head's capacity is worth
-    without any gate. Verified with ``p^`` in the place of ``q``, they follow the target's law as exactly as any others.
+    without any gate. Verified with ``p^`` in the place of ``q``, they follow the target's distribution as exactly as
+    any others.
 
     Args:
         draft: gives the offsets, and the distribution that the head sees.

@@ -61,6 +61,7 @@ class OnnxPolicy:
     ) -> None:
         self._session = open_session(path, provider, threads)
         self._spec, self.observation = spec, observation
+        self._outputs = [output.name for output in self._session.get_outputs()]
         self._check(path)
 
     def infer(self, window: Window) -> CodeDistribution:
@@ -73,7 +74,7 @@ class OnnxPolicy:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
-        logits, offsets, *conditional = self._session.run(None, self.observation.stack(windows))
+        logits, offsets, *conditional = self._session.run(self._outputs, self.observation.stack(windows))
         probs = softmax(logits, self._spec.temperature)
         if not conditional:
             return [CodeDistribution(p, o) for p, o in zip(probs, offsets, strict=True)]

@@ -24,8 +24,8 @@ class PolicySpec:
         overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
         temperature: of both softmaxes.
         rate_hz: control rate of the demonstrations [Hz].
-        sequential: whether both policies have a sequential secondary head, which gives the law of the secondary code
-            given the primary one (``CodeDistribution.conditional``); only with two codebooks.
+        sequential: whether both policies have a sequential secondary head, which gives the distribution of the
+            secondary code given the primary one (``CodeDistribution.conditional``); only with two codebooks.
 
     Raises:
         BundleError: for values that no bundle can have.

@@ -37,14 +37,14 @@ class ActionTokenizer(ActionUnits):
         """
         chunk = self.base(codes)
         with np.errstate(over="ignore", invalid="ignore"):
-            for book, code in enumerate(codes):
+            for book, code in enumerate(codes.tolist()):
                 chunk += offsets[book, code]
         return chunk
 
     def base(self, codes: Codes) -> NDArray[np.float32]:
         """``decoder(codes)`` without any offset, ``[n, A]``."""
         index = 0
-        for code in codes:
-            index = index * self.codes + int(code)
+        for code in codes.tolist():
+            index = index * self.codes + code
         chunk: NDArray[np.float32] = self.table[index].copy()
         return chunk

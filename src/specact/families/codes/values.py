@@ -44,7 +44,7 @@ class Verdict:
     @property
     def rejected_any(self) -> float:
         """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
-        return float(1.0 - np.prod(1.0 - self.rejection))
+        return float(1.0 - np.multiply.reduce(1.0 - self.rejection))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the target makes of drafted codes: exact speculative verification, or simply the target's own codes."""
+"""Drafts codes, and verifies them: exact speculative sampling, or the target's own answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,32 @@ import numpy as np
 
 from specact.errors import unknown_name
 from specact.families.codes.sampling import sample_codes, verify
+from specact.families.codes.spec import InfersCodes
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted, Verdict, Verified
+from specact.observation import Window
 from specact.rng import Role, StepAddress, StepStreams
-from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal
+from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, all_from
 from specact.verification import Answer, Target, TargetVerifier
+
+
+class CodeDrafter:
+    """Proposes codes ``z ~ q``, see :class:`~specact.policy.Drafter`.
+
+    Args:
+        policy: gives q.
+        tokenizer: turns codes into actions.
+    """
+
+    def __init__(self, policy: InfersCodes, tokenizer: ActionTokenizer) -> None:
+        self._policy, self._tokenizer = policy, tokenizer
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        """The drafted chunk; its evidence is a :class:`~specact.families.codes.values.Drafted`."""
+        draft = self._policy.infer(window)
+        codes = sample_codes(draft, rng)
+        return Proposal(window, self._tokenizer.decode(codes, draft.offsets), Drafted(draft, codes))
+
 
 Offset = Literal["target", "draft", "stale"]
 
@@ -25,8 +46,8 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
         target: where the target's distributions come from.
         tokenizer: turns codes into actions.
         offset: which offset a verified step gets. ``target``: the target's, for the final codes (the action then
-            follows the target's law); ``draft``: the draft's, for the final codes; ``stale``: the draft's for the codes
-            it drafted, even where they were replaced. The last two are ablations.
+            follows the target's distribution); ``draft``: the draft's, for the final codes; ``stale``: the draft's for
+            the codes it drafted, even where they were replaced. The last two are ablations.
 
     Raises:
         ConfigError: for an unknown offset.
@@ -60,7 +81,7 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
 
 
 class SpeculativeVerifier(CodeVerifier):
-    """Accepts or replaces each drafted code so that the result follows the target's law (ADAHI, equation 7)."""
+    """Accepts or replaces each drafted code so that it follows the target's distribution (ADAHI, equation 7)."""
 
     def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
         return verify(target, drafted.draft, drafted.codes, rng)
@@ -80,8 +101,7 @@ class TargetSampler(CodeVerifier):
 
 def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
     """A verdict on codes as an outcome: the chunk is the draft's only where every code was accepted."""
-    kept = bool(verdict.accepted.all())
-    origins = np.full(len(actions), Origin.ACCEPTED if kept else Origin.REPLACED, np.uint8)
-    accepted = int(verdict.accepted.sum())
+    verified, accepted = len(verdict.accepted), int(np.count_nonzero(verdict.accepted))
+    origins = all_from(Origin.ACCEPTED if accepted == verified else Origin.REPLACED, len(actions))
     evidence, kept_all = Verified(verdict, target), 1.0 - verdict.rejected_any
-    return Outcome(actions, origins, len(verdict.accepted), accepted, times, evidence, kept_all)
+    return Outcome(actions, origins, verified, accepted, times, evidence, kept_all)

@@ -18,7 +18,7 @@ from specact.rng import Role, StepStreams
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
-from specact.wire.request import Request
+from specact.wire.messages import Request
 
 FAMILY = "codes"
 
@@ -53,7 +53,7 @@ class CodeCodec:
 
 
 class CodeResponder:
-    """See :class:`~specact.wire.request.Responder`.
+    """See :class:`~specact.wire.messages.Responder`.
 
     Args:
         policy: the target.
@@ -70,13 +70,13 @@ class CodeResponder:
         self._streams = StepStreams()
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.request.Responder`."""
+        """See :class:`~specact.wire.messages.Responder`."""
         targets = self._policy.infer_batch([request.window for request in requests])
         return [self._one(request, target) for request, target in zip(requests, targets, strict=True)]
 
     def _one(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
         # An observation far beyond those of training overflows inside; one request's fault is no other's in its batch.
-        if not np.isfinite(target.probs).all() or not np.isfinite(target.offsets).all():
+        if not all(np.count_nonzero(np.isfinite(array)) == array.size for array in (target.probs, target.offsets)):
             return bad("the target has no finite answer to this observation")
         if request.kind == "infer":
             return distribution_arrays(target)

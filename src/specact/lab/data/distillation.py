@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Lessons:
+class DistillationData:
     """One row per inference.
 
     Attributes:
@@ -30,23 +30,23 @@ class Lessons:
     def __len__(self) -> int:
         return len(self.episode)
 
-    def select(self, rows: NDArray[Any]) -> Lessons:
+    def select(self, rows: NDArray[Any]) -> DistillationData:
         """Some of the rows, given by number or as a mask ``[N]``."""
         seen = {name: column[rows] for name, column in self.observation.items()}
         kept: dict[str, Any] = {name: column[rows] for name, column in vars(self).items() if name != "observation"}
-        return Lessons(observation=seen, **kept)
+        return DistillationData(observation=seen, **kept)
 
-    def split(self, every: int = 20) -> tuple[Lessons, Lessons]:
+    def split(self, every: int = 20) -> tuple[DistillationData, DistillationData]:
         """Without and with the episodes whose number ``every`` divides: for training, and held out."""
         held_out = self.episode % every == 0
         return self.select(~held_out), self.select(held_out)
 
 
-def join(parts: Sequence[Lessons]) -> Lessons:
+def join(parts: Sequence[DistillationData]) -> DistillationData:
     """Several as one."""
     first = parts[0]
     seen = {name: np.concatenate([part.observation[name] for part in parts]) for name in first.observation}
     joined: dict[str, Any] = {
         name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(first) if name != "observation"
     }
-    return Lessons(observation=seen, **joined)
+    return DistillationData(observation=seen, **joined)

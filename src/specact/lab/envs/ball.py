@@ -10,7 +10,8 @@ to rest *on the goal*: what counts is its speed relative to it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import cos, sin
+from dataclasses import dataclass
+from math import cos, exp, sin
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
@@ -21,9 +22,49 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.lab.envs.drawing import drawing
-from specact.lab.envs.orbit import Orbit
-from specact.lab.envs.servo import follow
 from specact.lab.envs.task import Seen, Task
+
+
+@dataclass(frozen=True)
+class Orbit:
+    """A circle around the origin, run through at constant speed.
+
+    Attributes:
+        radius: [m], > 0.
+        angle: where it begins [rad].
+        speed: along the circle [m/s]; positive is counter-clockwise, 0 stands still.
+    """
+
+    radius: float
+    angle: float
+    speed: float = 0.0
+
+    def at(self, time_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Position [m] and velocity [m/s] after ``time_s`` seconds, both ``[2]``."""
+        angle = self.angle + self.speed / self.radius * time_s
+        outward = np.array([cos(angle), sin(angle)])
+        return self.radius * outward, self.speed * np.array([-outward[1], outward[0]])
+
+
+def follow(
+    position: NDArray[np.float64],
+    velocity: NDArray[np.float64],
+    target: NDArray[np.float64],
+    rate: float,
+    seconds: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Position and velocity after the servo was held at a target: ``x'' = rate^2 (target - x) - 2 rate x'``, solved.
+
+    Args:
+        position, velocity, target: ``[D]``, in one unit of length, and that per second.
+        rate: undamped natural frequency [rad/s], > 0.
+        seconds: for how long, >= 0.
+    """
+    away = position - target
+    push = velocity + rate * away
+    decay = exp(-rate * seconds)
+    return target + (away + push * seconds) * decay, (velocity - rate * push * seconds) * decay
+
 
 HALF_SIZE = 0.4  # plate, centre to edge [m]
 PILLAR_RADIUS = 0.1  # [m]

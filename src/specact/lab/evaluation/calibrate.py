@@ -76,7 +76,7 @@ def calibrate(
         numbers = calibration_episodes(number, run.rounds, run.episodes)
         shards = [
             Shard(
-                str(bundle.path),
+                bundle.source,
                 bundle.fingerprint,
                 env,
                 COMPOSITION,

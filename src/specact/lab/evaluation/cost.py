@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ from specact.families.codes.bundle import PARTS, Bundle
 from specact.families.codes.head import HEAD, HeadDraft, load_head
 from specact.families.codes.timing import measure_call, measure_inference
 from specact.families.load import AnyPair
-from specact.gates.timing import measure_decision
+from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.methods import load_method
+from specact.rng import Role, StepAddress, stream
 from specact.runtime.parameters import count_parameters
 
 # Gates that decide nothing, and those that have asked the target before they decide: their time would mean nothing.
@@ -83,16 +85,16 @@ def measure_proposal(pair: AnyPair) -> float:
     """Median seconds of one inference of the draft on this machine."""
     if isinstance(pair, Bundle):
         return measure_inference(pair.draft, pair.spec.draft)
-    rng = np.random.default_rng(0)
-    return measure_call(lambda window: pair.draft.infer(window, rng), pair.observation.zeros())
+    drafter, rng = pair.drafter, np.random.default_rng(0)
+    return measure_call(lambda window: drafter.propose(window, rng), pair.observation.zeros())
 
 
 def measure_answer(pair: AnyPair) -> float:
     """Median seconds of one inference of the target on this machine."""
     if isinstance(pair, Bundle):
         return measure_inference(pair.target, pair.spec.target)
-    rng = np.random.default_rng(0)
-    return measure_call(lambda window: pair.target_policy.infer(window, rng), pair.observation.zeros())
+    target, address = pair.target, StepAddress(0, 0, 0, 0)
+    return measure_call(lambda window: target.answer(window, address), pair.observation.zeros())
 
 
 def read_timing(manifest: dict[str, Any]) -> Timing:
@@ -122,3 +124,24 @@ def method_cost(name: str, bundle: AnyPair, timing: Timing) -> dict[str, float]:
         "head_ms": timing.head_ms if used["head"] else 0.0,
         "target_ms": 1e3 * timing.target_s(name) if used["target"] else 0.0,
     }
+
+
+def measure_decision(gate: Gate, bundle: AnyPair, repeats: int = 200) -> float:
+    """Median seconds of one decision, a learned gate's head included, on an observation of zeros, after a warm-up.
+
+    Args:
+        gate: its memory is that of another robot afterwards.
+        bundle: whose draft makes the proposals.
+        repeats: how many decisions the median is of.
+    """
+    rng, window = stream(0, Role.GATE), bundle.observation.zeros()
+    drafter = bundle.drafter
+    gate.reset()
+    times = []
+    for _ in range(repeats + 10):
+        proposal = drafter.propose(window, rng)
+        start = time.perf_counter()
+        gate.decide(proposal, rng)
+        times.append(time.perf_counter() - start)
+        gate.update(proposal.actions[0], proposal.actions[0])
+    return float(np.median(times[10:]))

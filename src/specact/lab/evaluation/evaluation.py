@@ -7,7 +7,10 @@ from typing import get_args
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
+from specact.families.load import AnyPair
 from specact.gates.settings import BUNDLES_OWN, GateChoices
+from specact.lab.data.fit import shapes_in_words
+from specact.lab.envs.task import Task
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.realtime import Wire
 from specact.links.link import load_link
@@ -28,7 +31,7 @@ class Evaluation:
             :class:`~specact.lab.rollout.methods.Method`, and at this one where its rival does not run.
         link: name of a link preset.
         offset: see :class:`~specact.policy.SpeculativePolicy`.
-        overlap: whether requests leave ahead of the draft where the gate's forecast says so.
+        overlap: whether requests leave ahead of the draft where the prefetch predictor says so.
         gates: readings that the papers leave open.
         draft_ms, gate_ms, head_ms, target_ms: accounted time of one inference, and of one decision of any gate; None
             measures it on this machine.
@@ -88,3 +91,18 @@ class Evaluation:
             )
         if not 0.0 < self.rate < 1.0:
             raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")
+
+
+def check_fit(bundle: AnyPair, task: Task) -> None:
+    """Checks that a pair's observations and actions are the task's; a pair may do without some of the task's.
+
+    Raises:
+        ConfigError: if a shape differs.
+    """
+    wanted, seen = task.shapes(), bundle.observation.fields
+    found = {"action": bundle.units.centre.shape, **{name: field.shape for name, field in seen.items()}}
+    if any(wanted.get(name) != shape for name, shape in found.items()):
+        raise ConfigError(
+            f"the bundle {bundle.name!r} has {shapes_in_words(found)}, but the task {task.name!r} has "
+            f"{shapes_in_words(wanted)}; the bundle was made for the task {bundle.env!r}"
+        )

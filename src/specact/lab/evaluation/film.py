@@ -187,7 +187,7 @@ def _shard(order: _Order, method: str, bundle: AnyPair) -> Shard:
     what, timing = order.manifest["evaluation"], read_timing(order.manifest)
     gate = read_gates(order.folder)[method]
     return Shard(
-        str(bundle.path), bundle.fingerprint, what["env"], method, gate, (order.episode,), what["seed"],
+        bundle.source, bundle.fingerprint, what["env"], method, gate, (order.episode,), what["seed"],
         what["link"], timing.draft_s(method), timing.target_s(method), what["offset"], what["overlap"],
         timing.gate_s(method),
     )  # fmt: skip
@@ -234,18 +234,18 @@ def _paths(folder: Path, episode: int, method: str) -> tuple[Path, Path, Path]:
 
 
 def _write(folder: Path, film: Film) -> None:
-    facts, sheet, poster = _paths(folder, film.episode, film.method)
+    metadata, sheet, poster = _paths(folder, film.episode, film.method)
     write_whole(sheet, film.sheet)
     write_whole(poster, film.poster)
     # Written last: it says that the pictures are there.
-    write_json(facts, asdict(replace(film, sheet=b"", poster=b"")) | {"sheet": sheet.name, "poster": poster.name})
+    write_json(metadata, asdict(replace(film, sheet=b"", poster=b"")) | {"sheet": sheet.name, "poster": poster.name})
 
 
 def _read(folder: Path, episode: int, method: str) -> Film | None:
     """The film that is kept; None if there is none that can be read."""
-    facts, sheet, poster = _paths(folder, episode, method)
+    metadata, sheet, poster = _paths(folder, episode, method)
     try:
-        kept = json.loads(facts.read_text())
+        kept = json.loads(metadata.read_text())
         pictures = {"sheet": sheet.read_bytes(), "poster": poster.read_bytes()}
         lists = {name: tuple(kept[name]) for name in ("sent", "frame_steps")}
         return Film(**kept | lists | pictures)

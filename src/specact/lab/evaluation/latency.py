@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import CodePolicy
 from specact.families.codes.values import CodeDistribution
-from specact.families.codes.verify import TargetSampler
+from specact.families.codes.verify import CodeDrafter, TargetSampler
 from specact.gates import Always, Gate, Never
 from specact.gates.calibration import threshold_for_rate
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of, load_task
 from specact.lab.processes import linked, serving
@@ -29,7 +28,7 @@ from specact.lab.statistics import mean_interval
 from specact.links.link import load_link, round_trip
 from specact.observation import Window
 from specact.policy import SpeculativePolicy
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, stream
@@ -158,16 +157,16 @@ def _policy(
     verifier: Verifier | None = None
     if way.codec is not None:
         endpoint = Endpoint("http" if way.codec == "json" else "ws", "127.0.0.1", port)
-        line = stack.enter_context(Line(endpoint, pair.codec.dialect, way.name))
-        line.connect(30.0)
+        client = stack.enter_context(Client(endpoint, pair.codec.dialect, way.name))
+        client.connect(30.0)
         if way.method == "target":
-            verifier = TargetSampler(RemoteTarget(line, pair.codec, _DEADLINE_MS), pair.tokenizer)
+            verifier = TargetSampler(RemoteTarget(client, pair.codec, _DEADLINE_MS), pair.tokenizer)
         else:
             at_server = way.codec == "json" and not way.overlap
-            verifier = remote_verifier(line, pair, _DEADLINE_MS, "server" if at_server else "device")
-    forecast = Forecast(gate) if way.overlap else None
+            verifier = remote_verifier(client, pair, _DEADLINE_MS, "server" if at_server else "device")
+    prefetch = PrefetchPredictor(gate) if way.overlap else None
     drafter = CodeDrafter(draft, pair.tokenizer)
-    return SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, forecast=forecast, seed=seed)
+    return SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, prefetch=prefetch, seed=seed)
 
 
 def _calibrated(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:

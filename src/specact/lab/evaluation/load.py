@@ -16,12 +16,12 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from specact.errors import RemoteError
 from specact.families.codes.bundle import Bundle
-from specact.lab.processes import Child
+from specact.lab.processes import ServerProcess
 from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.wire import msgpack
 from specact.wire.handshake import Hello, hello_fields, read_welcome
-from specact.wire.request import Request, request_fields
+from specact.wire.messages import Request, request_fields
 
 _DEADLINE_MS = 10_000.0
 # Robots of a soak, their requests per second together, and seconds between two looks at the server's memory.
@@ -80,7 +80,9 @@ def run_load(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz:
     return asyncio.run(_run(port, bundle, robots, seconds, offered_hz))
 
 
-def run_soak(server: Child, bundle: Bundle, seconds: float, progress: Callable[[int, int], None]) -> dict[str, Any]:
+def run_soak(
+    server: ServerProcess, bundle: Bundle, seconds: float, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
     """Keeps 64 robots asking, 500 times a second together, and watches the memory that the server holds.
 
     Args:

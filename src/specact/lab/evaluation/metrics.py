@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.gates.efficiency import LEAST_GAIN, choice_efficiency
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.steps import REASONS, STAGES
-from specact.lab.statistics import contrast, holm, mean_interval, wilson
+from specact.lab.statistics import LEAST_GAIN, choice_efficiency, contrast, holm, mean_interval, wilson
 
 Table = dict[str, NDArray[Any]]
 END_POINTS = ("success", "score")
@@ -37,13 +36,13 @@ def method_metrics(
         ``missed`` share of inferences that
         were transmitted in vain; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where
         skipped or missed;
-        ``choice_efficiency`` see :func:`~specact.gates.efficiency.choice_efficiency`;
+        ``choice_efficiency`` see :func:`~specact.lab.statistics.choice_efficiency`;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
         share of inferences whose request left before the draft was computed, precision (share of them that were
-        transmitted) and recall (share of the transmitted that had left ahead). Of chunk policies, instead of what
-        concerns codes: ``distance`` between the drafted and the target's actions and ``prefix``, the drafted actions
-        that verification would accept, both means over all inferences.
+        transmitted) and recall (share of the transmitted that had left ahead). Of other families, instead of what
+        concerns codes, the means over all inferences of ``distance``, and of chunk policies ``prefix``, see
+        :mod:`specact.lab.rollout.families`.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
@@ -57,7 +56,7 @@ def method_metrics(
         "score": {"mean": score.mean, "low": score.low, "high": score.high},
         "control_steps": actions,
         **step_metrics(steps, sends=sends),
-        "sent_ahead": _forecast_quality(steps["sent_ahead"], sent),
+        "sent_ahead": _prefetch_quality(steps["sent_ahead"], sent),
         "latency": {
             "per_action_ms": 1e3 * float(outcomes["latency_s"].sum()) / actions,
             "inference_p50_ms": float(np.quantile(inference_ms, 0.50)),
@@ -77,7 +76,7 @@ def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
         "transmission_rate": float(sent.mean()) if sends else 0.0,
         "missed": float(steps["missed"].mean()),
         "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
-        **(_code_metrics(steps) if "rejection" in steps else _chunk_metrics(steps)),
+        **(_code_metrics(steps) if "rejection" in steps else _distances(steps)),
     }
 
 
@@ -97,8 +96,8 @@ def _code_metrics(steps: Table) -> dict[str, Any]:
     }
 
 
-def _chunk_metrics(steps: Table) -> dict[str, Any]:
-    return {"distance": float(steps["distance"].mean()), "prefix": float(steps["prefix"].mean())}
+def _distances(steps: Table) -> dict[str, Any]:
+    return {name: float(steps[name].mean()) for name in ("distance", "prefix") if name in steps}
 
 
 # Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
@@ -111,7 +110,7 @@ def _share(counted: NDArray[np.bool_]) -> dict[str, float]:
     return {"n": n, "k": k, "rate": found.mean, "low": found.low, "high": found.high}
 
 
-def _forecast_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
+def _prefetch_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
     return {
         "share": float(ahead.mean()),
         "precision": float(sent[ahead].mean()) if ahead.any() else None,

@@ -202,7 +202,7 @@ def _run(pair: AnyPair, method: str, gate: GateSettings, shown: Episodes, pool: 
     """The demonstrations in as many parts as there are workers; results do not depend on their number."""
     parts = np.array_split(np.arange(len(shown)), min(pool.workers, len(shown)))
     work = [
-        Imitation(str(pair.path), shown.select(part), method, gate, seed, named_again(pair), int(part[0]))
+        Imitation(pair.source, shown.select(part), method, gate, seed, named_again(pair), int(part[0]))
         for part in parts
     ]
     by_first = {item.first: result for item, result in pool.each(along, work)}

@@ -26,8 +26,7 @@ from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import asked_gate, at_rate
 from specact.lab.evaluation.cost import method_cost, read_timing
-from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.fit import check_fit
+from specact.lab.evaluation.evaluation import Evaluation, check_fit
 from specact.lab.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
@@ -86,7 +85,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
         if what.realtime:
-            runner = stack.enter_context(RealTime(str(bundle.path), what.link, what.deadline_ms, what.wire, what.seed))
+            runner = stack.enter_context(RealTime(bundle.source, what.link, what.deadline_ms, what.wire, what.seed))
         # Chance comes last: it runs at the rate that its rival achieved.
         for name in sorted(what.methods, key=lambda method: load_method(method).rate_of is not None):
             method, settings = load_method(name), asked[name]
@@ -187,7 +186,7 @@ def _run_method(
         numbers = tuple(range(first, min(first + what.shard, what.episodes)))
         shards.append(
             Shard(
-                str(bundle.path),
+                bundle.source,
                 bundle.fingerprint,
                 env,
                 name,

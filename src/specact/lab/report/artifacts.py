@@ -14,7 +14,7 @@ from specact.lab.report.html import Html, fill, html, join
 
 
 @dataclass(frozen=True)
-class Desk:
+class ArtifactWriter:
     """Writes figures and tables, and remembers which.
 
     Attributes:

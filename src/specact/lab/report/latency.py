@@ -42,7 +42,7 @@ def draw_latency(found: dict[str, Any], path: Path) -> None:
         latency.set_xlim(left=0)
         figure.suptitle(
             f"{found['bundle']} over {found['link']}: {found['steps']} steps, draft {found['draft_ms']:.2f} ms, "
-            f"{'stand-in for the target' if found['stand_in'] else 'target'} {found['target_ms']:.1f} ms, "
+            f"{'heavy target' if found['stand_in'] else 'target'} {found['target_ms']:.1f} ms, "
             f"link {found['link_ms']:.1f} ms"
         )
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from specact.lab.report.tradeoff import time_of
 NONE = "\N{EN DASH}"
 
 
-def facts(study: Study) -> Html:
+def run_metadata(study: Study) -> Html:
     """The conditions of the table of methods."""
     run = study.table
     evaluation, machine = run.evaluation, run.manifest["machine"]

@@ -16,7 +16,7 @@ from specact.lab.evaluation.rejection import Fit, RejectionModel, fit_rejection
 from specact.lab.report.drawing import Drawing, blank, legend_below
 from specact.lab.report.runs import Run
 from specact.lab.report.studies import Study
-from specact.lab.report.style import MUTED, look_of
+from specact.lab.report.style import MUTED, style_of
 from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.steps import REASONS
 
@@ -71,7 +71,7 @@ def draw_rejection(study: Study) -> Drawing | None:
     # Where there are negative scores, the fit has shifted them to start at 0.
     log_x = dense - min(0.0, x.min())
     for model, colour, face, label in (
-        (every, look_of("adahi").light, None, "any code, R"),
+        (every, style_of("adahi").light, None, "any code, R"),
         (primary, MUTED.light, "none", "primary code, r"),
     ):
         errors = 1.96 * np.array(model.errors)

@@ -17,12 +17,12 @@ from specact import __version__
 from specact.errors import DataError
 from specact.files import write_whole
 from specact.lab.report import tables
-from specact.lab.report.artifacts import Desk
+from specact.lab.report.artifacts import ArtifactWriter
 from specact.lab.report.drawing import Drawing, style
 from specact.lab.report.films import Films, show_films
 from specact.lab.report.goals import count, goals_of, goals_rows, goals_tables
 from specact.lab.report.html import Html, fill, html, items, join
-from specact.lab.report.metadata import facts, manifests, runs_table
+from specact.lab.report.metadata import manifests, run_metadata, runs_table
 from specact.lab.report.missing import Gap, by_gap, gaps_of
 from specact.lab.report.rejection import draw_rejection
 from specact.lab.report.runs import Skipped, find_runs
@@ -67,7 +67,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         ConfigError: if there is no run, or something cannot be written.
     """
     runs, skipped = find_runs(paths)
-    studies, desk = group(runs), Desk(out, files)
+    studies, artifacts = group(runs), ArtifactWriter(out, files)
     sections, missing = [], dict[str, list[Gap]]()
     # Films are made by processes of their own, a bundle each, while figures are drawn in this one.
     with style(), ExitStack() as stack:
@@ -77,7 +77,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         filmed = [filming.submit(show_films, study.table).result if films else _no_films for study in studies]
         for done, (study, shown) in enumerate(zip(studies, filmed, strict=True)):
             progress("bundles", done, len(studies))
-            section, missing[study.title] = _section(study, desk, shown)
+            section, missing[study.title] = _section(study, artifacts, shown)
             sections.append(section)
         progress("bundles", len(studies), len(studies))
     page = fill(
@@ -87,27 +87,27 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         made=time.strftime("%Y-%m-%d %H:%M"),
         count=f"{_count(runs, 'run')} of {_count(studies, 'bundle')}",
         links=join(Html(f'<a href="#{study.slug}">{html(study.title)}</a> ') for study in studies),
-        summary=join([tables.summary_table(studies), desk.table("summary", tables.summary_rows(studies))]),
-        goals=_goals(studies, desk),
+        summary=join([tables.summary_table(studies), artifacts.table("summary", tables.summary_rows(studies))]),
+        goals=_goals(studies, artifacts),
         skipped=_box("Skipped folders", [f"{one.folder}: {one.reason}" for one in skipped]),
         missing=_box("What is missing", by_gap(missing)),
         sections=join(sections),
     )
     write_whole(out, _sealed(page).encode())
-    return Written(out, desk.written, len(runs), skipped, missing)
+    return Written(out, artifacts.written, len(runs), skipped, missing)
 
 
 def _no_films() -> Films:
     return Html(), None
 
 
-def _section(study: Study, desk: Desk, films: Callable[[], Films]) -> tuple[Html, list[Gap]]:
+def _section(study: Study, artifacts: ArtifactWriter, films: Callable[[], Films]) -> tuple[Html, list[Gap]]:
     """The part of one study, and what is missing in it."""
     run, slug = study.table, study.slug
     lacking, figures = gaps_of(study), []
     for draw in (_rejections, draw_tradeoffs, draw_sweep):
         try:
-            figures += [desk.figure(drawing, slug) for drawing in draw(study)]
+            figures += [artifacts.figure(drawing, slug) for drawing in draw(study)]
         except DataError as error:
             lacking.append(Gap(str(error)))
     shown, no_films = films()
@@ -116,10 +116,10 @@ def _section(study: Study, desk: Desk, films: Callable[[], Films]) -> tuple[Html
         "study.html",
         slug=slug,
         title=study.title,
-        facts=facts(study),
-        methods=join([tables.methods_table(run), desk.table(f"{slug}-methods", tables.methods_rows(run))]),
+        facts=run_metadata(study),
+        methods=join([tables.methods_table(run), artifacts.table(f"{slug}-methods", tables.methods_rows(run))]),
         explained=tables.columns_explained(run),
-        contrasts=join([tables.contrasts_table(run), desk.table(f"{slug}-contrasts", tables.contrasts_rows(run))]),
+        contrasts=join([tables.contrasts_table(run), artifacts.table(f"{slug}-contrasts", tables.contrasts_rows(run))]),
         figures=join(figures),
         films=shown,
         missing=_box("Missing here", [_gap(gap) for gap in lacking]),
@@ -130,12 +130,12 @@ def _section(study: Study, desk: Desk, films: Callable[[], Films]) -> tuple[Html
     return section, lacking
 
 
-def _goals(studies: Sequence[Study], desk: Desk) -> Html:
+def _goals(studies: Sequence[Study], artifacts: ArtifactWriter) -> Html:
     goals = goals_of(studies)
     if not goals:
         return Html()
     return fill(
-        "goals.html", count=count(goals), tables=goals_tables(goals), link=desk.table("goals", goals_rows(goals))
+        "goals.html", count=count(goals), tables=goals_tables(goals), link=artifacts.table("goals", goals_rows(goals))
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """Colours as lower-case ``#rrggbb``, and a marker of Matplotlib."""
 
     light: str
@@ -19,41 +19,43 @@ class Look:
     marker: str
 
 
-INK = Look("#1b222b", "#e4e9ee", "")
-MUTED = Look("#586372", "#9ba6b2", "")
-RULE = Look("#dfe3e8", "#2d3640", "")
-GROUND = Look("#ffffff", "#191f26", "")
+INK = Style("#1b222b", "#e4e9ee", "")
+MUTED = Style("#586372", "#9ba6b2", "")
+RULE = Style("#dfe3e8", "#2d3640", "")
+GROUND = Style("#ffffff", "#191f26", "")
 
 _METHODS = {
-    "draft": Look("#4477aa", "#7fb0e0", "v"),
-    "head_draft": Look("#3f6f5f", "#86bfa9", ">"),
-    "target": Look("#117733", "#4fbf76", "^"),
-    "target_on_device": Look("#5a8f00", "#a4d44a", "d"),
-    "hybrid": Look("#aa3377", "#e07ab3", "s"),
-    "random": Look("#77787b", "#a9abb0", "X"),
-    "plain_random": Look("#a08c7d", "#cdbcae", "."),
-    "random_learned": Look("#8a7f9c", "#b9afcb", "H"),
-    "head_random": Look("#b0607a", "#dc97ac", "8"),
-    "adahi": Look("#d55e00", "#f08a3c", "o"),
-    "gated_target": Look("#8f8f2b", "#c9c95e", "<"),
-    "uncertainty": Look("#1f97b5", "#66ccee", "D"),
-    "learned": Look("#332288", "#9d8df0", "P"),
-    "learned_action": Look("#996d00", "#e0b04a", "p"),
-    "oracle": Look("#000001", "#fffffe", "*"),
-    "oracle_action": Look("#882256", "#d0789f", "h"),
+    "draft": Style("#4477aa", "#7fb0e0", "v"),
+    "head_draft": Style("#3f6f5f", "#86bfa9", ">"),
+    "target": Style("#117733", "#4fbf76", "^"),
+    "target_on_device": Style("#5a8f00", "#a4d44a", "d"),
+    "hybrid": Style("#aa3377", "#e07ab3", "s"),
+    "random": Style("#77787b", "#a9abb0", "X"),
+    "plain_random": Style("#a08c7d", "#cdbcae", "."),
+    "random_learned": Style("#8a7f9c", "#b9afcb", "H"),
+    "head_random": Style("#b0607a", "#dc97ac", "8"),
+    "adahi": Style("#d55e00", "#f08a3c", "o"),
+    "gated_target": Style("#8f8f2b", "#c9c95e", "<"),
+    "uncertainty": Style("#1f97b5", "#66ccee", "D"),
+    "learned": Style("#332288", "#9d8df0", "P"),
+    "learned_action": Style("#996d00", "#e0b04a", "p"),
+    "oracle": Style("#000001", "#fffffe", "*"),
+    "oracle_action": Style("#882256", "#d0789f", "h"),
 }
+# As sweeps call them.
+_METHODS |= {"head as draft": _METHODS["head_draft"], "target on device": _METHODS["target_on_device"]}
 # For methods that come later.
-_SPARE = (Look("#44aa99", "#6fd0c0", "d"), Look("#cc6677", "#e898a5", ">"), Look("#5d4e9c", "#a99be0", "8"))
+_SPARE = (Style("#44aa99", "#6fd0c0", "d"), Style("#cc6677", "#e898a5", ">"), Style("#5d4e9c", "#a99be0", "8"))
 
 
-def look_of(method: str) -> Look:
+def style_of(method: str) -> Style:
     """The same for the same name, always."""
     return _METHODS.get(method) or _SPARE[zlib.crc32(method.encode()) % len(_SPARE)]
 
 
 def dark_rules() -> str:
     """CSS that gives a figure, drawn for white paper, its colours on dark ground."""
-    looks = (INK, MUTED, RULE, GROUND, *_METHODS.values(), *_SPARE)
+    styles = (INK, MUTED, RULE, GROUND, *_METHODS.values(), *_SPARE)
     return "".join(
-        f'svg [{what}="{look.light}"]{{{what}:{look.dark}}}' for look in looks for what in ("fill", "stroke")
+        f'svg [{what}="{style.light}"]{{{what}:{style.dark}}}' for style in styles for what in ("fill", "stroke")
     )

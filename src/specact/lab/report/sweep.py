@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from specact.lab.report.drawing import Drawing, blank, legend_below
 from specact.lab.report.studies import Study
-from specact.lab.report.style import look_of
+from specact.lab.report.style import style_of
 from specact.lab.rollout.methods import METHODS
 
 Metrics = Mapping[str, Any]
@@ -85,16 +85,16 @@ def _rows(study: Study, method: str, point: Callable[[Metrics], Point]) -> list[
 
 def _draw_line(axes: Axes, method: str, rows: list[dict[str, Any]]) -> None:
     if rows:
-        look = look_of(method)
+        style = style_of(method)
         x, y, low, high = ([row[key] for row in rows] for key in ("transmission_rate", "value", "low", "high"))
-        axes.plot(x, y, color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=method)
-        axes.fill_between(x, low, high, color=look.light, alpha=0.14, linewidth=0)
+        axes.plot(x, y, color=style.light, marker=style.marker, markersize=4, linewidth=1.4, label=method)
+        axes.fill_between(x, low, high, color=style.light, alpha=0.14, linewidth=0)
 
 
 def _draw_level(axes: Axes, method: str, row: dict[str, Any]) -> None:
-    look = look_of(method)
-    axes.axhline(row["value"], color=look.light, linewidth=1.2, linestyle="--", label=method)
-    axes.axhspan(row["low"], row["high"], color=look.light, alpha=0.08, linewidth=0)
+    style = style_of(method)
+    axes.axhline(row["value"], color=style.light, linewidth=1.2, linestyle="--", label=method)
+    axes.axhspan(row["low"], row["high"], color=style.light, alpha=0.08, linewidth=0)
 
 
 def _of(found: Metrics, key: str) -> Point:

@@ -10,7 +10,7 @@ from specact.lab.report.html import Html, fill, html, join, table
 from specact.lab.report.networks import networks_of
 from specact.lab.report.runs import Run
 from specact.lab.report.studies import Study
-from specact.lab.report.style import look_of
+from specact.lab.report.style import style_of
 from specact.lab.rollout.methods import METHODS
 from specact.lab.statistics import holm
 
@@ -83,7 +83,7 @@ SUMMARY_METHODS = ("draft", "head_draft", "random", "adahi", "learned", "hybrid"
 
 def name_of(method: str) -> Html:
     """A method's name behind a dot of its colour."""
-    return fill("name.html", colour=look_of(method).light, name=method)
+    return fill("name.html", colour=style_of(method).light, name=method)
 
 
 def methods_table(run: Run) -> Html:

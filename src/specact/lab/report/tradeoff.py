@@ -11,7 +11,7 @@ from specact.lab.report.drawing import Drawing, blank, legend_below
 from specact.lab.report.latency import STAGES as STAGE_COLOURS
 from specact.lab.report.runs import Run
 from specact.lab.report.studies import Study
-from specact.lab.report.style import GROUND, look_of
+from specact.lab.report.style import GROUND, style_of
 from specact.lab.rollout.steps import STAGES
 
 # A method with more than this times the throughput of the slowest one would leave no room for the others.
@@ -60,10 +60,10 @@ def _success_over(run: Run, name: str, key: str, label: str) -> Drawing:
         if key == "actions_per_s" and x > limit:
             beyond.append(f"{method} ({x:,.0f} per second, success {success['rate']:.3f})")
             continue
-        look = look_of(method)
+        style = style_of(method)
         reach = [[success["rate"] - success["low"]], [success["high"] - success["rate"]]]
         axes.errorbar(
-            [x], [success["rate"]], reach, fmt=look.marker, color=look.light, markersize=6, elinewidth=1, label=method
+            [x], [success["rate"]], reach, fmt=style.marker, color=style.light, markersize=6, elinewidth=1, label=method
         )
     axes.set(xlabel=label, ylabel="success")
     legend_below(figure)
@@ -85,7 +85,7 @@ def _throughput_cdf(run: Run) -> Drawing:
         per_s = np.quantile(1.0 / seconds[seconds > 0.0], shares) if (seconds > 0.0).any() else np.empty(0)
         if not len(per_s):
             continue
-        axes.plot(per_s, shares, color=look_of(method).light, linewidth=1.4, label=method)
+        axes.plot(per_s, shares, color=style_of(method).light, linewidth=1.4, label=method)
         slow.append(f"{method} {per_s[5]:,.1f}")
         rows += [{"method": method, "share": q, "inferences_per_s": v} for q, v in zip(shares, per_s, strict=True)]
     axes.set(xlabel="inferences per second", ylabel="share of inferences", xscale="log", ylim=(0, 1.02))

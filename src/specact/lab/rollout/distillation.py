@@ -1,4 +1,4 @@
-"""Lessons for a gate or a draft, from rollouts of the pair under gates."""
+"""Distillation data for a gate or a draft, from rollouts of the pair under gates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import Lessons, join
+from specact.lab.data.distillation import DistillationData, join
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
 from specact.lab.rollout.steps import SEEN
 
-# Episode numbers nobody evaluates, calibrates or checks on; every round of lessons has a million of its own.
+# Episode numbers nobody evaluates, calibrates or checks on; every round has a million of its own.
 _FIRST_EPISODE, _ROUND = 10_000_000, 1_000_000
 _SHARD = 10
 
@@ -30,14 +30,14 @@ def collect(
     advance: Callable[[int], None],
     seed: int = 0,
     env: str | None = None,
-) -> Lessons:
+) -> DistillationData:
     """Rolls a pair out under each of several gates in turn and keeps what both policies say at every inference.
 
     Args:
         bundle: the pair; without camera and without a sequential secondary head.
         gates: whose states are wanted.
         wanted: at least so many inferences, in whole batches of episodes.
-        number: of this round of lessons; every round has other episodes.
+        number: of this round; every round has other episodes.
         pool: where.
         advance: told the number of inferences so far.
         seed: of everything random.
@@ -51,7 +51,7 @@ def collect(
             f"the bundle {bundle.name!r} has a camera or a sequential secondary head; gates and drafts can be trained "
             "only for state observations and independent codebooks"
         )
-    batches: list[Lessons] = []
+    batches: list[DistillationData] = []
     first = _FIRST_EPISODE + number * _ROUND
     where = env or env_of(bundle, None)
     while (done := sum(map(len, batches))) < wanted:
@@ -62,20 +62,20 @@ def collect(
             shards.append(_shard(bundle, gate, first, seed, where))
             first += _SHARD
         tables = {shard.episodes[0]: table for shard, (_, table) in pool.run(shards)}
-        batches += [_lessons(tables[key]) for key in sorted(tables)]
+        batches += [_data(tables[key]) for key in sorted(tables)]
     advance(wanted)
     return join(batches)
 
 
 def collector(
     wanted: int, pool: Pool, progress: Callable[[str, int, int], None], env: str | None = None
-) -> Callable[[Bundle, Sequence[GateSettings], int], Lessons]:
+) -> Callable[[Bundle, Sequence[GateSettings], int], DistillationData]:
     """:func:`collect` as training asks for it: of a pair, under gates, for the round of this number.
 
     Args:
         wanted: inferences in every round, at least.
         pool: where.
-        progress: told (which lessons, inferences so far, in all).
+        progress: told (which round, inferences so far, in all).
         env: where; the pair's own environment if None.
 
     Raises:
@@ -84,7 +84,7 @@ def collector(
     if wanted < 1:
         raise ConfigError(f"lessons must be at least 1, got {wanted}")
 
-    def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> Lessons:
+    def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> DistillationData:
         said = f"lessons {number + 1}"
         return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted), env=env)
 
@@ -107,7 +107,7 @@ def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int, env: str) 
     )
 
 
-def _lessons(table: dict[str, NDArray[Any]]) -> Lessons:
+def _data(table: dict[str, NDArray[Any]]) -> DistillationData:
     columns = ("episode", "draft_probs", "target_probs", "target_offsets")
     seen = {name.removeprefix(SEEN): column for name, column in table.items() if name.startswith(SEEN)}
-    return Lessons(observation=seen, **{name: table[name] for name in columns})
+    return DistillationData(observation=seen, **{name: table[name] for name in columns})

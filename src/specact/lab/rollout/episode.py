@@ -1,4 +1,4 @@
-"""One episode of a chunk policy in a moving world."""
+"""One episode of a chunk policy in a world that does not wait, and its metrics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,89 @@ from specact.execution.schedule import NOW_S, Schedule
 from specact.execution.strategy import Execution
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode_metrics import Episode, Tally
-from specact.lab.rollout.history import Senses
+from specact.lab.rollout.history import ObservationSampler
 from specact.rng import Role, StepAddress, StepStreams
+from specact.tised.motion import jerk, path_length
+
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """How one episode in a moving world went.
+
+    Attributes:
+        episode: its number.
+        success: whether it succeeded; it ended there.
+        score: the best score reached until then, see :class:`~specact.lab.envs.task.Task`.
+        task_s: when it succeeded, else when it ended [s].
+        limit_s: the time-out [s].
+        chunks: N, inferences of whose actions at least one ran.
+        inference_s: mean latency of the inferences, link included [s].
+        stall_s: total time the robot had no action to play [s], the first inference's included: that one no overlap
+            can hide.
+        age_s: mean age of the observation when the first action of its chunk ran [s]. It is not the stall: overlap
+            shortens the stall and makes observations older.
+        jerk, path: of what the robot moves, at every control period, see :mod:`specact.tised.motion`; NaN where the
+            task does not say what that is.
+        transmission_rate: share of inferences sent to the target; NaN where there is no gate.
+    """
+
+    episode: int
+    success: bool
+    score: float
+    task_s: float
+    limit_s: float
+    chunks: int
+    inference_s: float
+    stall_s: float
+    age_s: float
+    jerk: float
+    path: float
+    transmission_rate: float = _NAN
+
+
+class EpisodeMetrics:
+    """Counts what :class:`Episode` tells."""
+
+    def __init__(self) -> None:
+        self._latencies: list[float] = []
+        self._ages: list[float] = []
+        self._sent: list[bool] = []
+
+    def inferred(self, latency_s: float, sent: bool | None = None) -> None:
+        """An inference: what it took [s], and whether the target was asked, where there is a gate."""
+        self._latencies.append(latency_s)
+        if sent is not None:
+            self._sent.append(sent)
+
+    def began(self, age_s: float) -> None:
+        """The first action of a chunk begins to run, on an observation so old [s]."""
+        self._ages.append(age_s)
+
+    def episode(self, number: int, sampler: ObservationSampler) -> Episode:
+        """The episode as a whole, once it is over."""
+        world = sampler.world
+        moves = world.task.effector is not None
+        return Episode(
+            episode=number,
+            success=world.success,
+            score=world.score,
+            task_s=world.now,
+            limit_s=world.limit_s,
+            chunks=len(self._ages),
+            inference_s=_mean(self._latencies),
+            stall_s=sampler.waited_s,
+            age_s=_mean(self._ages),
+            jerk=jerk(world.motion(), world.period_s) if moves else _NAN,
+            path=path_length(world.motion()) if moves else _NAN,
+            transmission_rate=_mean(self._sent),
+        )
+
+
+def _mean(values: list[float] | list[bool]) -> float:
+    return sum(values) / len(values) if values else _NAN
+
 
 Latency = Callable[[float], float]
 
@@ -46,7 +126,7 @@ def run_episode(
     driver = _Driver(world, policy, execution, latency, StepAddress(seed, 0, episode, 0))
     while not world.done:
         driver.step()
-    return driver.tally.episode(episode, driver.senses)
+    return driver.metrics.episode(episode, driver.sampler)
 
 
 @dataclass(frozen=True)
@@ -72,7 +152,7 @@ class _Driver:
         self._world, self._policy, self._latency = world, policy, latency
         self._streams, self._address = StepStreams(), first
         self._schedule = Schedule(execution, world.period_s, (policy.spec.chunk, policy.spec.actions))
-        self.senses, self.tally = Senses(world, policy.spec.observation), Tally()
+        self.sampler, self.metrics = ObservationSampler(world, policy.spec.observation), EpisodeMetrics()
         self._coming: _Coming | None = None
 
     def step(self) -> None:
@@ -83,20 +163,20 @@ class _Driver:
         played = self._schedule.play()
         if played is not None:
             if played.first:
-                self.tally.began(self._world.now - played.seen_s)
-            self.senses.play(played.action)
+                self.metrics.began(self._world.now - played.seen_s)
+            self.sampler.play(played.action)
         elif self._coming is not None:
-            self.senses.wait(self._coming.arrives_s - self._world.now)
+            self.sampler.wait(self._coming.arrives_s - self._world.now)
 
     def _infer(self) -> None:
         now, schedule = self._world.now, self._schedule
         rng = self._streams(Role.DRAFT, self._address)
-        chunk = self._policy.infer(self.senses.window(schedule.ahead), rng, schedule.inpainting)
+        chunk = self._policy.infer(self.sampler.window(schedule.ahead), rng, schedule.inpainting)
         took = self._latency(now) if callable(self._latency) else self._latency
         if not took >= 0.0:
             raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
         self._address = self._address._replace(step=self._address.step + 1)
-        self.tally.inferred(took)
+        self.metrics.inferred(took)
         schedule.ask(now)
         self._coming = _Coming(chunk, took, now + took)
 

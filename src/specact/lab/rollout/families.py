@@ -12,17 +12,17 @@ from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.draft import CodeDrafter
 from specact.families.codes.spec import InfersCodes
-from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
+from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
+from specact.families.load import AnyPair
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import CodeAudit, common_columns
 from specact.lab.rollout.timed import Prepared
 from specact.observation import Window
 from specact.pair import Drafter
 from specact.rng import Role, StepAddress, streams
-from specact.types import StepRecord
-from specact.verification import Target, Verifier
+from specact.types import Miss, StepRecord
+from specact.verification import LocalTarget, Target, Verifier
 
 VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
     "speculative": SpeculativeVerifier,
@@ -63,8 +63,8 @@ class FamilyRollout(Protocol):
         ...
 
 
-def rollout_of(pair: Bundle | ChunkPair, method: Method, offset: Offset = "target") -> FamilyRollout:
-    """The half of a rollout that a pair's family decides.
+def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> FamilyRollout:
+    """The half of a rollout that a pair's family decides; a family of the user's own does it with a pair's members.
 
     Raises:
         ConfigError: for a method or an offset that the family does not have.
@@ -73,10 +73,17 @@ def rollout_of(pair: Bundle | ChunkPair, method: Method, offset: Offset = "targe
         return _CodesRollout(pair, method, offset)
     if method.uses_head or method.needs_codes or offset != "target":
         raise ConfigError(
-            f"{pair.name} is a pair of chunk policies: it has no target head, no codes and no offsets; choose among "
+            f"{pair.name} is no pair of action codes: it has no target head, no codes and no offsets; choose among "
             "draft, target, target_on_device, hybrid, random, plain_random, adahi and gated_target"
         )
-    return _ChunksRollout(pair, method)
+    if isinstance(pair, ChunkPair):
+        return _ChunksRollout(pair, method)
+    if method.verifier == "target":
+        raise ConfigError(
+            f"{pair.name} is of a family of your own, which has one way to verify; choose among draft, hybrid, random, "
+            "plain_random, adahi and gates of your own"
+        )
+    return _OwnRollout(pair)
 
 
 class _CodesRollout:
@@ -121,12 +128,78 @@ class _ChunksRollout:
         )
 
     def verifier(self, target: Target[Any]) -> Verifier:
-        return ChunkVerifier(target, self._pair.units, self._within)
+        return ChunkVerifier(target, self._pair.units, self._pair.execute, self._within)
 
     def audit(self, seed: int, *, learning: bool) -> Audit:
         if learning:
-            raise ConfigError(f"{self._pair.name} is a pair of chunk policies, which has no lessons on codes to give")
+            raise ConfigError(
+                f"{self._pair.name} is a pair of chunk policies, which has no distillation data on codes to give"
+            )
         return ChunkAudit(self._pair)
+
+
+class _OwnRollout:
+    """By what every :class:`~specact.pair.Pair` has, one robot after the other."""
+
+    def __init__(self, pair: AnyPair) -> None:
+        self._pair, self._target = pair, pair.target
+
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        # The drafter proposes when it is asked.
+        return [None] * len(windows), [self._target.answer(*step) for step in zip(windows, addresses, strict=True)]
+
+    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
+        return self._pair.drafter
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        return self._pair.verifier(target)
+
+    def audit(self, seed: int, *, learning: bool) -> Audit:
+        if learning:
+            raise ConfigError(f"{self._pair.name} is no pair of action codes, and has no lessons on them to give")
+        return OwnAudit(self._pair)
+
+
+class OwnAudit:
+    """Collects the step table of an evaluation of a family of the user's own.
+
+    Columns besides the common ones: ``distance``, root mean square between the drafted actions and those that
+    verification gives, mean over the actions that are executed of a chunk (normalised units); ``action_change``, mean
+    distance over these actions between what was executed and what verification would have given, 0 where it was
+    verified. Both are 0 where the target's answer is none to act on.
+
+    Args:
+        pair: whose.
+    """
+
+    def __init__(self, pair: AnyPair) -> None:
+        self._execute = pair.execute
+        self._target = Prepared[Any]()
+        self._verifier = pair.verifier(LocalTarget(self._target))
+        self._columns: dict[str, list[NDArray[np.generic]]] = {}
+
+    def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
+        """See :class:`Audit`."""
+        rows = [self._row(record, target) for record, target in zip(records, targets, strict=True)]
+        distance, change = np.array(rows).T
+        columns = common_columns(records) | {"distance": distance, "action_change": change}
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).append(values)
+
+    def table(self) -> Table:
+        """See :class:`Audit`."""
+        return {name: np.concatenate(values) for name, values in self._columns.items()}
+
+    def _row(self, record: StepRecord, target: Any) -> tuple[float, float]:
+        self._target.prepared = target
+        found = self._verifier.submit(record.proposal, record.address).result()
+        if isinstance(found, Miss):
+            return 0.0, 0.0
+        verified, drafted = found.actions[: self._execute], record.proposal.actions[: self._execute]
+        change = 0.0
+        if record.outcome is None:
+            change = float(np.linalg.norm(verified - record.actions[: self._execute], axis=-1).mean())
+        return float(np.sqrt(np.square(drafted - verified).mean(axis=-1)).mean()), change
 
 
 class ChunkAudit:

@@ -1,4 +1,4 @@
-"""What a robot in a moving world sees, and the time it spends: acting, or waiting."""
+"""What a robot in a moving world sees, the time it spends acting or waiting, and its clock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specact.lab.envs.moving import MovingWorld
 from specact.observation import ObservationSpec, Window
 
 
-class Senses:
-    """The robot's end of a world: it samples observations once per control period of the robot, and lets time pass.
+class ObservationSampler:
+    """Samples the observations of a world once per control period of the robot, and advances its time.
 
     Control periods of the robot are its actions, and while it waits every ``period_s`` from when it began to. See
     :class:`~specact.execution.history.SampledHistory` for what a window holds.
@@ -69,3 +69,20 @@ class Senses:
         if self._sampled_s != self.world.now:
             self._sampled_s = self.world.now
             self._history.sample(self.world.now, self.world.observe())
+
+
+class WorldClock:
+    """World time as a :class:`~specact.clock.Clock`: whoever sleeps on it keeps the robot waiting.
+
+    Args:
+        sampler: of the robot.
+    """
+
+    def __init__(self, sampler: ObservationSampler) -> None:
+        self._sampler = sampler
+
+    def now(self) -> float:
+        return self._sampler.world.now
+
+    def sleep(self, seconds: float) -> None:
+        self._sampler.wait(seconds)

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.episode_metrics import Episode, Tally
-from specact.lab.rollout.history import Senses
-from specact.lab.rollout.simulated_target import FarTarget, Route
+from specact.lab.rollout.episode import Episode, EpisodeMetrics
+from specact.lab.rollout.history import ObservationSampler, WorldClock
+from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.timed import TimedDrafter
-from specact.lab.rollout.world_clock import WorldClock
 from specact.links.model import Link
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
@@ -33,7 +32,7 @@ class Pairing:
         draft_s: of the draft's inference [s]; 0 where nobody waits for it, as the ungated target needs no draft.
         target_s: of the target's [s].
         offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
-        ahead: whether requests leave ahead of the draft where a forecast says so.
+        ahead: whether requests leave ahead of the draft where the prefetch predictor says so.
         late_for_s: with a number, the draft's chunk runs at once and the verdict corrects the rest; see
             :class:`~specact.execution.verdicts.LateVerdicts`.
     """
@@ -76,34 +75,34 @@ def run_pair(
         How it went, and the policy's ``counts``.
     """
     world.reset(start)
-    senses, tally = Senses(world, bundle.observation), Tally()
-    clock = WorldClock(senses)
+    sampler, metrics = ObservationSampler(world, bundle.observation), EpisodeMetrics()
+    clock = WorldClock(sampler)
     route = Route.of(pairing.link, bundle.codec.dialect, stream(seed, Role.LINK, episode=episode))
-    far = FarTarget(bundle.target, route, clock, pairing.target_s)
+    far = SimulatedTarget(bundle.target, route, clock, pairing.target_s)
     gate = pairing.gate.build(bundle)
     policy = SpeculativePolicy(
         bundle,
         gate,
         drafter=TimedDrafter(bundle.drafter, clock, pairing.draft_s),
         verifier=pairing.verifier(far, bundle.tokenizer, offset=pairing.offset),
-        forecast=Forecast(gate) if pairing.ahead else None,
+        prefetch=PrefetchPredictor(gate) if pairing.ahead else None,
         verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
         seed=seed,
         clock=clock,
     )
     policy.reset(episode)
-    window = senses.window()
+    window = sampler.window()
     wants = "transmitted" if pairing.late_for_s is None else "wanted"
     while not world.done:
         thinking, seen_s, wanted = policy.wants_inference, world.now, policy.counts[wants]
         if thinking:
-            window = senses.window()
+            window = sampler.window()
         action = policy.act_on(window)
         if thinking and policy.record is not None:
-            tally.inferred(policy.record.times.total, policy.record.decision.transmit)
+            metrics.inferred(policy.record.times.total, policy.record.decision.transmit)
             if decided is not None:
                 decided(policy.record.decision, policy.counts[wants] > wanted)
             if not world.done:
-                tally.began(world.now - seen_s)
-        senses.play(action)
-    return tally.episode(episode, senses), policy.counts
+                metrics.began(world.now - seen_s)
+        sampler.play(action)
+    return metrics.episode(episode, sampler), policy.counts

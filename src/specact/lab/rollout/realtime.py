@@ -8,10 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from specact.families.chunks.pair import ChunkPair
-from specact.families.codes.bundle import Bundle
-from specact.families.load import load_pair
-from specact.gates.prefetch import Forecast
+from specact.families.load import AnyPair, load_pair
+from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
 from specact.lab.processes import linked, serving
 from specact.lab.rollout.families import FamilyRollout, rollout_of
@@ -19,7 +17,7 @@ from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Result
 from specact.lab.rollout.rollout import Outcome, Shard, start_of
 from specact.policy import SpeculativePolicy
-from specact.remote.client import Line
+from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, RemoteVerifier
 from specact.remote.transport import Endpoint
 from specact.verification import LocalTarget, Verifier
@@ -54,8 +52,10 @@ class RealTime:
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
             scheme = "ws" if self._wire == "stream" else "http"
             endpoint = Endpoint(scheme, "127.0.0.1", relay.port)
-            self._line = self._open.enter_context(Line(endpoint, load_pair(self._bundle).codec.dialect, "evaluation"))
-            self._line.connect(30.0)
+            self._client = self._open.enter_context(
+                Client(endpoint, load_pair(self._bundle).codec.dialect, "evaluation")
+            )
+            self._client.connect(30.0)
             self._open = self._open.pop_all()
         return self
 
@@ -78,7 +78,7 @@ class RealTime:
             gate,
             drafter=family.drafter(None),
             verifier=self._verifier(method, pair, family),
-            forecast=Forecast(gate) if shard.overlap else None,
+            prefetch=PrefetchPredictor(gate) if shard.overlap else None,
             seed=shard.seed,
         )
         audit, outcomes, env = family.audit(shard.seed, learning=False), [], task.make()
@@ -102,12 +102,12 @@ class RealTime:
         env.close()
         return outcomes, audit.table()
 
-    def _verifier(self, method: Method, pair: Bundle | ChunkPair, family: FamilyRollout) -> Verifier:
+    def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:
         if method.on_device:
             return family.verifier(LocalTarget(pair.target))
         codec = pair.codec
         # The server that draws the codes knows the bundle's draft, and no head.
         drawn_there = method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json"
         if drawn_there and isinstance(codec, VerifyingCodec):
-            return RemoteVerifier(self._line, codec, self._deadline_ms)
-        return family.verifier(RemoteTarget(self._line, codec, self._deadline_ms))
+            return RemoteVerifier(self._client, codec, self._deadline_ms)
+        return family.verifier(RemoteTarget(self._client, codec, self._deadline_ms))

@@ -12,12 +12,12 @@ import numpy as np
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
 from specact.families.load import AnyPair, load_pair
-from specact.gates.prefetch import Forecast
+from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.simulated_target import FarTarget, Route
+from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.links.link import load_link
 from specact.observation import Window
@@ -48,7 +48,7 @@ class Shard:
         link: name of a link preset.
         draft_s, target_s: what one proposal, and one inference of the target, is accounted with [s].
         offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
-        overlap: whether requests leave ahead of the draft where a forecast says so.
+        overlap: whether requests leave ahead of the draft where the prefetch predictor says so.
         gate_s: what one decision is accounted with [s].
         learning: whether the step table also holds what a learner needs, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
@@ -107,7 +107,7 @@ class Robot:
         else:
             link = stream(shard.seed, Role.LINK, episode=episode)
             route = Route.of(load_link(shard.link), pair.codec.dialect, link)
-            target = FarTarget(self.target, route, self.clock, shard.target_s)
+            target = SimulatedTarget(self.target, route, self.clock, shard.target_s)
         gate = TimedGate(shard.gate.build(pair, self.target), self.clock, shard.gate_s)
         draft_s = shard.draft_s if method.waits_for_draft else 0.0
         self.policy = SpeculativePolicy(
@@ -115,7 +115,7 @@ class Robot:
             gate,
             drafter=TimedDrafter(family.drafter(self.draft), self.clock, draft_s),
             verifier=family.verifier(target),
-            forecast=Forecast(gate) if shard.overlap else None,
+            prefetch=PrefetchPredictor(gate) if shard.overlap else None,
             seed=shard.seed,
             clock=self.clock,
         )

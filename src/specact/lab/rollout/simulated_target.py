@@ -59,7 +59,7 @@ class _Ahead:
     network: float | None = None
 
 
-class FarTarget(Generic[A]):
+class SimulatedTarget(Generic[A]):
     """A :class:`~specact.verification.Target` over a route; what left ahead runs beside the draft's inference.
 
     Args:
@@ -109,7 +109,7 @@ class FarTarget(Generic[A]):
 class _Travelling(Generic[A]):
     """A request to a simulated target."""
 
-    target: FarTarget[A]
+    target: SimulatedTarget[A]
     window: Window
     ahead: _Ahead
 

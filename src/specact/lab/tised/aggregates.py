@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Cell:
+class Aggregate:
     """One setting of a lever at one place.
 
     Attributes:
@@ -68,9 +68,9 @@ class Cell:
         return Averages(self.chunks, self.task_s) if self.successes else None
 
 
-def cells_of(curve: Curve) -> list[Cell]:
+def aggregates_of(curve: Curve) -> list[Aggregate]:
     """The cells of a curve, the baseline first, from all episodes of each."""
-    return [_cell(curve.place, table) for table in curve.cells]
+    return [_aggregate(curve.place, table) for table in curve.cells]
 
 
 def grouped(values: Sequence[Value], key: Callable[[Value], Key]) -> Iterator[tuple[Key, list[Value]]]:
@@ -81,11 +81,11 @@ def grouped(values: Sequence[Value], key: Callable[[Value], Key]) -> Iterator[tu
     yield from groups.items()
 
 
-def _cell(place: Place, table: Table) -> Cell:
+def _aggregate(place: Place, table: Table) -> Aggregate:
     won = table["success"].astype(bool)
     n, k = len(won), int(won.sum())
     chunks, task_s = _mean(table["chunks"][won]), _mean(table["task_s"][won])
-    return Cell(
+    return Aggregate(
         place=place,
         strength=float(table["strength"][0]),
         execution=str(table["execution"][0]),

@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specact.lab.evaluation.metrics import Table
-from specact.lab.tised.aggregates import Cell, cells_of
+from specact.lab.tised.aggregates import Aggregate, aggregates_of
 from specact.lab.tised.contrasts import LeverContrast, contrasts_of
 from specact.lab.tised.curves import sort_curves
 from specact.lab.tised.findings import Finding, find_all
 from specact.lab.tised.frontier import MethodContrast, compare_methods
-from specact.lab.tised.heldout import HeldOut, hold_out
-from specact.lab.tised.heldout_time import HeldOutTime, hold_out_time
-from specact.lab.tised.optima import PlacedSpot, spots_of
+from specact.lab.tised.heldout import HeldOut, HeldOutTime, hold_out, hold_out_time
+from specact.lab.tised.optima import PlacedOptimum, optima_of
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class Analysis:
         held_out, held_out_time: predictions of success and of task time.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[Aggregate, ...]
     contrasts: tuple[LeverContrast, ...]
     methods: tuple[MethodContrast, ...]
-    spots: tuple[PlacedSpot, ...]
+    spots: tuple[PlacedOptimum, ...]
     findings: tuple[Finding, ...]
     held_out: tuple[HeldOut, ...]
     held_out_time: tuple[HeldOutTime, ...]
@@ -53,10 +52,10 @@ def analyse(table: Table, baselines: Mapping[str, float]) -> Analysis:
         DataError: for a table that cannot be one of a sweep.
         ConfigError: for a lever without a baseline, or a baseline that was not run.
     """
-    curves = [(curve, cells_of(curve)) for curve in sort_curves(table, baselines)]
+    curves = [(curve, aggregates_of(curve)) for curve in sort_curves(table, baselines)]
     cells = [cell for _, own in curves for cell in own]
     contrasts = contrasts_of(curves)
-    spots = [spot for curve, own in curves for spot in spots_of(curve, own)]
+    spots = [spot for curve, own in curves for spot in optima_of(curve, own)]
     return Analysis(
         tuple(cells),
         tuple(contrasts),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specact.lab.statistics import Contrast, contrast, holm
-from specact.lab.tised.aggregates import Cell
+from specact.lab.tised.aggregates import Aggregate
 from specact.lab.tised.curves import Curve, Place
 from specact.tised.decomposition import Averages, Decomposition, decompose
 
@@ -57,7 +57,7 @@ class LeverContrast:
         return f"{words}, success by {in_words(self.success, self.success_p)}"
 
 
-def contrasts_of(curves: Sequence[tuple[Curve, Sequence[Cell]]]) -> list[LeverContrast]:
+def contrasts_of(curves: Sequence[tuple[Curve, Sequence[Aggregate]]]) -> list[LeverContrast]:
     """Every setting of every curve against its baseline, curve by curve in order of strength.
 
     Args:
@@ -78,7 +78,7 @@ def contrasts_of(curves: Sequence[tuple[Curve, Sequence[Cell]]]) -> list[LeverCo
     ]
 
 
-def _contrast(curve: Curve, cells: Sequence[Cell], i: int) -> LeverContrast:
+def _contrast(curve: Curve, cells: Sequence[Aggregate], i: int) -> LeverContrast:
     """One setting, its p-values not yet corrected."""
     won = curve.success.astype(np.float64)
     both = curve.success[i] & curve.success[0]

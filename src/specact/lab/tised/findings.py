@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.aggregates import Aggregate, grouped
 from specact.lab.tised.contrasts import LEVEL, LeverContrast, in_words
 from specact.lab.tised.curves import Place
-from specact.lab.tised.optima import PlacedSpot, decisive
+from specact.lab.tised.optima import PlacedOptimum, decisive
 
 # A chunk whose time fell by less than this did not become faster.
 _FASTER = 1.005
@@ -35,7 +35,9 @@ class Finding:
     words: str
 
 
-def find_all(cells: Sequence[Cell], contrasts: Sequence[LeverContrast], spots: Sequence[PlacedSpot]) -> list[Finding]:
+def find_all(
+    cells: Sequence[Aggregate], contrasts: Sequence[LeverContrast], spots: Sequence[PlacedOptimum]
+) -> list[Finding]:
     """All findings of a sweep: at every place, along the pace, and along the hardware.
 
     Args:
@@ -61,7 +63,7 @@ def find_all(cells: Sequence[Cell], contrasts: Sequence[LeverContrast], spots: S
     return found
 
 
-def _slower(rows: Sequence[LeverContrast], spot: PlacedSpot) -> Finding:
+def _slower(rows: Sequence[LeverContrast], spot: PlacedOptimum) -> Finding:
     """Finding 1: every chunk faster, the task slower.
 
     It is decided over the episodes in which both succeed, where nothing but the number of chunks can eat up what each
@@ -82,7 +84,7 @@ def _slower(rows: Sequence[LeverContrast], spot: PlacedSpot) -> Finding:
 
 
 def _fresher(
-    rows: Sequence[LeverContrast], spot: PlacedSpot, cells: Sequence[Cell], contrasts: Sequence[LeverContrast]
+    rows: Sequence[LeverContrast], spot: PlacedOptimum, cells: Sequence[Aggregate], contrasts: Sequence[LeverContrast]
 ) -> Finding:
     """Finding 2: a setting that is worse than the baseline where least is stale succeeds more often here.
 
@@ -123,20 +125,20 @@ def _family(place: Place) -> tuple[str, str, str]:
     return place.lever, place.task, place.idle
 
 
-def _baselines(row: LeverContrast, cells: Sequence[Cell]) -> list[Cell]:
+def _baselines(row: LeverContrast, cells: Sequence[Aggregate]) -> list[Aggregate]:
     """The baseline's cells at all paces and on all machines."""
     return [cell for cell in cells if _family(cell.place) == _family(row.place) and cell.strength == row.baseline]
 
 
-def _staleness(cell: Cell) -> tuple[float, float]:
+def _staleness(cell: Aggregate) -> tuple[float, float]:
     """``v tau``, and the age alone where it is the same: what moves by itself moves at pace 0, too."""
     return cell.place.pace * cell.age_s, cell.age_s
 
 
-def _moves(path: Sequence[tuple[PlacedSpot, str]]) -> tuple[bool, str]:
+def _moves(path: Sequence[tuple[PlacedOptimum, str]]) -> tuple[bool, str]:
     """Whether sweet spots along an axis differ beyond doubt, and the words for it.
 
-    Two do if no setting is plausible for both, see :attr:`~specact.lab.tised.optima.PlacedSpot.plausible`.
+    Two do if no setting is plausible for both, see :attr:`~specact.lab.tised.optima.PlacedOptimum.plausible`.
     """
     words = ", ".join(f"{spot.spot.where:g} at {label}" for spot, label in path)
     spots = [spot for spot, _ in path]
@@ -147,7 +149,7 @@ def _moves(path: Sequence[tuple[PlacedSpot, str]]) -> tuple[bool, str]:
     return False, f"the sweet spots differ within the noise: {words}; every two have plausible settings in common."
 
 
-def _room(row: LeverContrast, cells: Sequence[Cell]) -> str:
+def _room(row: LeverContrast, cells: Sequence[Aggregate]) -> str:
     """How much fresher observations could gain at most: what the baseline loses to delay."""
     here = [cell for cell in _baselines(row, cells) if cell.place.pace == row.place.pace]
     fastest = min(here, key=lambda cell: cell.age_s)
@@ -161,7 +163,7 @@ def _room(row: LeverContrast, cells: Sequence[Cell]) -> str:
     )
 
 
-def _shape(spot: PlacedSpot, what: str, unit: str) -> str:
+def _shape(spot: PlacedOptimum, what: str, unit: str) -> str:
     kind = "interior" if spot.spot.interior else "at an end"
     share = spot.support[spot.strengths.index(spot.spot.where)]
     return (

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.lab.tised.aggregates import Cell
+from specact.lab.tised.aggregates import Aggregate
 from specact.lab.tised.curves import Curve, Place
-from specact.tised.sweet_spots import Best, SweetSpot, losses, scan
+from specact.tised.optima import Best, Optimum, losses, scan
 
 EndPoint = Literal["success", "restricted_s", "task_s"]
 _RESAMPLES = 1000
@@ -20,7 +20,7 @@ _PLAUSIBLE = 0.05
 
 
 @dataclass(frozen=True)
-class PlacedSpot:
+class PlacedOptimum:
     """The sweet spot of one curve.
 
     Attributes:
@@ -37,7 +37,7 @@ class PlacedSpot:
     place: Place
     inference_s: float
     end_point: EndPoint
-    spot: SweetSpot
+    spot: Optimum
     strengths: tuple[float, ...]
     values: tuple[float, ...]
     support: tuple[float, ...]
@@ -55,7 +55,7 @@ def decisive(place: Place) -> EndPoint:
     return "restricted_s" if place.static else "success"
 
 
-def spots_of(curve: Curve, cells: Sequence[Cell]) -> list[PlacedSpot]:
+def optima_of(curve: Curve, cells: Sequence[Aggregate]) -> list[PlacedOptimum]:
     """The sweet spots of a curve for each end point that it has.
 
     Args:
@@ -84,14 +84,14 @@ def _resampled(episodes: int) -> NDArray[np.float64]:
 
 
 def _spot(
-    cells: Sequence[Cell], end_point: EndPoint, values: Sequence[float], sampled: NDArray[np.float64], best: Best
-) -> PlacedSpot:
+    cells: Sequence[Aggregate], end_point: EndPoint, values: Sequence[float], sampled: NDArray[np.float64], best: Best
+) -> PlacedOptimum:
     """From the values ``[S]`` and those of every sample ``[S, 1000]``, up to a common factor."""
     has = np.isfinite(values)
     strengths, known = np.array([cell.strength for cell in cells])[has], np.array(values)[has]
     winners = np.argmin(losses(sampled[has], best), axis=0)
     support = np.bincount(winners, minlength=len(known)) / _RESAMPLES
-    return PlacedSpot(
+    return PlacedOptimum(
         cells[0].place,
         cells[0].inference_s,
         end_point,

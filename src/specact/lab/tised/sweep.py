@@ -21,7 +21,7 @@ from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
-from specact.lab.rollout.history import Senses
+from specact.lab.rollout.history import ObservationSampler
 from specact.lab.rollout.pool import Pool
 from specact.lab.tised.calibration import GateSearch, calibrate_gate, gate_of
 from specact.lab.tised.costs import measure_settings
@@ -207,7 +207,7 @@ def _check(what: Sweep) -> None:
             if setting.execution is not None:
                 setting.execution.check(policy, rolls_forward=task.roll_forward is not None)
         try:
-            Senses(world, observation).window()
+            ObservationSampler(world, observation).window()
         except ObservationError as error:
             name = Path(setting.driver.bundle).name
             raise ConfigError(f"{name!r} cannot act in task {what.task!r}: {error}; leave out --task") from None

@@ -14,8 +14,7 @@ from specact.families.codes.verify import SpeculativeVerifier
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
-from specact.lab.rollout.episode import Latency, run_episode
-from specact.lab.rollout.episode_metrics import Episode
+from specact.lab.rollout.episode import Episode, Latency, run_episode
 from specact.lab.rollout.pair import Pairing, run_pair
 from specact.lab.rollout.rollout import start_of
 from specact.lab.rollout.simulated_target import Route
@@ -82,7 +81,7 @@ class Trial:
 
 
 def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
-    """Runs the episode; its row: the setting, and an :class:`~specact.lab.rollout.episode_metrics.Episode`.
+    """Runs the episode; its row: the setting, and an :class:`~specact.lab.rollout.episode.Episode`.
 
     Args:
         trial: the episode.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
-from specact.lab.rollout.history import Senses
+from specact.lab.rollout.history import ObservationSampler
 from specact.lab.rollout.rollout import start_of
 from specact.lab.tised.drivers import CodesDriver, FlowDriver
 from specact.observation import Window
@@ -28,11 +28,11 @@ def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, c
     episode = _FIRST_EPISODE
     while len(windows) < count:
         world.reset(start_of(0, episode))
-        senses = Senses(world, policy.spec.observation)
+        sampler = ObservationSampler(world, policy.spec.observation)
         while not world.done and len(windows) < count:
-            windows.append(senses.window())
+            windows.append(sampler.window())
             for action in policy.infer(windows[-1], rng)[:execute]:
-                senses.play(action)
+                sampler.play(action)
         episode += 1
     world.close()
     return windows

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import Lessons, join
+from specact.lab.data.distillation import DistillationData, join
 from specact.lab.train.export import export_policy
 from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.rebuild import architecture
@@ -25,7 +25,7 @@ from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.runtime.manifest import write_manifest
 
-Collect = Callable[[Bundle, Sequence[GateSettings], int], Lessons]
+Collect = Callable[[Bundle, Sequence[GateSettings], int], DistillationData]
 Progress = Callable[[str, int, int], None]
 
 
@@ -62,7 +62,7 @@ def distil(
     Args:
         bundle: the pair; made by ``specact train``, so that its manifest tells the draft's architecture.
         recipe: how.
-        collect: rolls a pair out under gates and returns the lessons of a round, given its number.
+        collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the bundle.
         progress: told (what is going on, done, in all).
         threads: of PyTorch, in the whole process; results are exact for the same number.
@@ -80,7 +80,7 @@ def _distil(
     torch.set_num_threads(threads)
     settings, shapes = architecture(bundle, "draft")
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
-    taught: list[Lessons] = []
+    taught: list[DistillationData] = []
     pair = bundle
     for number in range(recipe.rounds):
         taught.append(collect(pair, gates, number))
@@ -93,22 +93,27 @@ def _distil(
     return pair.path
 
 
-def taught_statistics(spec: ObservationSpec, lessons: Lessons) -> Statistics:
+def taught_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
     """Of what was seen in all windows, by name."""
     fields = {} if spec.vectors is None else spec.vectors.fields
-    return {name: moments(lessons.observation[name].reshape(-1, *field.shape)) for name, field in fields.items()}
+    return {name: moments(data.observation[name].reshape(-1, *field.shape)) for name, field in fields.items()}
 
 
 def _stage(
-    name: str, network: VQBeT, recipe: DistilRecipe, temperature: float, train: Lessons, held_out: Lessons
+    name: str,
+    network: VQBeT,
+    recipe: DistilRecipe,
+    temperature: float,
+    train: DistillationData,
+    held_out: DistillationData,
 ) -> Stage:
-    def losses(lessons: Lessons, rows: np.ndarray) -> dict[str, Tensor]:
-        seen = {name: torch.from_numpy(values[rows]) for name, values in lessons.observation.items()}
+    def losses(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
+        seen = {name: torch.from_numpy(values[rows]) for name, values in data.observation.items()}
         features = network.features(seen)[:, -1:]
         prediction = network.heads(features)
-        p = torch.from_numpy(lessons.target_probs[rows])
+        p = torch.from_numpy(data.target_probs[rows])
         logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)
-        wanted = torch.from_numpy(lessons.target_offsets[rows].astype(np.float32))
+        wanted = torch.from_numpy(data.target_offsets[rows].astype(np.float32))
         away = (prediction.offsets[:, 0] - wanted).abs().mean((-2, -1))
         return {
             "cross_entropy": -(p * logs).sum((-2, -1)).mean(),

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from specact.errors import BundleError
 from specact.families.chunks.bundle import FLOW_PARTS, NETWORKS
-from specact.families.chunks.flow_units import FlowUnits
+from specact.families.chunks.flow import FlowUnits
 from specact.files import write_whole
 from specact.lab.train.export import PARITY, round_to_half, some_observations, store_as_half, to_onnx
 from specact.lab.train.flow import Expert, Flow
@@ -28,7 +28,7 @@ _OUTPUTS = {"encoder": ["tokens"], "prefix": ["cache"], "expert": ["velocity"], 
 class Guide(nn.Module):
     """Velocity of the expert, and its pull towards wanted actions: ``(Y - x^_1)^T diag(W) dx^_1/dx_t``.
 
-    One pass forward and one back through the expert; see :func:`~specact.families.chunks.flow_euler.integrate_guided`.
+    One pass forward and one back through the expert; see :func:`~specact.families.chunks.flow.integrate_guided`.
     """
 
     def __init__(self, expert: Expert) -> None:

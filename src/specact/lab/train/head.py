@@ -19,9 +19,9 @@ from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.values import CodeDistribution
 from specact.files import write_whole
-from specact.gates.efficiency import choice_efficiency
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import Lessons, join
+from specact.lab.data.distillation import DistillationData, join
+from specact.lab.statistics import choice_efficiency
 from specact.lab.train.distil import taught_statistics
 from specact.lab.train.export import PARITY, to_onnx
 from specact.lab.train.loop import Metrics, Stage, cosine, run
@@ -34,7 +34,7 @@ from specact.types import Floats
 _TINY = 1e-4
 
 Objective = Literal["distribution", "rejection"]
-Collect = Callable[[Bundle, Sequence[GateSettings], int], Lessons]
+Collect = Callable[[Bundle, Sequence[GateSettings], int], DistillationData]
 Progress = Callable[[str, int, int], None]
 
 
@@ -70,12 +70,12 @@ class TargetHeadNetwork(nn.Module):
     probabilities are ``r^``, so that the same gate reads it.
     """
 
-    def __init__(self, spec: PolicySpec, recipe: HeadRecipe, lessons: Lessons) -> None:
+    def __init__(self, spec: PolicySpec, recipe: HeadRecipe, data: DistillationData) -> None:
         super().__init__()
         hidden, self.objective = recipe.hidden, recipe.objective
         self.shape = (spec.codebooks, spec.codes)
         self.fields = {} if spec.draft.vectors is None else dict(spec.draft.vectors.fields)
-        hold_statistics(self, spec.draft, taught_statistics(spec.draft, lessons))
+        hold_statistics(self, spec.draft, taught_statistics(spec.draft, data))
         widths = [math.prod(field.window_shape) for field in self.fields.values()]
         inputs = sum(widths) + spec.codebooks * spec.codes
         self.read, self.mix = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
@@ -108,7 +108,7 @@ def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, 
     Args:
         bundle: the pair.
         recipe: how.
-        collect: rolls a pair out under gates and returns the lessons of a round, given its number.
+        collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
         progress: told (what is going on, done, in all).
 
@@ -117,7 +117,7 @@ def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, 
     """
     torch.set_num_threads(1)  # small matrices: more would only wait for each other, and change the last bits
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
-    taught: list[Lessons] = []
+    taught: list[DistillationData] = []
     pair = bundle
     with locked(out):
         for number in range(recipe.rounds):
@@ -170,7 +170,9 @@ def export_head(network: TargetHeadNetwork, bundle: Bundle, path: Path) -> Targe
     return head
 
 
-def _stage(name: str, network: TargetHeadNetwork, recipe: HeadRecipe, train: Lessons, held_out: Lessons) -> Stage:
+def _stage(
+    name: str, network: TargetHeadNetwork, recipe: HeadRecipe, train: DistillationData, held_out: DistillationData
+) -> Stage:
     loss_of = _cross_entropy if recipe.objective == "distribution" else _rejection_entropy
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -195,41 +197,41 @@ def _stage(name: str, network: TargetHeadNetwork, recipe: HeadRecipe, train: Les
     )
 
 
-def _seen(lessons: Lessons) -> tuple[dict[str, Tensor], Tensor]:
+def _seen(data: DistillationData) -> tuple[dict[str, Tensor], Tensor]:
     """What the network takes."""
-    observation = {name: torch.from_numpy(values) for name, values in lessons.observation.items()}
-    return observation, torch.from_numpy(lessons.draft_probs)
+    observation = {name: torch.from_numpy(values) for name, values in data.observation.items()}
+    return observation, torch.from_numpy(data.draft_probs)
 
 
-def _cross_entropy(network: TargetHeadNetwork, lessons: Lessons, step: int) -> Tensor:
+def _cross_entropy(network: TargetHeadNetwork, data: DistillationData, step: int) -> Tensor:
     """To the target's distribution; the same whatever the step."""
-    logs = network.logits(*_seen(lessons)).log_softmax(-1)
-    return -(torch.from_numpy(lessons.target_probs) * logs).sum((-2, -1)).mean()
+    logs = network.logits(*_seen(data)).log_softmax(-1)
+    return -(torch.from_numpy(data.target_probs) * logs).sum((-2, -1)).mean()
 
 
-def _rejection_entropy(network: TargetHeadNetwork, lessons: Lessons, step: int) -> Tensor:
+def _rejection_entropy(network: TargetHeadNetwork, data: DistillationData, step: int) -> Tensor:
     """To the acceptance probability of codes that are drawn anew in every step."""
-    q, p = lessons.draft_probs.astype(np.float64), lessons.target_probs.astype(np.float64)
+    q, p = data.draft_probs.astype(np.float64), data.target_probs.astype(np.float64)
     codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
     accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()
-    logits = network.logits(*_seen(lessons)).gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
+    logits = network.logits(*_seen(data)).gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
     return nn.functional.binary_cross_entropy_with_logits(logits, accepted, reduction="none").sum(-1).mean()
 
 
-def _scores(network: TargetHeadNetwork, lessons: Lessons) -> tuple[Floats, Floats]:
+def _scores(network: TargetHeadNetwork, data: DistillationData) -> tuple[Floats, Floats]:
     """``R^(z)`` and ``R(z)`` of codes drawn from the draft, ``[N]`` each."""
     with torch.no_grad():
-        estimate = network(*_seen(lessons)).double().numpy()
-    q = lessons.draft_probs.astype(np.float64)
+        estimate = network(*_seen(data)).double().numpy()
+    q = data.draft_probs.astype(np.float64)
     codes = sample(q, stream(0, Role.DATA, episode=3).random(q.shape[:2]))
-    laws = (estimate, lessons.target_probs.astype(np.float64))
-    estimated, true = (1.0 - np.prod(1.0 - rejection_probability(p, q, codes), axis=-1) for p in laws)
+    distributions = (estimate, data.target_probs.astype(np.float64))
+    estimated, true = (1.0 - np.prod(1.0 - rejection_probability(p, q, codes), axis=-1) for p in distributions)
     return estimated, true
 
 
-def _efficiency(network: TargetHeadNetwork, lessons: Lessons) -> Metrics:
+def _efficiency(network: TargetHeadNetwork, data: DistillationData) -> Metrics:
     """Gate efficiency on these states at transmission rates .2, .4, .6: share of the oracle's gain over chance."""
-    estimated, true = _scores(network, lessons)
+    estimated, true = _scores(network, data)
     found = {}
     for rate in (0.2, 0.4, 0.6):
         sent = np.ones(len(true), dtype=bool)
@@ -240,8 +242,8 @@ def _efficiency(network: TargetHeadNetwork, lessons: Lessons) -> Metrics:
     return found
 
 
-def _gate_for(rate: float, network: TargetHeadNetwork, lessons: Lessons, head: TargetHead) -> GateSettings:
+def _gate_for(rate: float, network: TargetHeadNetwork, data: DistillationData, head: TargetHead) -> GateSettings:
     """The learned gate at about this rate; which states it visits is what matters, not the rate."""
-    estimated, _ = _scores(network, lessons)
+    estimated, _ = _scores(network, data)
     options = (("on", "rejection"), ("weights", head.fingerprint))
     return GateSettings("learned", threshold=float(np.quantile(estimated, 1.0 - rate)), options=options)

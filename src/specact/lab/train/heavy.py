@@ -40,7 +40,7 @@ class _Heavy(nn.Module):
         return weight
 
 
-def make_stand_in(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 768, heads: int = 12) -> None:
+def make_heavy_target(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 768, heads: int = 12) -> None:
     """Copies a bundle and lets its target run a large transformer besides, whose answer counts nothing.
 
     Codes, acceptance and gates stay those of the real pair; only the target's time is another's.

@@ -6,7 +6,7 @@ A lever of TISED: each tier rounds one more group of layers than the one before,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,133 @@ from typing import Literal
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 from specact.errors import ConfigError
+from specact.families.chunks.bundle import FlowBundle
+from specact.families.chunks.flow import Chunk, integrate
+from specact.families.codes.bundle import Bundle
 from specact.files import write_whole
 from specact.lab.train.export import forget_sources, store_as_half
-from specact.lab.train.quantise_fold import folded
-from specact.lab.train.quantise_layers import GROUPS, Group, layer_groups
+from specact.observation import Window
+
+
+def folded(file: Path) -> onnx.ModelProto:
+    """The network with its weights in float32 under their own names, and ``Gemm`` written as ``MatMul`` and ``Add``.
+
+    Exported weights may be stored as float16 behind a cast, and a ``Gemm`` may hold its weight transposed. The tools
+    pass over both. What the network computes stays the same.
+    """
+    model = onnx.load(file)
+    graph = model.graph
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if node.op_type == "Cast" and node.input[0] in weights and _attribute(node, "to", 0) == TensorProto.FLOAT:
+            weights[node.output[0]] = weights[node.input[0]].astype(np.float32)
+        elif node.op_type == "Gemm" and node.input[1] in weights and _plain(node):
+            nodes.extend(_as_product(node, weights))
+        else:
+            nodes.append(node)
+    read = {name for node in nodes for name in node.input} | {output.name for output in graph.output}
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items() if name in read)
+    add_pre_process_metadata(model)  # says that there is nothing left to fold
+    onnx.checker.check_model(model)
+    return model
+
+
+def _plain(node: onnx.NodeProto) -> bool:
+    return _attribute(node, "alpha", 1.0) == _attribute(node, "beta", 1.0) == 1.0 and not _attribute(node, "transA", 0)
+
+
+def _as_product(node: onnx.NodeProto, weights: dict[str, np.ndarray]) -> list[onnx.NodeProto]:
+    values, weight = weights[node.input[1]], node.input[1]
+    if _attribute(node, "transB", 0):
+        weight = f"{weight}.transposed"
+        weights[weight] = np.ascontiguousarray(values.T)
+    if len(node.input) < 3:
+        return [helper.make_node("MatMul", [node.input[0], weight], node.output, name=node.name)]
+    product = f"{node.output[0]}.product"
+    return [
+        helper.make_node("MatMul", [node.input[0], weight], [product], name=node.name),
+        helper.make_node("Add", [product, node.input[2]], node.output, name=f"{node.name}.bias"),
+    ]
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
+    found: float = next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+    return found
+
+
+Group = Literal["heads", "mlps", "attention", "rest"]
+# From where a rounding error ends to where it begins, so that each group adds to what the ones before have spoilt.
+GROUPS: tuple[Group, ...] = ("heads", "mlps", "attention", "rest")
+
+# Outputs that no head makes: between encoder, prefix and expert of a flow policy.
+_INNER = {"tokens", "cache"}
+
+
+def layer_groups(model: onnx.ModelProto) -> dict[str, Group]:
+    """The group of every product with a weight, by the name of its node.
+
+    Heads come after the last norm; perceptrons are the two products on either side of a GELU; what else comes after a
+    norm is attention; the rest, before any norm, embeds observations, actions and time.
+
+    Args:
+        model: folded, see :func:`~specact.lab.train.quantise.folded`.
+    """
+    graph = model.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    made_by = {name: node for node in graph.node for name in node.output}
+    read_by: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            read_by.setdefault(name, []).append(node)
+
+    def before(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        return [made_by[name] for name in node.input if name in made_by]
+
+    def after(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        return [reader for name in node.output for reader in read_by.get(name, ())]
+
+    headless = {output.name for output in graph.output} <= _INNER
+
+    def group(product: onnx.NodeProto) -> Group:
+        if not _meets(product, before, "LayerNormalization"):
+            return "rest"
+        if not headless and not _meets(product, after, "LayerNormalization"):
+            return "heads"
+        beside = [_meets(product, way, "Gelu", stop={"MatMul", "LayerNormalization"}) for way in (before, after)]
+        return "mlps" if any(beside) else "attention"
+
+    return {product.name: group(product) for product in products}
+
+
+def _meets(
+    start: onnx.NodeProto,
+    way: Callable[[onnx.NodeProto], list[onnx.NodeProto]],
+    wanted: str,
+    stop: set[str] | None = None,
+) -> bool:
+    """Whether a node of a kind lies that way, without passing one of the kinds in ``stop``."""
+    seen: set[str] = set()
+    ahead = way(start)
+    while ahead:
+        node = ahead.pop()
+        if node.op_type == wanted:
+            return True
+        if node.output[0] in seen or node.op_type in (stop or ()):
+            continue
+        seen.add(node.output[0])
+        ahead.extend(way(node))
+    return False
+
 
 Method = Literal["int8_dynamic", "int8_static", "int4"]
 Feeds = Mapping[str, NDArray[np.generic]]
@@ -148,3 +267,33 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+def typical_inputs(bundle: Bundle | FlowBundle, windows: Sequence[Window], steps: int = 10) -> dict[str, list[Feeds]]:
+    """Inputs of every network that can be quantised, by part and then by name, at batch 1.
+
+    Args:
+        bundle: a pair, or a flow policy.
+        windows: observations, such as those of demonstrations.
+        steps: Euler steps; each gives the expert's inputs once.
+    """
+    if isinstance(bundle, Bundle):
+        return {
+            "draft": [bundle.spec.draft.stack([window]) for window in windows],
+            "target": [bundle.spec.target.stack([window]) for window in windows],
+        }
+    networks, spec, rng = bundle.networks, bundle.spec, np.random.default_rng(0)
+    inputs: dict[str, list[Feeds]] = {"encoder": [], "prefix": [], "expert": []}
+    for window in windows:
+        inputs["encoder"].append(spec.observation.stack([window]))
+        inputs["prefix"].append({"tokens": networks.tokens([window])})
+        cache = networks.cache([window])
+
+        def velocity(x: Chunk, time: float, cache: Chunk = cache) -> Chunk:
+            chunks, times = x[None], np.array([time], np.float32)
+            inputs["expert"].append({"chunk": chunks, "time": times, "cache": cache})
+            found: Chunk = networks.velocity(chunks, times, cache)[0]
+            return found
+
+        integrate(velocity, rng.standard_normal((spec.chunk, spec.actions), dtype=np.float32), steps)
+    return inputs

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
-from specact.lab.train.quantise_fold import folded
+from specact.lab.train.quantise import folded
 from specact.lab.train.recipe import PolicyRecipe
-from specact.lab.train.sees import positions
 from specact.lab.train.toml import build
 from specact.lab.train.vqbet import Shapes, VQBeT
+from specact.lab.train.windows import positions
 from specact.observation import ObservationSpec
 
 Role = Literal["draft", "target"]

@@ -24,10 +24,9 @@ from specact.lab.train import tokenizer as rvq
 from specact.lab.train.loop import Metrics, Stage, cosine
 from specact.lab.train.losses import Targets, policy_loss
 from specact.lab.train.recipe import Demonstrated, PolicyRecipe, Recipe
-from specact.lab.train.sees import observation_of
 from specact.lab.train.tokenizer import ResidualVQ
 from specact.lab.train.vqbet import Shapes, Statistics, VQBeT, moments
-from specact.lab.train.windows import Batch, Windows
+from specact.lab.train.windows import Batch, Windows, observation_of
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 

@@ -1,4 +1,8 @@
-"""Cheaper networks of a bundle, made when they are first wanted and kept in a folder."""
+"""Cheaper networks of a bundle, made when they are first wanted and kept in a folder.
+
+With a pruned history a VQ-BeT looks at fewer observations without being trained again: attention costs less where there
+is less to read, and what happened earlier is not known any more.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,34 @@ from pathlib import Path
 
 from specact.families.chunks.bundle import NETWORKS, FlowBundle
 from specact.families.codes.bundle import PARTS, Bundle
-from specact.lab.train.prune import prune_history
-from specact.lab.train.quantise import Feeds, quantise, tiers
-from specact.lab.train.quantise_inputs import typical_inputs
+from specact.lab.train.export import export_policy
+from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs
+from specact.lab.train.rebuild import Role, rebuild
 from specact.observation import Window
+
+
+def prune_history(bundle: Bundle, window: int, out: Path, role: Role = "target") -> Path:
+    """Writes the variant of a pair's policy that looks at the newest ``window`` observations, as an ``.onnx`` file.
+
+    It runs like the original, with the bundle's spec but for ``window``. How it stays as trained: see
+    :func:`~specact.lab.train.rebuild.rebuild`.
+
+    Args:
+        bundle: a pair.
+        window: k, 1 to T; with T the answers are the original's.
+        out: file to write.
+        role: which of the pair.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ConfigError: if the window is out of range, the manifest does not tell the architecture, or the file cannot be
+            written.
+    """
+    export_policy(rebuild(bundle, role, window), out, half=bundle.manifest["recipe"]["precision"] == "float16")
+    return out
+
 
 _DYNAMIC, _STATIC = tiers("int8_dynamic"), tiers("int8_static")
 _TIERS = {tier.name: tier for tier in (*_STATIC, *_DYNAMIC)}

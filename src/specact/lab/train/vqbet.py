@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.recipe import PolicyRecipe
-from specact.lab.train.sees import positions
+from specact.lab.train.windows import positions
 from specact.observation import Field, ObservationSpec
 
 
@@ -77,7 +77,7 @@ def flat(values: Tensor, field: Field) -> Tensor:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says at each of the P positions that predict, see :func:`~specact.lab.train.sees.positions`.
+    """What the network says at each of the P positions that predict, see :func:`~specact.lab.train.windows.positions`.
 
     Attributes:
         logits: ``[B, P, G, K]``; with a sequential secondary only the primary's row, ``[B, P, 1, K]``.

@@ -7,7 +7,7 @@ import pytest
 from tests.lab.tised.made_up import BASELINES, episodes, join, overlap_sweep, steps_sweep
 
 from specact.lab.report.drawing import Drawing, style
-from specact.lab.report.style import look_of
+from specact.lab.report.style import style_of
 from specact.lab.report.tised.figures import draw_figures, save_figures
 from specact.lab.tised.analysis import Analysis, analyse
 from specact.lab.tised.frontier import FRONTIER as METHODS_DRAWN
@@ -97,7 +97,7 @@ def test_the_frontier_has_a_curve_per_method_in_its_own_colour(drawings: dict[st
 
 
 def test_methods_of_the_frontier_look_different() -> None:
-    assert len({look_of(name).light for name in METHODS_DRAWN}) == len(METHODS_DRAWN)
+    assert len({style_of(name).light for name in METHODS_DRAWN}) == len(METHODS_DRAWN)
 
 
 def test_files(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from specact.lab.report.drawing import Drawing, save, style
-from specact.lab.report.tised.curves import draw_curves
+from specact.lab.report.tised.curves import draw_curves, draw_staleness
 from specact.lab.report.tised.frontier import draw_frontier
 from specact.lab.report.tised.hardware import draw_hardware
-from specact.lab.report.tised.staleness import draw_staleness
 from specact.lab.tised.analysis import Analysis
 
 

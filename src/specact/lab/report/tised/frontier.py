@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specact.lab.report.drawing import Drawing, blank, legend_below
-from specact.lab.report.style import look_of
-from specact.lab.report.tised.settings import stem
+from specact.lab.report.style import style_of
+from specact.lab.report.tised.curves import stem
 from specact.lab.statistics import Interval
-from specact.lab.tised.aggregates import Cell, grouped
+from specact.lab.tised.aggregates import Aggregate, grouped
+from specact.lab.tised.curves import ON_BOARD
 from specact.lab.tised.frontier import FRONTIER, method_of
 
 _END_POINTS = (("success", "success"), ("restricted_s", "restricted mean time [s]"))
@@ -17,36 +18,46 @@ _END_POINTS = (("success", "success"), ("restricted_s", "restricted mean time [s
 _RECORDED = ("rtt:", "mahimahi:")
 
 
-def draw_frontier(cells: Sequence[Cell], rtt_ms: Mapping[str, float]) -> Iterator[Drawing]:
+def draw_frontier(cells: Sequence[Aggregate], rtt_ms: Mapping[str, float]) -> Iterator[Drawing]:
     """Success and restricted mean time over the round trip, a curve per method, for every world and hardware.
 
     Args:
         cells: of a sweep; those that are a method of the frontier are drawn.
-        rtt_ms: mean round trip of each link, by name [ms]; cells over others are left out.
+        rtt_ms: mean round trip of each link, by name [ms]; cells over others are left out. What needs no link is a
+            line across.
     """
-    methods = [(method_of(cell.place.lever, cell.strength), cell) for cell in cells if cell.place.link in rtt_ms]
+    known = {ON_BOARD, *rtt_ms}
+    methods = [(method_of(cell.place.lever, cell.strength), cell) for cell in cells if cell.place.link in known]
     found = [(name, cell) for name, cell in methods if name is not None]
     for (world, hardware), family in grouped(found, lambda pair: (pair[1].place.world, pair[1].place.hardware)):
         for end_point, label in _END_POINTS:
             rows = [_row(name, cell, rtt_ms, end_point) for name, cell in family]
+            if all(row["link"] == ON_BOARD for row in rows):
+                continue
             yield _draw(f"{world}, {hardware}", label, end_point, rows)
 
 
 def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]) -> Drawing:
     figure, axes = blank()
     for method in (name for name in FRONTIER if any(row["method"] == name for row in rows)):
-        look = look_of(method)
-        own = sorted((row for row in rows if row["method"] == method), key=lambda row: float(row["rtt_ms"]))
+        style = style_of(method)
+        here = [row for row in rows if row["method"] == method]
+        for row in (row for row in here if row["link"] == ON_BOARD):
+            axes.axhline(row[end_point], color=style.light, linestyle="--", linewidth=1.4, label=method)
+            axes.axhspan(row["low"], row["high"], color=style.light, alpha=0.06, linewidth=0)
+        own = sorted((row for row in here if row["link"] != ON_BOARD), key=lambda row: float(row["rtt_ms"]))
+        if not own:
+            continue
         steady = [row for row in own if not row["link"].startswith(_RECORDED)]
         x, y, low, high = ([row[key] for row in steady] for key in ("rtt_ms", end_point, "low", "high"))
-        axes.plot(x, y, color=look.light, marker=look.marker, markersize=4, linewidth=1.4, label=method)
-        axes.fill_between(x, low, high, color=look.light, alpha=0.1, linewidth=0)
+        axes.plot(x, y, color=style.light, marker=style.marker, markersize=4, linewidth=1.4, label=method)
+        axes.fill_between(x, low, high, color=style.light, alpha=0.1, linewidth=0)
         for row in own:
             if row not in steady:
-                axes.plot(row["rtt_ms"], row[end_point], look.marker, color=look.light, mfc="none", markersize=7)
+                axes.plot(row["rtt_ms"], row[end_point], style.marker, color=style.light, mfc="none", markersize=7)
     # Linear below 1 ms, so that a link without delay has a place.
     axes.set(xlabel="mean round trip of the link [ms]", ylabel=label, xscale="symlog")
-    ticks = sorted({row["rtt_ms"] for row in rows if not row["link"].startswith(_RECORDED)})
+    ticks = sorted({row["rtt_ms"] for row in rows if not row["link"].startswith((ON_BOARD, *_RECORDED))})
     axes.set_xticks(ticks, _labels(ticks))
     axes.set_xticks([], minor=True)
     legend_below(figure)
@@ -54,7 +65,7 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
     counts = sorted({int(row["n"]) for row in rows})
     caption = (
         f"{counts[0]} to {counts[-1]} paired episodes per point. Bands: {interval} 95 % interval. Hollow: recorded "
-        "links, at their mean round trip."
+        "links, at their mean round trip. Dashed: on the device, without a link."
     )
     what = label.split(" [")[0].capitalize()
     return Drawing(
@@ -74,14 +85,14 @@ def _labels(ticks: Sequence[float]) -> list[str]:
     return labels[::-1]
 
 
-def _row(method: str, cell: Cell, rtt_ms: Mapping[str, float], end_point: str) -> dict[str, Any]:
+def _row(method: str, cell: Aggregate, rtt_ms: Mapping[str, float], end_point: str) -> dict[str, Any]:
     value: Interval = getattr(cell, end_point)
     return {
         "method": method,
         "lever": cell.place.lever,
         "strength": cell.strength,
         "link": cell.place.link,
-        "rtt_ms": rtt_ms[cell.place.link],
+        "rtt_ms": rtt_ms.get(cell.place.link),
         end_point: value.mean,
         "low": value.low,
         "high": value.high,

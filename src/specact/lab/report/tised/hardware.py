@@ -8,12 +8,12 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from specact.lab.report.drawing import Drawing, blank, legend_below
-from specact.lab.report.tised.settings import series, stem
+from specact.lab.report.tised.curves import series, stem
 from specact.lab.tised.aggregates import grouped
-from specact.lab.tised.optima import PlacedSpot, decisive
+from specact.lab.tised.optima import PlacedOptimum, decisive
 
 
-def draw_hardware(spots: Sequence[PlacedSpot]) -> Iterator[Drawing]:
+def draw_hardware(spots: Sequence[PlacedOptimum]) -> Iterator[Drawing]:
     """The sweet spot on each machine, a curve per pace, for every lever with several settings that ran on several.
 
     Args:
@@ -22,10 +22,10 @@ def draw_hardware(spots: Sequence[PlacedSpot]) -> Iterator[Drawing]:
     deciding = [spot for spot in spots if spot.end_point == decisive(spot.place)]
     for (lever, task, idle), family in grouped(deciding, lambda s: (s.place.lever, s.place.task, s.place.idle)):
         if len({spot.place.machine for spot in family}) > 1 and len(family[0].strengths) > 1:
-            yield _draw(lever, task, idle, sorted(family, key=lambda spot: spot.inference_s))
+            yield _draw_hardware(lever, task, idle, sorted(family, key=lambda spot: spot.inference_s))
 
 
-def _draw(lever: str, task: str, idle: str, family: Sequence[PlacedSpot]) -> Drawing:
+def _draw_hardware(lever: str, task: str, idle: str, family: Sequence[PlacedOptimum]) -> Drawing:
     figure, axes = blank()
     strengths = list(dict.fromkeys(strength for spot in family for strength in spot.strengths))
     curves = sorted(grouped(family, lambda spot: spot.place.pace))
@@ -45,23 +45,25 @@ def _draw(lever: str, task: str, idle: str, family: Sequence[PlacedSpot]) -> Dra
         "where the world stands still while the robot waits, else by success. Bars reach over all settings that were "
         "best in one of twenty bootstrap samples or oftener."
     )
-    rows = [row for spot in family for row in _rows(spot)]
+    rows = [row for spot in family for row in _hardware_rows(spot)]
     title = f"Sweet spot over hardware: {lever} on {task}, idle {idle}"
     return Drawing(stem("tised-hardware", lever, task, idle), title, caption, figure, rows)
 
 
-def _draw_curve(axes: Axes, number: int, shift: float, curve: Sequence[PlacedSpot], strengths: Sequence[float]) -> None:
-    look = series(number)
+def _draw_curve(
+    axes: Axes, number: int, shift: float, curve: Sequence[PlacedOptimum], strengths: Sequence[float]
+) -> None:
+    style = series(number)
     x = [1e3 * spot.inference_s * shift for spot in curve]
     y = [strengths.index(spot.spot.where) for spot in curve]
     label = f"pace {curve[0].place.pace:g}"
-    axes.plot(x, y, color=look.light, marker=look.marker, markersize=6, linewidth=1.2, label=label)
+    axes.plot(x, y, color=style.light, marker=style.marker, markersize=6, linewidth=1.2, label=label)
     for at, spot in zip(x, curve, strict=True):
         reach = [strengths.index(strength) for strength in spot.plausible]
-        axes.plot([at] * 2, [min(reach), max(reach)], color=look.light, linewidth=5, alpha=0.3)
+        axes.plot([at] * 2, [min(reach), max(reach)], color=style.light, linewidth=5, alpha=0.3)
 
 
-def _rows(spot: PlacedSpot) -> list[dict[str, Any]]:
+def _hardware_rows(spot: PlacedOptimum) -> list[dict[str, Any]]:
     place = spot.place
     common = {
         "pace": place.pace,

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from specact.links.faults import OutageLink
-from specact.links.mahimahi import MahimahiLink
-from specact.links.pacer import Pacer
-from specact.links.pipe import Pipe
-from specact.links.steady import SteadyLink
+from specact.links.model import SteadyLink
+from specact.links.recordings import MahimahiLink
+from specact.links.relay import Pacer, Pipe
 
 
 def pacer_of(link: object, up: bool = True, start: float = 100.0) -> Pacer:

@@ -5,10 +5,10 @@ import pytest
 
 from specact import load_bundle
 from specact.clock import VirtualClock
-from specact.families.codes.draft import CodeDrafter
+from specact.families.codes.verify import CodeDrafter
 from specact.gates import ActionDeviation
 from specact.gates.settings import GateChoices
-from specact.gates.timing import measure_decision
+from specact.lab.evaluation.cost import measure_decision
 from specact.lab.rollout.timed import TimedGate
 
 

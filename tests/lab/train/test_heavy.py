@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from specact import load_bundle
-from specact.lab.train.heavy import make_stand_in
+from specact.lab.train.heavy import make_heavy_target
 from specact.observation import Window
 
 
-def test_a_stand_in_answers_as_the_target_and_computes_more(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_heavy_target_answers_as_the_target_and_computes_more(tiny_bundle: Path, tmp_path: Path) -> None:
     bundle = load_bundle(tiny_bundle)
-    make_stand_in(bundle, tmp_path / "heavy", layers=2, width=32, heads=2)
+    make_heavy_target(bundle, tmp_path / "heavy", layers=2, width=32, heads=2)
     heavy = load_bundle(tmp_path / "heavy")
     rng, spec = np.random.default_rng(0), bundle.spec
     windows = [

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 from tests.tised import published
 
 from specact.errors import ConfigError
-from specact.tised.alpha_spots import Curve, best_alpha, success_slope, task_time_slope
-from specact.tised.overlap_spots import fastest_overlap, most_successful_overlap, success_steps, task_time_steps
-from specact.tised.success import staleness, success_rate
-from specact.tised.sweet_spots import SweetSpot, scan
+from specact.tised.optima import (
+    Curve,
+    Optimum,
+    best_alpha,
+    fastest_overlap,
+    most_successful_overlap,
+    scan,
+    success_slope,
+    success_steps,
+    task_time_slope,
+    task_time_steps,
+)
+from specact.tised.prediction import staleness, success_rate
 from specact.tised.timing import chunk_s, stall_s, task_s
 from specact.types import Floats
 
@@ -125,7 +134,7 @@ class StaticTask:
     def slope(self) -> Curve:
         return task_time_slope(self.chunks, self.chunks_slope, self.inference, 0.05, self.n)
 
-    def best(self) -> SweetSpot:
+    def best(self) -> Optimum:
         return best_alpha(self.times, self.slope, 0.05, "least")
 
 

@@ -1,0 +1,205 @@
+"""What is expected of a pair of policies, of a family of your own or of one that comes with the package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.contracts.expectations import call, expect, made_up_windows, outline, same
+from specact.errors import ContractError, WireError
+from specact.files import is_name
+from specact.observation import ObservationSpec, Window
+from specact.pair import Pair
+from specact.rng import Role, StepAddress, stream
+from specact.types import OffloadTimes, Outcome, Proposal
+from specact.units import ActionUnits
+from specact.verification import Answer, LocalTarget, Pending, sound
+from specact.wire import msgpack
+from specact.wire.dialect import Arrays, Dialect
+from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
+
+
+def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:
+    """Checks a pair with its target: proposals, verification, and that a server's answer is worth what the target's is.
+
+    Args:
+        pair: the pair.
+        windows: to ask it about, at least two; random numbers if not given.
+        seed: of the windows and of all that is drawn.
+        within: how far answers may be apart that were given in batches of different sizes, as a share of their largest
+            number.
+
+    Raises:
+        ContractError: for the first thing that is not as :class:`~specact.pair.Pair` says.
+    """
+    _check_values(pair)
+    windows = windows or made_up_windows(pair.observation, 4, np.random.default_rng(seed))
+    addresses = [StepAddress(seed, 0, 0, step) for step in range(len(windows))]
+    proposals = [_proposed(pair, *asked) for asked in zip(windows, addresses, strict=True)]
+    asked = [_crossed_to_server(pair.codec.dialect, *step) for step in zip(windows, addresses, strict=True)]
+    answers = _answered(pair, asked, within)
+    for proposal, address, arrays in zip(proposals, addresses, answers, strict=True):
+        here = _judged(pair, LocalTarget(pair.target), proposal, address)
+        again = _judged(pair, LocalTarget(pair.target), proposal, address)
+        expect(
+            np.array_equal(here.actions, again.actions),
+            "the same proposal and address must give the same outcome again: draw from the address's own stream",
+        )
+        there = _judged(pair, _Given(call("the codec's read", pair.codec.read, arrays)), proposal, address)
+        expect(
+            here.accepted == there.accepted and np.allclose(here.actions, there.actions, rtol=0.0, atol=within),
+            f"a server's answer must give the outcome that the target in this process gives; {here.accepted} were "
+            f"accepted here and {there.accepted} there",
+        )
+
+
+def _check_values(pair: Pair[Any]) -> None:
+    expect(is_name(pair.name), f"name must be 1 to 64 of the characters A-Z a-z 0-9 . _ + -, got {pair.name!r:.80}")
+    expect(
+        isinstance(pair.observation, ObservationSpec),
+        f"observation must be an ObservationSpec, got {pair.observation!r:.60}",
+    )
+    expect(isinstance(pair.units, ActionUnits), f"units must be ActionUnits, got {pair.units!r:.60}")
+    expect(
+        type(pair.execute) is int and pair.execute >= 1,
+        f"execute must be an integer of at least 1, got {pair.execute!r}",
+    )
+    expect(pair.overlap in ("drop", "average"), f"overlap must be drop or average, got {pair.overlap!r}")
+    expect(0.0 < pair.rate_hz < math.inf, f"rate_hz must be positive and finite, got {pair.rate_hz}")
+    dialect, serves = pair.codec.dialect, pair.responder
+    expect(isinstance(dialect, Dialect), f"the codec's dialect must be a Dialect, got {dialect!r:.60}")
+    missing = dialect.observation.fields.keys() - pair.observation.fields.keys()
+    expect(not missing, f"observation must have all that the target needs; it lacks {', '.join(sorted(missing))}")
+    infer = dialect.exchanges.get("infer")
+    expect(infer is not None and not infer.request, "the dialect must have an exchange 'infer' that asks for no arrays")
+    expect(
+        (serves.dialect.family, serves.dialect.agreed) == (dialect.family, dialect.agreed),
+        "the responder's dialect must be the codec's",
+    )
+    expect(is_name(serves.name), f"the responder's name must be as the pair's, got {serves.name!r:.80}")
+    agreed = call("a message with what the dialect has agreed", msgpack.encode, {"spec": dict(dialect.agreed)})
+    expect(
+        msgpack.decode(agreed)["spec"] == dict(dialect.agreed),
+        "what a dialect has agreed must be plain values: texts, numbers, lists and maps",
+    )
+
+
+def _proposed(pair: Pair[Any], window: Window, address: StepAddress) -> Proposal:
+    before = {name: value.copy() for name, value in window.arrays.items()}
+
+    def draw() -> Proposal:
+        found = call("propose", pair.drafter.propose, window, stream(address.seed, Role.DRAFT, step=address.step))
+        expect(isinstance(found, Proposal), f"propose must give a Proposal, got {found!r:.60}")
+        _check_chunk(found.actions, pair, "a proposal")
+        expect(found.window is window, "a proposal must carry the window that it was made from")
+        return cast(Proposal, found)
+
+    first, again = draw(), draw()
+    expect(same([before], [dict(window.arrays)]), "propose must not change the window that it is given")
+    expect(
+        np.array_equal(first.actions, again.actions),
+        "the same window and generator must give the same proposal again: draw from the given rng alone",
+    )
+    return first
+
+
+def _crossed_to_server(dialect: Dialect, window: Window, address: StepAddress) -> Request:
+    request = Request("infer", address.step, 1000.0, dialect.observation.select(window), address)
+    return read_request(msgpack.decode(msgpack.encode(request_fields(request, dialect.observation))), dialect)
+
+
+def _answered(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
+    """What the device reads of the server's answers."""
+    exchange = pair.codec.dialect.exchanges["infer"]
+
+    def respond(asked: Sequence[Request]) -> list[Arrays]:
+        found = list(call("respond", pair.responder.respond, asked))
+        expect(len(found) == len(asked), f"respond must answer every request, it gave {len(found)} for {len(asked)}")
+        crossed = []
+        for request, arrays in zip(asked, found, strict=True):
+            expect(not isinstance(arrays, WireError), f"respond must answer these observations, it gave: {arrays}")
+            try:
+                reply = Reply(request.id, exchange.answer, arrays, ServerTimes(0.0, 0.0, 0.0, len(asked)))
+                read = read_reply(msgpack.decode(msgpack.encode(reply_fields(reply))), exchange)
+            except (WireError, TypeError, ValueError) as error:
+                raise ContractError(f"respond must give the arrays that the dialect says: {error}") from error
+            assert isinstance(read, Reply)
+            crossed.append(read.arrays)
+        return crossed
+
+    together = respond(requests)
+    alone = [respond([request])[0] for request in requests]
+    expect(
+        all(map(_close, alone, together, [within] * len(alone))),
+        "an answer must not depend on the other requests of its batch",
+    )
+    expect(
+        all(map(_close, respond(requests[::-1])[::-1], together, [within] * len(alone))),
+        "an answer must not depend on its place in the batch, or on what was asked before",
+    )
+    return alone
+
+
+def _close(first: Arrays, second: Arrays, within: float) -> bool:
+    def near(a: NDArray[Any], b: NDArray[Any]) -> bool:
+        slack = within * max(1e-6, float(np.abs(b).max(initial=0.0)))
+        return bool((np.abs(a.astype(np.float64) - b.astype(np.float64)) <= slack).all())
+
+    return all(near(first[name], second[name]) for name in second)
+
+
+class _Given:
+    """A target whose answer has come."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        return False
+
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[Any]]:
+        return self
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Answer[Any]:
+        return Answer(self._value, OffloadTimes())
+
+
+def _judged(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddress) -> Outcome:
+    drafted = proposal.actions.copy()
+    outcome = call("verification", lambda: pair.verifier(target).submit(proposal, address).result())
+    expect(isinstance(outcome, Outcome), f"verification of an answer in time must give an Outcome, got {outcome!r:.80}")
+    expect(np.array_equal(drafted, proposal.actions), "verification must not change the proposal")
+    _check_chunk(outcome.actions, pair, "an outcome")
+    expect(
+        isinstance(outcome.origins, np.ndarray)
+        and outcome.origins.dtype == np.uint8
+        and outcome.origins.shape == outcome.actions.shape[:1],
+        f"an outcome must say of every action where it comes from, uint8 [{len(outcome.actions)}]; got "
+        f"{outline(outcome.origins)}",
+    )
+    expect(
+        0 <= outcome.accepted <= outcome.verified,
+        f"of what is verified a part is accepted; got {outcome.accepted} of {outcome.verified}",
+    )
+    expect(0.0 <= outcome.kept <= 1.0, f"kept must lie in [0, 1], got {outcome.kept}; audits take its mean")
+    return cast(Outcome, outcome)
+
+
+def _check_chunk(actions: Any, pair: Pair[Any], where: str) -> None:
+    width = len(pair.units.centre)
+    expect(
+        isinstance(actions, np.ndarray)
+        and actions.dtype == np.float32
+        and actions.ndim == 2
+        and actions.shape[1] == width
+        and len(actions) >= pair.execute,
+        f"{where} must have actions float32 [n, {width}], n at least {pair.execute}; got {outline(actions)}",
+    )
+    expect(sound(actions), f"{where} must have finite, normalised actions, got {actions}")

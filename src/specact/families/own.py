@@ -1,0 +1,122 @@
+"""Somebody's own family, by name ``MODULE:NAME``: a pair of policies, or what a server does for its target."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from inspect import getattr_static
+from pathlib import Path
+from typing import Any, cast
+
+from specact.errors import ConfigError, SpecactError
+from specact.families.chunks.sources import is_policy
+from specact.files import check_name, file_stem
+from specact.pair import LoadedPair, Pair
+from specact.plugins import is_plugin, load_object
+from specact.wire.messages import Responder
+
+_PAIR = (
+    "name", "observation", "units", "execute", "overlap", "rate_hz", "drafter", "target", "verifier", "codec",
+    "responder",
+)  # fmt: skip
+_RESPONDER = ("name", "fingerprint", "dialect", "respond")
+
+
+class OwnPair:
+    """A :class:`~specact.pair.LoadedPair` of somebody's :class:`~specact.pair.Pair`; all it leaves out is said here.
+
+    Without an ``env`` it was made for none that has a name. Without a ``fingerprint`` the name tells it from others, so
+    that a calibration of earlier weights is not refused. Without a ``path`` its calibrations are in a folder
+    ``MODULE.NAME`` in the current one.
+
+    Args:
+        pair: the pair.
+        source: its name.
+    """
+
+    def __init__(self, pair: Pair[Any], source: str) -> None:
+        self._pair, self.source = pair, source
+        self.env = str(getattr(pair, "env", ""))
+        self.fingerprint = str(
+            getattr(pair, "fingerprint", "") or hashlib.sha256(source.encode()).hexdigest()[:16],
+        )
+        self.path = Path(getattr(pair, "path", None) or file_stem(source))
+        self.recommended_gates = dict(getattr(pair, "recommended_gates", {}))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pair, name)
+
+
+def names_own(source: str | Path) -> bool:
+    """Whether this is the name of a Python object, and no file, folder or bundle."""
+    return is_plugin(str(source)) and not Path(source).exists()
+
+
+def load_own_pair(source: str) -> LoadedPair[Any]:
+    """The pair of a name ``MODULE:NAME``: an object, or a class or function that makes one without arguments.
+
+    Raises:
+        ConfigError: if there is none, or it lacks something that a :class:`~specact.pair.Pair` has.
+    """
+    kind = "pair of policies, see specact.pair.Pair"
+    found = _made(source, kind, lambda value: _lacks(value, _PAIR) is None)
+    lacking = _lacks(found, _PAIR)
+    if lacking is not None:
+        raise ConfigError(f"{source!r} has no {lacking!r}; a pair has {', '.join(_PAIR)}, see specact.pair.Pair")
+    check_name("pair", found.name)
+    # What the wrapped pair has is reached by its __getattr__, which the type checker cannot see.
+    return cast("LoadedPair[Any]", OwnPair(found, source))
+
+
+def load_own_responder(source: str) -> Responder | None:
+    """The responder of a name ``MODULE:NAME``: that of a pair, or one by itself; made as for :func:`load_own_pair`.
+
+    Returns:
+        The responder; None where the name is that of a chunk policy, which is none yet.
+
+    Raises:
+        ConfigError: if there is none.
+        BundleError: if the pair has no target here.
+    """
+    kind = "target: a chunk policy, a pair of policies or a responder"
+    found = _made(
+        source, kind, lambda value: is_policy(value) or None in (_lacks(value, _PAIR), _lacks(value, _RESPONDER))
+    )
+    if is_policy(found):
+        return None
+    if _lacks(found, _PAIR) is None:
+        found = found.responder
+    lacking = _lacks(found, _RESPONDER)
+    if lacking is not None:
+        raise ConfigError(
+            f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.pair.Pair and "
+            f"specact.wire.messages.Responder; a responder has {', '.join(_RESPONDER)}"
+        )
+    check_name("responder", found.name)
+    return cast(Responder, found)
+
+
+def _made(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    found = load_object(source, _or_maker(kind), lambda value: fits(value) or callable(value))
+    if fits(found):
+        return found
+    try:
+        return found()
+    except SpecactError:
+        raise
+    # Anything can go wrong in somebody else's code.
+    except Exception as error:
+        raise ConfigError(
+            f"{source.replace(':', '.')}() cannot be called: {type(error).__name__}: {error}. {source!r} must be a "
+            f"{_or_maker(kind)}"
+        ) from error
+
+
+def _or_maker(kind: str) -> str:
+    return f"{kind}, or a class or function that makes one without arguments"
+
+
+def _lacks(value: Any, members: tuple[str, ...]) -> str | None:
+    """The first member that an object lacks; a class lacks them all. Nothing is computed for that."""
+    missing = object()
+    return next((m for m in members if isinstance(value, type) or getattr_static(value, m, missing) is missing), None)

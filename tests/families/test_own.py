@@ -1,0 +1,150 @@
+"""Families of somebody else by ``MODULE:NAME``: what is found and filled in, and what is said of all else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.errors import BundleError, ConfigError
+from specact.families.load import load_pair, load_responder
+from specact.families.own import OwnPair
+from specact.gates import Random
+from specact.gates.calibration import Calibration, calibrated_gate
+from specact.gates.settings import BUNDLES_OWN
+from specact.policy import SpeculativePolicy
+
+THIRD_PARTY = Path(__file__).parents[1] / "thirdparty" / "my_family.py"
+MODULE = """
+
+import numpy as np
+import specact
+from specact.errors import BundleError
+from plug_family import AdviceResponder, BoundPair, Expert
+
+class Named(BoundPair):
+    env, fingerprint, path, recommended_gates = "ball", "weights-1", "kept/here", {"alpha": 0.25}
+
+class OnlyDraft(BoundPair):
+    @property
+    def target(self): raise BundleError("the target is only on its server")
+    @property
+    def responder(self): raise BundleError("the target is only on its server")
+
+class Spaced(BoundPair):
+    name = "two words"
+
+
+class Half:
+    name, drafter = "half", 3
+
+class Needy(BoundPair):
+    def __init__(self, port): ...
+
+def make():
+    return BoundPair()
+
+def absent():
+    raise OSError("no such file: weights.bin")
+
+half, number = Half(), 3
+
+@specact.chunk_policy(observation={"state": (2,)}, chunk=2, actions=1, rate_hz=10.0)
+def policy(inputs):
+    return np.zeros((len(inputs["state"]), 2, 1), np.float32)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with modules in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "plug_family.py").write_text(THIRD_PARTY.read_text())
+    (tmp_path / "plug_pairs.py").write_text(MODULE)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("plug_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("source", ["plug_family:pair", "plug_family:BoundPair", "plug_pairs:make"])
+def test_an_object_a_class_and_a_function_are_pairs(source: str) -> None:
+    pair = load_pair(source)
+    assert isinstance(pair, OwnPair) and pair.name == "bounded-trolley" and pair.source == source
+    policy = SpeculativePolicy(pair, Random(0.5), seed=1)
+    for _ in range(16):
+        assert policy.act({"state": np.zeros(4), "goal": np.full(2, 0.5)}).shape == (2,)
+    assert 0 < policy.counts["transmitted"] < policy.counts["steps"] == 4
+    assert 0 < policy.counts["accepted"] <= policy.counts["verified"]
+    assert load_responder(source).dialect.family == "bounds"
+
+
+def test_what_a_pair_leaves_out_is_filled_in() -> None:
+    pair, other = load_pair("plug_family:pair"), load_pair("plug_family:BoundPair")
+    assert (pair.env, pair.path, dict(pair.recommended_gates)) == ("", Path("plug_family.pair"), {})
+    assert pair.fingerprint == load_pair("plug_family:pair").fingerprint != other.fingerprint
+
+
+def test_what_a_pair_says_counts() -> None:
+    pair = load_pair("plug_pairs:Named")
+    assert (pair.env, pair.fingerprint, pair.path) == ("ball", "weights-1", Path("kept/here"))
+    assert dict(BUNDLES_OWN.settings("deviation", pair).options)["alpha"] == 0.25
+
+
+def test_a_calibration_is_found_again_and_refused_for_other_weights() -> None:
+    pair, other = load_pair("plug_family:pair"), load_pair("plug_pairs:Named")
+    settings = BUNDLES_OWN.settings("deviation", pair)
+    assert pair.path is not None and other.path is not None
+    made = Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {})
+    made.save(pair.path / "calibration")
+    assert calibrated_gate(pair, "deviation", 0.5).threshold == settings.threshold
+    made.save(other.path / "calibration")
+    with pytest.raises(BundleError, match="specact calibrate --bundle plug_pairs:Named"):
+        calibrated_gate(other, "deviation", 0.5)
+
+
+def test_a_target_that_is_only_on_its_server_is_asked_for_late() -> None:
+    pair = load_pair("plug_pairs:OnlyDraft")
+    assert pair.drafter is not None
+    with pytest.raises(BundleError, match="only on its server"):
+        _ = pair.target
+    with pytest.raises(BundleError, match="only on its server"):
+        load_responder("plug_pairs:OnlyDraft")
+
+
+def test_a_responder_and_a_chunk_policy_are_served_by_name() -> None:
+    assert load_responder("plug_pairs:AdviceResponder").fingerprint == "expert-1"
+    assert load_responder("plug_pairs:policy").dialect.family == "chunks"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("plug_pairs:nothing", "plug_pairs has no 'nothing'. It must be a pair of policies"),
+        ("plug_pairs:number", "'plug_pairs:number' is 3. It must be a pair of policies"),
+        ("plug_pairs:Half", "'plug_pairs:Half' has no 'observation'; a pair has name, observation"),
+        ("plug_pairs:half", "It must be a pair of policies"),
+        ("plug_pairs:Needy", "plug_pairs.Needy() cannot be called: TypeError"),
+        ("plug_pairs:absent", "plug_pairs.absent() cannot be called: OSError: no such file: weights.bin"),
+        ("plug_pairs:Spaced", "two words"),
+        ("plug_absent:pair", "there is no module 'plug_absent'"),
+    ],
+)
+def test_what_is_no_pair_is_refused(source: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_pair(source)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("source", ["plug_pairs:number", "plug_pairs:Half", "plug_pairs:Expert"])
+def test_what_cannot_be_served_is_refused(source: str) -> None:
+    with pytest.raises(ConfigError, match="It must be a target: a chunk policy, a pair of policies or a responder"):
+        load_responder(source)
+
+
+def test_only_a_pair_of_chunk_policies_has_another_draft() -> None:
+    with pytest.raises(BundleError, match="only such a pair can have another draft or target"):
+        load_pair("plug_family:pair", target="plug_pairs:policy")
