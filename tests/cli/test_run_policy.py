@@ -157,7 +157,7 @@ def test_a_signal_ends_in_the_stop_action_and_a_summary(
 
 def test_an_error_of_the_policy_ends_in_the_stop_action(specact_run: Run, folder: Path) -> None:
     done = specact_run("run", "--policy", "own:sick", "--robot", "toy:Arm", *STOP, "--json", cwd=folder)
-    assert done.returncode == 1 and "the weights are gone" in done.stderr
+    assert done.returncode == 2 and "the weights are gone" in done.stderr
     assert life(folder)[-1] == [0.25, -0.5] and json.loads(done.stdout)["chunks"] == 1
 
 

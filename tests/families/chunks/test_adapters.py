@@ -143,6 +143,16 @@ def test_a_function_that_fails_is_said_to(tmp_path: Path) -> None:
         fails.infer(WINDOW, np.random.default_rng(0))
 
 
+def test_actions_do_not_leave_the_range_that_was_given() -> None:
+    @chunk_policy(observation={"state": (2,)}, chunk=2, actions=2, rate_hz=10.0, low=[-1.0, 0.0], high=[1.0, 4.0])
+    def far(inputs: Inputs) -> Any:
+        return [[[50.0, -50.0], [np.inf, np.nan]]]
+
+    chunk = far.infer(Window({"state": np.zeros((1, 2), np.float32)}), np.random.default_rng(0))
+    # What is not finite is no action at all, and is refused further on.
+    np.testing.assert_array_equal(chunk, [[1.0, 0.0], [np.inf, np.nan]])
+
+
 def test_a_pytorch_module_is_told_the_instruction() -> None:
     torch = pytest.importorskip("torch")
     from specact.families.chunks.pytorch import torch_policy

@@ -32,7 +32,7 @@ class FunctionPolicy:
         function: from named arrays ``[B, ...]``, as the spec's fields say, to chunks ``[B, H, A]`` in the environment's
             units. With an instruction in the spec it is called with ``instruction``, a list of B texts, as well; with
             ``seeded`` with ``rngs``, one generator for each row.
-        units: the range of its actions, where known.
+        units: the range of its actions, where known; its actions do not leave it.
         fingerprint: tells its weights from others.
         seeded: whether it draws, and so must be given what to draw from.
     """
@@ -84,7 +84,12 @@ class FunctionPolicy:
                 f"the policy must answer a batch of {len(windows)} with numbers of shape {wanted}, it gave "
                 f"{found.dtype} {found.shape}"
             )
-        return list(found.astype(np.float32))
+        chunks = found.astype(np.float32)
+        if self.units is None:
+            return list(chunks)
+        low, high = self.units.centre - self.units.scale, self.units.centre + self.units.scale
+        # What is infinite stays so, and is refused; the largest action is none that somebody asked for.
+        return list(np.where(np.isfinite(chunks), np.clip(chunks, low, high), chunks))
 
 
 def chunk_policy(
@@ -112,7 +117,7 @@ def chunk_policy(
         chunk, actions: H and A.
         rate_hz: control rate [Hz].
         instruction: whether it needs an instruction.
-        low, high: range of the actions, where known.
+        low, high: range of the actions, where known; they do not leave it.
         fingerprint, seeded: see :class:`FunctionPolicy`.
     """
     fields = {name: field if isinstance(field, Field) else Field(tuple(field)) for name, field in observation.items()}

@@ -95,5 +95,5 @@ def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:
     try:
         raw = dict(agreed)
         return ChunkSpec(read_spec(raw.pop("observation")), **raw)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         raise BundleError(f"the server's spec is not one of a chunk policy ({error})") from None
