@@ -48,7 +48,7 @@ def serve(
         max_queue: requests that may wait; more are refused as overloaded.
         max_under_way: requests of one robot that may be under way; more wait in its connection.
         max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
-        inline_below_ms: a target whose inference takes less runs on the event loop, others in a thread of their own.
+        inline_below_ms: a bundle's target whose inference takes less runs on the event loop; all others in a thread.
         max_robots: robots with a stream; more are refused as overloaded.
         max_pending: connections that have not sent a token or a hello yet; the oldest are closed for new ones.
         max_per_address: connections from one address.

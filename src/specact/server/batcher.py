@@ -77,8 +77,10 @@ class Batcher:
             started = time.perf_counter()
             self._responder.respond([idle])
             times.append(time.perf_counter() - started)
-        # A target this fast is done before a thread could be told of the request.
-        self._inline = not self._max_wait_s and sorted(times)[_WARM_UP // 2] < self._inline_below_s
+        # A target this fast is done before a thread could be told of the request. Somebody else's may wait for a file
+        # or a lock the next time, and would hold up every connection.
+        steady = getattr(self._responder, "steady", False)
+        self._inline = steady and not self._max_wait_s and sorted(times)[_WARM_UP // 2] < self._inline_below_s
         self._warm = True
 
     def start(self) -> None:

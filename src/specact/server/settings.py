@@ -23,8 +23,8 @@ class ServerSettings:
         max_queue: requests that may wait; more are refused as ``overloaded``.
         max_under_way: requests of one robot that may be under way; meanwhile no more is read of its connection.
         max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
-        inline_below_ms: a target whose inference takes less runs on the event loop, because handing it to a thread
-            would take as long; 0 gives every target its thread.
+        inline_below_ms: a network of ours whose inference takes less runs on the event loop, because handing it to a
+            thread would take as long; 0 gives every target its thread, as all other policies have.
         max_robots: streams at a time.
         max_pending: connections that have not shown a token or said hello yet; the oldest make room for new ones.
         max_per_address: connections from one address.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from specact.execution.verdicts import LateVerdicts
 from specact.fallback import Fallback
 from specact.families.chunks.adapters import FunctionPolicy, Inputs, chunk_policy
 from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.flow import FlowNetworks, FlowPolicy
 from specact.families.chunks.pair import ChunkPair, accepted_prefix, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, Inpainting
 from specact.families.chunks.wire import ChunkResponder
@@ -547,12 +548,25 @@ def test_a_late_target_that_is_not_finite_is_a_miss(value: float) -> None:
     assert [record.miss for record in records] == [None] * 3 + ["invalid"] * 3 + [None] * 2
 
 
+class Overflowing:
+    """A flow's networks; where the first number of the state is above 1, velocities overflow."""
+
+    def __init__(self, networks: FlowNetworks) -> None:
+        self._networks, self._far = networks, False
+
+    def cache(self, windows: Sequence[Window]) -> Chunk:
+        self._far = bool(windows[0]["state"][-1, 0] > 1.0)
+        return self._networks.cache(windows)
+
+    def velocity(self, chunks: Chunk, times: Chunk, cache: Chunk) -> Chunk:
+        found = self._networks.velocity(chunks, times, cache)
+        return np.full_like(found, np.inf) if self._far else found
+
+
 @pytest.mark.parametrize("role", ["draft", "target"])
-def test_a_flow_policy_beyond_its_range_is_refused_as_a_draft_and_missed_as_a_target(
-    tiny_flow: Path, role: str
-) -> None:
+def test_a_flow_that_overflows_is_refused_as_a_draft_and_missed_as_a_target(tiny_flow: Path, role: str) -> None:
     bundle = load_flow(tiny_flow)
-    flow = bundle.policy(steps=2)
+    flow = FlowPolicy(cast(Any, Overflowing(bundle.networks)), bundle.units, bundle.spec, steps=2)
     units = ActionUnits.of_range(bundle.units.low, bundle.units.high)
 
     @chunk_policy(observation={"state": (8,)}, chunk=6, actions=2, rate_hz=bundle.spec.rate_hz)
@@ -563,7 +577,7 @@ def test_a_flow_policy_beyond_its_range_is_refused_as_a_draft_and_missed_as_a_ta
     pair = ChunkPair("flow", small, units, large.spec, lambda: large, execute=2)
     policy = SpeculativePolicy(pair, Always())
     near: Observation = {"state": np.zeros(8), "goal": np.zeros(2)}
-    far: Observation = {"state": np.full(8, 3e38), "goal": np.zeros(2)}
+    far: Observation = {"state": np.full(8, 2.0), "goal": np.zeros(2)}
     assert np.isfinite(policy.act(near)).all() and np.isfinite(policy.act(near)).all()
     if role == "draft":
         with pytest.raises(ObservationError, match="not finite"):

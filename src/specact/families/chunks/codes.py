@@ -28,6 +28,7 @@ class CodeChunks:
     """
 
     inpaints = False
+    steady = True
 
     def __init__(
         self, policy: CodePolicy, tokenizer: ActionTokenizer, spec: PolicySpec, observation: ObservationSpec

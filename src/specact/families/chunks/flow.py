@@ -194,6 +194,7 @@ class FlowPolicy:
     """
 
     inpaints = True
+    steady = True
 
     def __init__(
         self, networks: FlowNetworks, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, beta: float = 5.0

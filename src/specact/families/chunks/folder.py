@@ -162,10 +162,10 @@ def load_chunk_pair(
 
 def _trusted(path: Path, part: str, source: object) -> str | None:
     """What a manifest says of a source, which somebody else may have written: importing a module runs its code."""
-    if source is None or (isinstance(source, str) and not names_code(source)):
+    if source is None or (isinstance(source, str) and not names_code(source) and not source.endswith(".toml")):
         return source
     raise BundleError(
-        f"the manifest of {path} may name a file or bundle as its {part}, and no code, but names {source!r:.60}; "
+        f"the manifest of {path} may name a bundle as its {part}, and no code, but names {source!r:.60}; "
         f"name the {part} yourself with --{part}"
     )
 
@@ -185,10 +185,8 @@ def _target(source: str, steps: int, fingerprint: str, provider: str, threads: i
 
 
 def _kept(source: str) -> str | None:
-    """What a manifest says of a source: a file or bundle, and never code."""
-    if names_code(source):
+    """What a manifest says of a source: a bundle. Code, and a graph that is not checked, have to be named again."""
+    if names_code(source) or source.endswith(".toml"):
         return None
-    if source.endswith(".toml"):
-        return str(Path(source).resolve())
     name, hash_, part = source.partition("#")
     return f"{find_bundle(name).resolve()}{hash_}{part}"

@@ -50,6 +50,8 @@ class ChunkResponder:
 
     def __init__(self, policy: ChunkPolicy, name: str, fingerprint: str) -> None:
         self._policy, self.name, self.fingerprint = policy, name, fingerprint
+        # Whether it is nothing but arithmetic, whose time does not depend on the request.
+        self.steady = bool(getattr(policy, "steady", False))
         self.dialect = ChunkCodec(policy.spec).dialect
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:

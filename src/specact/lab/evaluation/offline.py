@@ -131,6 +131,8 @@ def evaluate_along(
         ConfigError: for a method that this pair does not have, or a folder that is in use or holds another run.
         DataError: if there are too few episodes.
     """
+    if not 0.0 < rate < 1.0:
+        raise ConfigError(f"rate must lie strictly between 0 and 1, got {rate}")
     for name in methods:
         rollout_of(pair, load_method(name))
     if len(shown) < 6:

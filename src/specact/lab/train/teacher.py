@@ -66,11 +66,13 @@ def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, see
     Raises:
         DataError: if an answer is not finite.
     """
+    centre, scale = dataset.centre.numpy(), dataset.scale.numpy()
+    low, high = centre - scale, centre + scale
     parts = (("train", dataset.train), ("held_out", dataset.held_out))
     total, done = sum(len(windows) for _, windows in parts), 0
     for name, windows in parts:
         path = folder / f"answers-{name}.npy"
-        answers = _file(path, (len(windows), chunk, dataset.centre.shape[0]))
+        answers = _file(path, (len(windows), chunk, len(centre)))
         for first in range(0, len(windows), _BATCH):
             rows = np.arange(first, min(first + _BATCH, len(windows)))
             if np.isnan(answers[rows]).any():
@@ -78,11 +80,12 @@ def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, see
                 found = np.stack(teacher.policy.infer_batch(_windows(windows, teacher, rows), rngs))[:, :chunk]
                 if not np.isfinite(found).all():
                     raise DataError(f"{teacher.name} has no finite answer to some of the demonstrated observations")
-                answers[rows] = found
+                # As on the robot, where no action leaves the range that was demonstrated.
+                answers[rows] = np.clip(found, low, high)
             done += len(rows)
             progress("target's answers", done, total)
         answers.flush()
-        normalised = (np.asarray(answers) - dataset.centre.numpy()) / dataset.scale.numpy()
+        normalised = (np.asarray(answers) - centre) / scale
         windows.chunks = torch.from_numpy(normalised.astype(np.float32))
 
 
