@@ -60,7 +60,7 @@ def calibrate(
         data: with --offline: folder that the recipe's data paths are relative to.
         retrain: train a learned gate again, even if the bundle has one.
         lessons: number of inferences to train a learned gate on, in each of two rounds.
-        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
         target: likewise.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.

@@ -78,7 +78,7 @@ def eval_(
         data: with --mse or --offline: folder that the recipe's data paths are relative to.
         offline: without a simulator: errors and transmissions along demonstrations kept back in training.
         recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
-        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
         target: likewise.
         workers: processes; one per core if not given.
         json: print the summary as JSON.

@@ -77,7 +77,7 @@ def run(
             ONNX file, or MODULE:NAME.
         server: of the pair's target: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and
             port; ws://127.0.0.1:8600 if not given.
-        draft: of a pair of chunk policies, where the pair does not hold it: MODULE:NAME.
+        draft: of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file.
         robot: MODULE:CLASS with observe() and act(action), optionally stop() and
             roll_forward(observation, actions), created without arguments; a simulated robot if not given.
         env: environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given.

@@ -67,6 +67,13 @@ def test_code_that_a_manifest_names_does_not_run(part: str, made: Path) -> None:
     assert not (made.parent / "imported").exists() and "still_life" not in sys.modules
 
 
+@pytest.mark.parametrize("part", ["draft", "target"])
+def test_a_graph_that_is_not_checked_is_not_loaded_because_a_manifest_names_it(part: str, made: Path) -> None:
+    change(made, "sources", part, to=str(made.parent / "policy.toml"))
+    with pytest.raises(BundleError, match=f"may name a bundle as its {part}, .*--{part}"):
+        load_pair(made)
+
+
 WRONG: list[Any] = [KeyError, None, "x", -1, True, [], {}, 10**400]
 
 

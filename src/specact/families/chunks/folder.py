@@ -1,6 +1,7 @@
 """A pair of chunk policies as a folder: a manifest that says what both are and where they come from, and the draft.
 
-A manifest never names code: a policy that is given as ``MODULE:NAME`` has to be named again by whoever loads the pair.
+A manifest names bundles alone: what is given as ``MODULE:NAME``, which is code, or as the description of an ONNX file,
+whose graph is not checked, has to be named again by whoever loads the pair.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def load_chunk_pair(
     copied = path / _DRAFT
     source = draft or (str(copied) if copied.is_dir() else sources["draft"])
     if source is None:
-        raise ConfigError(f"the draft of {path} is a Python object; name it again with --draft MODULE:NAME")
+        raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
     small = _loaded(source, steps["draft"], draft_print, provider, threads)
     far = target or sources["target"]
     load_target: Callable[[], ChunkPolicy] | None = None
