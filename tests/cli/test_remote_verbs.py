@@ -77,7 +77,7 @@ def test_run_without_a_server_says_so_before_anything_moves(specact_run: Run) ->
     ("options", "why"),
     [
         (["--on-miss", "stop"], "needs a stop_action"),
-        (["--rate-hz", "-5"], "--rate-hz must be positive and finite, got -5.0"),
+        (["--rate-hz", "-5"], "--rate-hz must be at least 0.001 and at most 1000000, got -5.0"),
         (["--env", "swarm"], "state has shape (20,), this policy needs (8,)"),
         (["--ca", "nowhere.pem"], "cannot use nowhere.pem as the PEM file of a certificate authority: No such file"),
     ],

@@ -109,7 +109,8 @@ def test_bodies_by_the_description_and_against_it(kind: str, mode: Any, api: Any
     check()
     assert 500 not in statuses
     if (kind, mode.value) == ("infer", "positive"):
-        assert statuses[200] > 0
+        # What is valid is understood: it is answered, or its deadline, which may be 0, has passed.
+        assert statuses[200] + statuses[504] > 0
 
 
 @pytest.mark.parametrize("kind", ["hello", "infer", "verify"])
