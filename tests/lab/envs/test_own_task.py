@@ -45,7 +45,11 @@ def test_it_is_loaded_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("push", "did you mean 'pusht'? Known: ball, ball-chase, kitchen, peg, pusht, pusht-camera, relocate, swarm; or MODULE:NAME"),
+        (
+            "push",
+            "did you mean 'pusht'? Known: ball, ball-chase, kitchen, peg, pusht, pusht-camera, relocate, swarm; "
+            "or MODULE:NAME",
+        ),
         ("my_sim:Trolley", "It must be a Task, see specact.lab.envs.task; my_sim has TASK"),
         ("my_simm:TASK", "there is no module 'my_simm'"),
     ],
