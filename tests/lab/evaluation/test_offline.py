@@ -1,0 +1,84 @@
+"""Methods along demonstrations: no simulator, the same observations for all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact import Bundle, load_bundle
+from specact.errors import ConfigError, DataError
+from specact.gates.settings import BUNDLES_OWN, GateSettings
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.generate import generate
+from specact.lab.envs.ball import TASK
+from specact.lab.evaluation.imitation import Imitation, along
+from specact.lab.evaluation.offline import calibrate_along, evaluate_along
+from specact.lab.rollout.pool import Pool
+from specact.lab.statistics import holm
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """No progress bar."""
+
+
+@pytest.fixture(scope="module")
+def ball() -> Bundle:
+    return load_bundle("ball")
+
+
+@pytest.fixture(scope="module")
+def shown() -> Episodes:
+    return generate(TASK, 9, seed=5, noise=0.3).episodes
+
+
+def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_on(
+    ball: Bundle, shown: Episodes, tmp_path: Path
+) -> None:
+    methods = ("draft", "target", "random", "adahi")
+    with Pool(1) as pool:
+        found = evaluate_along(ball, methods, shown, 0.5, tmp_path / "run", pool, quiet)
+    written = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert written == json.loads(json.dumps(found))
+    assert (found["calibrated_on"], found["episodes"]) == (3, 6)
+    rows = found["methods"]
+    assert list(rows) == list(methods)
+    assert rows["draft"]["transmission_rate"] == 0.0 and rows["target"]["transmission_rate"] == 1.0
+    # Chance runs at the rate that its rival achieved, up to how often a coin falls on one side.
+    assert abs(rows["random"]["transmission_rate"] - rows["adahi"]["transmission_rate"]) < 0.25
+    # The draft's error, by the definition: its actions along those six, whatever was calibrated.
+    judged = shown.select(np.array([1, 2, 4, 5, 7, 8]))
+    alone = along(Imitation("ball", judged, "draft", GateSettings("never"), 0))
+    assert rows["draft"]["error"]["mean"] == pytest.approx(alone.error.mean(), abs=1e-12)
+    contrasts = [row["error"] for row in found["contrasts"]]
+    assert [row["p_holm"] for row in contrasts] == holm([row["p"] for row in contrasts]) and contrasts
+
+
+def test_a_calibration_is_checked_on_other_demonstrations(ball: Bundle, shown: Episodes) -> None:
+    wanted = BUNDLES_OWN.settings("deviation", ball)
+    with Pool(1) as pool:
+        made = calibrate_along(ball, wanted, 0.5, shown, pool, quiet)
+    assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
+    assert made.held_out["episodes"] == 4 and 0.0 < made.held_out["rate"] < 1.0
+    checked = along(Imitation("ball", shown.select(np.arange(1, 9, 2)), "hybrid", made.settings, 0))
+    assert made.held_out["rate"] == checked.steps["transmitted"].mean()
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_written(
+    ball: Bundle, shown: Episodes, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with Pool(1) as pool:
+        with pytest.raises(ConfigError, match=r"rate must lie strictly between 0 and 1, got 1\.5"):
+            evaluate_along(ball, ("draft",), shown, 1.5, out, pool, quiet)
+        with pytest.raises(DataError, match="there are 5 held-out demonstrations; at least 6"):
+            evaluate_along(ball, ("draft",), shown.select(np.arange(5)), 0.5, out, pool, quiet)
+        with pytest.raises(DataError, match="at least two demonstrations"):
+            calibrate_along(ball, GateSettings("deviation"), 0.5, shown.select(np.arange(1)), pool, quiet)
+        assert not out.exists()
+        out.mkdir()
+        (out / "summary.json").write_text("{}")
+        with pytest.raises(ConfigError, match="holds a finished run"):
+            evaluate_along(ball, ("draft",), shown, 0.5, out, pool, quiet)

@@ -1,0 +1,114 @@
+"""A draft for somebody else's target: the windows' chunks are the target's answers, each asked for once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError, DataError
+from specact.families.chunks.adapters import Inputs, chunk_policy
+from specact.families.chunks.policy import Chunk
+from specact.families.chunks.sources import LoadedPolicy
+from specact.lab.data.generate import generate
+from specact.lab.envs.ball import TASK
+from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.flow_train import train_flow
+from specact.lab.train.stages import Dataset, prepare
+from specact.lab.train.teacher import check_teacher, teach
+from specact.observation import Field
+
+RECIPE = FlowRecipe("flow", "taught", "ball", generate_episodes=4, chunk=4, layers=1, width=16, steps=3, batch=8)
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """No progress bar."""
+
+
+def taught_by(answer: Callable[[Chunk], Chunk], chunk: int = 6, fingerprint: str = "one") -> LoadedPolicy:
+    """A target that makes ``[B, 2]``, repeated over its chunk, of the newest states."""
+
+    @chunk_policy(observation={"state": (8,), "goal": Field((2,), history=0)}, chunk=chunk, actions=2, rate_hz=20.0)
+    def policy(inputs: Inputs) -> Chunk:
+        return np.repeat(answer(inputs["state"][:, -1])[:, None], chunk, axis=1)
+
+    return LoadedPolicy("target", policy, None, fingerprint, "ball")
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    return prepare(generate(TASK, 4, seed=0, noise=0.3).episodes, RECIPE)
+
+
+def actions(dataset: Dataset) -> Any:
+    """What the training windows should predict, in the environment's units, and the newest states."""
+    chunks = dataset.centre.numpy() + dataset.scale.numpy() * dataset.train.chunks.numpy()
+    return chunks, dataset.train.episodes.numbers("state")
+
+
+def test_chunks_become_the_answers_to_the_same_observations(dataset: Dataset, tmp_path: Path) -> None:
+    before = dataset.train.chunks.clone()
+    teach(dataset, taught_by(lambda state: 0.1 * state[:, :2]), 4, tmp_path, 0, quiet)
+    chunks, states = actions(dataset)
+    assert chunks.shape == (len(states), 4, 2) and not np.allclose(before.numpy(), dataset.train.chunks.numpy())
+    np.testing.assert_allclose(chunks, np.repeat(0.1 * states[:, None, :2], 4, axis=1), atol=1e-6)
+
+
+def test_answers_stay_in_the_range_that_was_demonstrated(dataset: Dataset, tmp_path: Path) -> None:
+    teach(dataset, taught_by(lambda state: np.full((len(state), 2), 1e6, np.float32)), 4, tmp_path, 0, quiet)
+    np.testing.assert_allclose(dataset.train.chunks.numpy(), 1.0, atol=1e-5)
+
+
+def test_a_run_that_was_stopped_does_not_ask_again(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def answer(state: Chunk) -> Chunk:
+        asked.append(len(state))
+        return 0.1 * state[:, :2]
+
+    def stop(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    episodes = generate(TASK, 4, seed=0, noise=0.3).episodes
+    with pytest.raises(KeyboardInterrupt):
+        teach(prepare(episodes, RECIPE), taught_by(answer), 4, tmp_path, 0, stop)
+    again = prepare(episodes, RECIPE)
+    teach(again, taught_by(answer), 4, tmp_path, 0, quiet)
+    assert sum(asked) == episodes.steps
+    chunks, states = actions(again)
+    np.testing.assert_allclose(chunks[:, 0], 0.1 * states[:, :2], atol=1e-6)
+
+
+def test_an_answer_that_is_not_finite_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="target has no finite answer"):
+        teach(dataset, taught_by(lambda state: np.full((len(state), 2), np.nan)), 4, tmp_path, 0, quiet)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "actions_", "rate_hz", "names", "why"),
+    [
+        (7, 2, 20.0, {"state", "goal"}, "answers with 6 actions; the recipe's chunk of 7 is longer"),
+        (4, 3, 20.0, {"state", "goal"}, "has 2 actions at 20 Hz, the demonstrations 3 at 20 Hz"),
+        (4, 2, 10.0, {"state", "goal"}, "has 2 actions at 20 Hz, the demonstrations 2 at 10 Hz"),
+        (4, 2, 20.0, {"state"}, r"sees goal, which the demonstrations do not hold .*\[observations\]"),
+    ],
+)
+def test_a_target_that_cannot_label_the_demonstrations_is_refused(
+    chunk: int, actions_: int, rate_hz: float, names: set[str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_teacher(taught_by(lambda state: state[:, :2]), chunk, actions_, rate_hz, names)
+
+
+def test_a_run_says_whose_answers_it_learned_and_belongs_to_that_target(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    made = train_flow(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: 0.1 * state[:, :2]))
+    manifest = json.loads((made.bundles[0] / "manifest.json").read_text())
+    assert manifest["recipe"]["teacher"] == ["target", "one"]
+    assert not list(out.glob("answers-*"))
+    with pytest.raises(ConfigError, match="holds a run of another recipe"):
+        train_flow(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: state[:, :2], fingerprint="two"))
