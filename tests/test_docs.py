@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tyro
 
-from specact.cli.main import VERBS
+from specact.cli.main import VERBS, load_verb
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,7 +39,7 @@ def parse(line: str) -> None:
         return nothing
 
     arguments = shlex.split(line, comments=True)[1:]
-    verbs: Any = {name: silent(verb) for name, verb in VERBS.items()}
+    verbs: Any = {name: silent(load_verb(name)) for name in VERBS}
     tyro.extras.subcommand_cli_from_dict(verbs, prog="specact", args=arguments)
 
 

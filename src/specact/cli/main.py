@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 
 import tyro
 
-from specact.cli import (
-    bench,
-    calibrate,
-    data,
-    demo,
-    doctor,
-    eval_,
-    export,
-    pair,
-    proxy,
-    report,
-    reproduce,
-    run,
-    serve,
-    tised,
-    train,
-)
 from specact.cli.output import say_error
 from specact.errors import SpecactError
 from specact.extras import missing_extra
 from specact.interrupts import Interrupted
 
-VERBS = {
-    "demo": demo.demo,
-    "data": data.data,
-    "train": train.train,
-    "calibrate": calibrate.calibrate,
-    "eval": eval_.eval_,
-    "report": report.report,
-    "reproduce": reproduce.reproduce,
-    "tised": tised.tised,
-    "export": export.export,
-    "pair": pair.pair,
-    "doctor": doctor.doctor,
-    "serve": serve.serve,
-    "run": run.run,
-    "proxy": proxy.proxy,
-    "bench": bench.bench,
-}
+# Modules of this package, each with a function of its own name.
+VERBS = (
+    "demo", "data", "train", "calibrate", "eval", "report", "reproduce", "tised", "export", "pair", "doctor", "serve",
+    "run", "proxy", "bench",
+)  # fmt: skip
 # What writes into a folder as it goes.
 RESUMED = ("train", "eval", "reproduce", "tised")
+
+
+def load_verb(name: str) -> Callable[..., None]:
+    """The function that parses the options of a verb, and runs it."""
+    own = "eval_" if name == "eval" else name
+    verb: Callable[..., None] = getattr(import_module(f"specact.cli.{own}"), own)
+    return verb
 
 
 def main() -> None:
@@ -54,9 +34,10 @@ def main() -> None:
 
     A verb that a signal ended has the exit status 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
     """
+    asked = [word for word in sys.argv[1:2] if word in VERBS]
     try:
         tyro.extras.subcommand_cli_from_dict(
-            VERBS,  # type: ignore[arg-type]
+            {name: load_verb(name) for name in asked or VERBS},
             prog="specact",
             description="Speculative action inference: a small policy acts, a gate decides when to query a large one.",
         )
@@ -73,6 +54,6 @@ def main() -> None:
         say_error(str(missing))
         sys.exit(2)
     except KeyboardInterrupt:
-        goes_on = sys.argv[1:2] and sys.argv[1] in RESUMED
+        goes_on = asked and asked[0] in RESUMED
         say_error("stopped" + ("; run the same command again to go on from here" if goes_on else ""))
         sys.exit(130)

@@ -6,8 +6,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -15,6 +16,10 @@ from rich.text import Text
 
 from specact.files import to_json
 from specact.lab.report.networks import all_networks
+
+T = TypeVar("T")
+# Options of a command that are the attributes of a dataclass: parsed as if they were the function's own arguments.
+Flat = Annotated[T, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
 
 # Progress and remarks go to stderr, so that stdout holds the result and nothing else.
 # What is printed is plain text: names, paths and what servers say may hold brackets.

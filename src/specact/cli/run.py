@@ -2,162 +2,169 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import math
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from specact.cli.driving import drive
-from specact.cli.plans import plan_pair, plan_policy
+from specact.cli.driving import Plan, drive
+from specact.cli.output import Flat
 from specact.cli.serve import read_token
 from specact.errors import ConfigError
-from specact.execution.strategy import Kind
+from specact.execution.strategy import Execution, Kind
+from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.fallback import Fallback, OnMiss
 from specact.interrupts import Interrupts
 from specact.runtime.limits import RATES_HZ
 
-# Options that only a pair of policies has, and those that only a policy alone has.
-_OF_PAIRS = (
-    "server", "draft", "gate", "rate", "hold", "latency_budget_ms", "link_share_kbit", "audit_rate", "overlap",
-    "sampling",
-)  # fmt: skip
-_OF_POLICIES = ("steps", "execute_actions", "overlap_actions", "idle")
+if TYPE_CHECKING:
+    from specact.remote.policy import RemotePolicy
+    from specact.robot.chunks import ChunkRunner
+    from specact.robot.inference import ChunkSource
+    from specact.robot.loop import Journal, Tick
+    from specact.units import ActionUnits
+
+# What is told of verdicts that nobody waited for.
+LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
+_PATIENCE_S = 1.0
 
 
-def run(
-    bundle: str | None = None,
-    policy: str | None = None,
-    server: str | None = None,
-    draft: str | None = None,
-    robot: str | None = None,
-    env: str | None = None,
-    gate: str = "deviation",
-    rate: float = 0.6,
-    hold: bool = False,
-    latency_budget_ms: float | None = None,
-    link_share_kbit: float | None = None,
-    audit_rate: float = 0.0,
-    deadline_ms: float | None = None,
-    on_miss: OnMiss = "execute_draft",
-    max_consecutive_misses: int | None = None,
-    stop_action: tuple[float, ...] | None = None,
-    max_chunk_age_ms: float | None = None,
-    overlap: bool = True,
-    sampling: Literal["device", "server"] = "device",
-    execution: Literal[Kind, "late"] = "synchronous",
-    execute_actions: int | None = None,
-    overlap_actions: int | None = None,
-    idle: Literal["hold_last", "stop_action"] = "hold_last",
-    steps: int = 10,
-    rate_hz: float | None = None,
-    episodes: int = 5,
-    seconds: float = 60.0,
-    token_file: Path | None = None,
-    ca: Path | None = None,
-    jpeg_quality: int | None = None,
-    name: str = "robot",
-    seed: int = 0,
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class PairOptions:
+    """Only for a pair of policies (--bundle)."""
+
+    server: str | None = None
+    """Of the pair's target: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port;
+    ws://127.0.0.1:8600 if not given."""
+    draft: str | None = None
+    """Of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file."""
+    gate: str = "deviation"
+    """Selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always, never, or
+    MODULE:GATE for one of your own."""
+    rate: float = 0.6
+    """Wanted share of inferences to transmit."""
+    hold: bool = False
+    """Hold that rate online, also under drift; needs no calibration."""
+    latency_budget_ms: float | None = None
+    """Hold this mean time of an inference instead of a rate."""
+    link_share_kbit: float | None = None
+    """Hold this share of the link, in kbit/s of requests and replies, instead of a rate."""
+    audit_rate: float = 0.0
+    """Share of the skipped steps that are verified anyway, to measure the cost of skipping; 0.02 is sufficient."""
+    overlap: bool = True
+    """Send a request before its draft is computed if the gate is predicted to transmit."""
+    sampling: Literal["device", "server"] = "device"
+    """Where codes are sampled: on the device, or on the server as in the paper."""
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """Only for a chunk policy alone (--policy)."""
+
+    execute_actions: int | None = None
+    """Actions of a chunk that are played; half of them if not given."""
+    overlap_actions: int | None = None
+    """The next inference begins when as few are left to play; half of the executed ones if not given."""
+    idle: Literal["hold_last", "stop_action"] = "hold_last"
+    """What is sent when the policy's actions have run out: the last action again, or the stop action."""
+    steps: int = 10
+    """Euler steps of a flow policy."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What is run, on which robot, and what becomes of misses."""
+
+    bundle: str | None = None
+    """Path or name of a pair of policies on this device, or MODULE:NAME for one of your own; the server must serve the
+    same one."""
+    policy: str | None = None
+    """Instead, a chunk policy alone: ws://, wss://, http:// or https:// with host and port of a server that serves one,
+    or for inference on this device a flow bundle, BUNDLE#target, a .toml file that describes an ONNX file, or
+    MODULE:NAME."""
+    robot: str | None = None
+    """MODULE:CLASS with observe() and act(action), optionally stop() and roll_forward(observation, actions), created
+    without arguments; a simulated robot if not given."""
+    env: str | None = None
+    """Environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given."""
+    deadline_ms: float | None = None
+    """How long a step waits for the target; if not given, one control period, with --execution late the duration of a
+    chunk of actions. Of a chunk policy alone: how long an inference may take; 1000 ms if not given."""
+    on_miss: OnMiss = "execute_draft"
+    """What is executed if the target does not reply in time. Without a usable observation there is no draft, and
+    execute_draft holds the last action. With a chunk policy alone the rest of the chunk is played, unless it is
+    stop."""
+    max_consecutive_misses: int | None = None
+    """After more than this the robot stops; steps without a usable observation count."""
+    stop_action: tuple[float, ...] | None = None
+    """Action that makes this robot stand still; it is sent at the end, unless the robot has stop(). Required if a miss
+    can stop the robot."""
+    max_chunk_age_ms: float | None = None
+    """The rest of a chunk whose observation is older than this is dropped and inferred again, as after a stall. If not
+    given: the duration of a chunk plus the longer of deadline and control period."""
+    execution: Literal[Kind, "late"] = "synchronous"
+    """How chunks of actions are played. A pair: synchronous waits for the server; late executes the draft immediately,
+    and a verdict corrects the rest of the chunk when it arrives. A chunk policy alone: synchronous idles while it
+    infers; naive plays the next chunk after this one; aligned plays each action at the time it is for; roll_forward
+    shows the policy the robot as it will be; inpainting is aligned, and the new chunk continues the old one."""
+    rate_hz: float | None = None
+    """Control rate; the policies' own if not given."""
+    episodes: int = 5
+    """Number of episodes of a simulated robot."""
+    seconds: float = 60.0
+    """How long a real robot runs [s]."""
+    token_file: Path | None = None
+    """File with the server's bearer token; the variable SPECACT_TOKEN if not given."""
+    ca: Path | None = None
+    """PEM file of the authority that signed the server's certificate, for wss and https."""
+    jpeg_quality: int | None = None
+    """Send camera frames as JPEG of this quality, 1 to 95; raw if not given."""
+    name: str = "robot"
+    """Name of this robot on the server's status page."""
+    seed: int = 0
+    """Random seed."""
+    json: bool = False
+    """Print the summary as JSON."""
+    pair: PairOptions = PairOptions()
+    alone: PolicyOptions = PolicyOptions()
+
+
+def run(options: Flat[RunOptions]) -> None:
     """Run a real or simulated robot in real time, at its control rate: a pair with a server, or a chunk policy alone.
 
     The robot is stopped at the end, with its stop() method if it has one, otherwise with the stop action. With neither,
     the last action stays in force. The exit status is 0 after the given time, 2 after an error (1 if the robot raised
     it), and 130, 143 or 129 after Ctrl-C, SIGTERM or SIGHUP. The summary is printed in each case, if the robot has
     acted.
-
-    Args:
-        bundle: path or name of a pair of policies on this device, or MODULE:NAME for one of your own; the server must
-            serve the same one.
-        policy: instead, a chunk policy alone: ws://, wss://, http:// or https:// with host and port of a server that
-            serves one, or for inference on this device a flow bundle, BUNDLE#target, a .toml file that describes an
-            ONNX file, or MODULE:NAME.
-        server: of the pair's target: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and
-            port; ws://127.0.0.1:8600 if not given.
-        draft: of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file.
-        robot: MODULE:CLASS with observe() and act(action), optionally stop() and
-            roll_forward(observation, actions), created without arguments; a simulated robot if not given.
-        env: environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given.
-        gate: selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always,
-            never, or MODULE:GATE for one of your own.
-        rate: wanted share of inferences to transmit.
-        hold: hold that rate online, also under drift; needs no calibration.
-        latency_budget_ms: hold this mean time of an inference instead of a rate.
-        link_share_kbit: hold this share of the link, in kbit/s of requests and replies, instead of a rate.
-        audit_rate: share of the skipped steps that are verified anyway, to measure the cost of skipping; 0.02 is
-            sufficient.
-        deadline_ms: how long a step waits for the target; if not given, one control period, with --execution late the
-            duration of a chunk of actions. Of a chunk policy alone: how long an inference may take; 1000 ms if not
-            given.
-        on_miss: what is executed if the target does not reply in time. Without a usable observation there is no draft,
-            and execute_draft holds the last action. With a chunk policy alone the rest of the chunk is played, unless
-            it is stop.
-        max_consecutive_misses: after more than this the robot stops; steps without a usable observation count.
-        stop_action: action that makes this robot stand still; it is sent at the end, unless the robot has stop().
-            Required if a miss can stop the robot.
-        max_chunk_age_ms: the rest of a chunk whose observation is older than this is dropped and inferred again, as
-            after a stall. If not given: the duration of a chunk plus the longer of deadline and control period.
-        overlap: send a request before its draft is computed if the gate is predicted to transmit.
-        sampling: where codes are sampled: on the device, or on the server as in the paper.
-        execution: how chunks of actions are played. A pair: synchronous waits for the server; late executes the draft
-            immediately, and a verdict corrects the rest of the chunk when it arrives. A chunk policy alone: synchronous
-            idles while it infers; naive plays the next chunk after this one; aligned plays each action at the time it
-            is for; roll_forward shows the policy the robot as it will be; inpainting is aligned, and the new chunk
-            continues the old one.
-        execute_actions: actions of a chunk that are played, of a chunk policy alone; half of them if not given.
-        overlap_actions: the next inference begins when as few are left to play; half of the executed ones if not given.
-        idle: what is sent when a chunk policy's actions have run out: the last action again, or the stop action.
-        steps: Euler steps of a flow policy.
-        rate_hz: control rate; the policies' own if not given.
-        episodes: number of episodes of a simulated robot.
-        seconds: how long a real robot runs [s].
-        token_file: file with the server's bearer token; the variable SPECACT_TOKEN if not given.
-        ca: PEM file of the authority that signed the server's certificate, for wss and https.
-        jpeg_quality: send camera frames as JPEG of this quality, 1 to 95; raw if not given.
-        name: name of this robot on the server's status page.
-        seed: random seed.
-        json: print the summary as JSON.
     """
-    options = dict(locals())
     for option in ("deadline_ms", "max_chunk_age_ms", "seconds", "episodes"):
-        value = options[option]
+        value = getattr(options, option)
         if value is not None and not 0.0 < value < math.inf:
             raise ConfigError(f"--{option.replace('_', '-')} must be positive and finite, got {value}")
-    if rate_hz is not None and rate_hz not in RATES_HZ:
-        raise ConfigError(f"--rate-hz must be {RATES_HZ}, got {rate_hz}")
-    if (bundle is None) == (policy is None):
+    if options.rate_hz is not None and options.rate_hz not in RATES_HZ:
+        raise ConfigError(f"--rate-hz must be {RATES_HZ}, got {options.rate_hz}")
+    if (options.bundle is None) == (options.policy is None):
         raise ConfigError("give either --bundle, a pair of policies, or --policy, a chunk policy alone")
-    _refuse_unfit(options, execution, of_pair=policy is None)
-    still = None if stop_action is None else np.array(stop_action, np.float32)
-    fallback = Fallback(on_miss, max_consecutive_misses, still)
-    age_s = None if max_chunk_age_ms is None else max_chunk_age_ms / 1e3
+    _refuse_unfit(options)
+    still = None if options.stop_action is None else np.array(options.stop_action, np.float32)
+    fallback = Fallback(options.on_miss, options.max_consecutive_misses, still)
     with Interrupts() as interrupts, ExitStack() as stack:
-        if bundle is not None:
-            plan = plan_pair(
-                stack, bundle, server or "ws://127.0.0.1:8600", draft=draft, gate=gate, rate=rate, hold=hold,
-                latency_budget_ms=latency_budget_ms, link_share_kbit=link_share_kbit, audit_rate=audit_rate,
-                deadline_ms=deadline_ms, fallback=fallback, age_s=age_s, overlap=overlap, late=execution == "late",
-                sampling=sampling, rate_hz=rate_hz, token=read_token(token_file), ca=ca, jpeg_quality=jpeg_quality,
-                name=name, seed=seed,
-            )  # fmt: skip
-        else:
-            assert policy is not None and execution != "late", "looked at above"
-            plan = plan_policy(
-                stack, policy, execution, execute=execute_actions, overlap=overlap_actions, idle=idle, steps=steps,
-                deadline_ms=deadline_ms, fallback=fallback, age_s=age_s, rate_hz=rate_hz,
-                token=read_token(token_file), ca=ca, jpeg_quality=jpeg_quality, name=name, seed=seed,
-            )  # fmt: skip
-        drive(plan, interrupts, robot, env, seconds=seconds, episodes=episodes, seed=seed, json=json)
+        plan = (_plan_policy if options.bundle is None else _plan_pair)(stack, options, fallback)
+        drive(
+            plan, interrupts, options.robot, options.env, seconds=options.seconds, episodes=options.episodes,
+            seed=options.seed, json=options.json,
+        )  # fmt: skip
 
 
-def _refuse_unfit(options: dict[str, Any], execution: str, *, of_pair: bool) -> None:
+def _refuse_unfit(options: RunOptions) -> None:
     """Refuses options that the kind of policies does not have."""
-    parameters = inspect.signature(run).parameters
-    given = [name for name, value in options.items() if value != parameters[name].default]
-    unfit = [name for name in given if name in (_OF_POLICIES if of_pair else _OF_PAIRS)]
+    of_pair = options.policy is None
+    others: PairOptions | PolicyOptions = options.alone if of_pair else options.pair
+    unfit = [field.name for field in dataclasses.fields(others) if getattr(others, field.name) != field.default]
     if unfit:
         option = unfit[0].replace("_", "-")
         instead = "; for a policy on a server: --policy ws://HOST:PORT" if unfit[0] == "server" else ""
@@ -165,12 +172,148 @@ def _refuse_unfit(options: dict[str, Any], execution: str, *, of_pair: bool) -> 
             f"--{option} is for a chunk policy alone, and --bundle names a pair; leave it out" if of_pair
             else f"--{option} is for a pair of policies, and --policy names one alone; leave it out{instead}"
         )  # fmt: skip
-    if of_pair and execution not in ("synchronous", "late"):
+    if of_pair and options.execution not in ("synchronous", "late"):
         raise ConfigError(
-            f"--execution {execution} is for a chunk policy alone (--policy); a pair runs synchronous or late"
+            f"--execution {options.execution} is for a chunk policy alone (--policy); a pair runs synchronous or late"
         )
-    if not of_pair and execution == "late":
+    if not of_pair and options.execution == "late":
         raise ConfigError(
             "--execution late is for a pair of policies (--bundle), whose draft acts at once; a chunk policy alone "
             f"runs {', '.join(get_args(Kind))}"
         )
+
+
+def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
+    """A pair whose target is on a server; the stack closes the client."""
+    from specact.cli.gating import audit_estimator, deciding_gate, true_skip_of, wanted_budget, watch
+    from specact.families.load import load_pair
+    from specact.gates.prefetch import PrefetchPredictor
+    from specact.policy import SpeculativePolicy
+    from specact.remote.client import Client
+    from specact.remote.target import positive_deadline, remote_verifier
+    from specact.remote.transport import Endpoint, trusting
+
+    pair, late, deadline_ms = options.pair, options.execution == "late", options.deadline_ms
+    assert options.bundle is not None, "looked at above"
+    loaded = load_pair(options.bundle, draft=pair.draft)
+    _check_still(fallback, loaded.units)
+    period_s = 1.0 / (options.rate_hz or loaded.rate_hz)
+    chunk_s = period_s * loaded.execute
+    deadline_s = positive_deadline(1e3 * (chunk_s if late else period_s) if deadline_ms is None else deadline_ms) / 1e3
+    # Where verdicts are late the draft's actions run at once.
+    age_s = _age_s(options, chunk_s + (period_s if late else max(period_s, deadline_s)))
+    endpoint = Endpoint.parse(pair.server or "ws://127.0.0.1:8600", read_token(options.token_file), trusting(options.ca))
+    if pair.link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or pair.sampling != "device"):
+        raise ConfigError(
+            "--link-share-kbit needs ws:// or wss:// and sampling on the device; leave out http:// and "
+            "--sampling server"
+        )
+    if late and (pair.sampling != "device" or pair.audit_rate):
+        raise ConfigError(
+            "--execution late cannot be combined with --sampling server or --audit-rate; leave these options out"
+        )
+    budget = wanted_budget(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
+    gate = deciding_gate(loaded, pair.gate, pair.rate, budget)
+    gate.audit_rate = pair.audit_rate
+    # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
+    known_rate = None if pair.latency_budget_ms else pair.rate if budget is None else budget.rate
+    audits = audit_estimator(loaded, pair.gate, known_rate) if pair.audit_rate else None
+    client = stack.enter_context(
+        Client(endpoint, loaded.codec.dialect, options.name, jpeg_quality=options.jpeg_quality)
+    )
+    client.connect(10.0)
+    policy = SpeculativePolicy(
+        loaded,
+        gate,
+        verifier=remote_verifier(client, loaded, 1e3 * deadline_s, pair.sampling),
+        fallback=fallback,
+        prefetch=PrefetchPredictor(gate) if pair.overlap and pair.sampling == "device" and not late else None,
+        verdicts=LateVerdicts(math.inf) if late else WAIT,
+        max_chunk_age_s=age_s,
+        seed=options.seed,
+    )
+    client.report = policy.counts
+
+    def note(tick: Tick) -> None:
+        if audits is not None and tick.record is not None:
+            watch(audits, tick.record)
+
+    def told(journal: Journal) -> dict[str, Any]:
+        return journal.summary() | {
+            "held_rate": None if budget is None else budget.rate,
+            "true_skip": None if audits is None else true_skip_of(audits),
+            "late": {name: policy.counts[name] for name in LATE} if late else None,
+            "line": dict(client.counts),
+        }
+
+    return Plan(loaded.env, period_s, fallback.stop_action, lambda robot: policy, note, told)
+
+
+def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
+    """A chunk policy alone, in this process or on a server; the stack closes the client, and ends the inferences."""
+    from specact.families.chunks.sources import load_policy, try_out
+    from specact.remote.policy import connect
+    from specact.robot.chunks import ChunkRunner
+    from specact.robot.inference import InferenceThread, LocalSource
+
+    alone, source, kind = options.alone, options.policy, options.execution
+    assert source is not None and kind != "late", "looked at above"
+    deadline_s, env = _PATIENCE_S if options.deadline_ms is None else options.deadline_ms / 1e3, ""
+    remote: RemotePolicy | None = None
+    asked: ChunkSource
+    if "://" in source:
+        remote = connect(
+            source, deadline_ms=1e3 * deadline_s, token=read_token(options.token_file), ca=options.ca,
+            robot=options.name, timeout=10.0, jpeg_quality=options.jpeg_quality, seed=options.seed,
+        )  # fmt: skip
+        asked = stack.enter_context(remote)
+    else:
+        loaded = load_policy(source, steps=alone.steps)
+        try_out(loaded)
+        asked, env = LocalSource(loaded.policy), loaded.env
+        _check_still(fallback, loaded.units)
+    spec = asked.spec
+    execute = max(1, spec.chunk // 2) if alone.execute_actions is None else alone.execute_actions
+    overlap = (0 if kind == "synchronous" else execute // 2) if alone.overlap_actions is None else alone.overlap_actions
+    execution = Execution(kind, execute, overlap)
+    period_s = 1.0 / (options.rate_hz or spec.rate_hz)
+    age_s = _age_s(options, max(deadline_s, overlap * period_s) + (execute + 1) * period_s)
+    inference = stack.enter_context(InferenceThread(asked))
+    runners: list[ChunkRunner] = []
+
+    def make(robot: Any) -> ChunkRunner:
+        runner = ChunkRunner(
+            inference,
+            execution,
+            period_s=period_s,
+            roll_forward=getattr(robot, "roll_forward", None),
+            idle=alone.idle,
+            fallback=fallback,
+            # A server's answer has this deadline where it is waited for.
+            deadline_s=math.inf if remote is not None else deadline_s,
+            max_chunk_age_s=age_s,
+            seed=options.seed,
+        )
+        runners.append(runner)
+        return runner
+
+    def told(journal: Journal) -> dict[str, Any]:
+        return (
+            journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.client.counts)}
+        )
+
+    return Plan(env, period_s, fallback.stop_action, make, lambda tick: None, told)
+
+
+def _check_still(fallback: Fallback, units: ActionUnits | None) -> None:
+    """Refuses a stop action that is no action of the robot."""
+    if fallback.stop_action is not None and units is not None:
+        try:
+            units.normalise(fallback.stop_action)
+        except ConfigError as error:
+            raise ConfigError(f"--stop-action: {error}") from None
+
+
+def _age_s(options: RunOptions, usual_s: float) -> float:
+    """The most that a chunk's observation may be old [s]."""
+    return usual_s if options.max_chunk_age_ms is None else options.max_chunk_age_ms / 1e3
