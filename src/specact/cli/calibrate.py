@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.cli.output import Flat, print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
 from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, load_gate
@@ -22,31 +20,11 @@ if TYPE_CHECKING:
     from specact.lab.rollout.pool import Pool
 
 
-def calibrate(
-    bundle: str,
-    env: str | None = None,
-    gate: str = "deviation",
-    rate: float = 0.6,
-    episodes: int = 40,
-    rounds: int = 4,
-    seed: int = 0,
-    gates: tyro.conf.OmitArgPrefixes[GateChoices] = BUNDLES_OWN,
-    offline: bool = False,
-    recipe: Path | None = None,
-    data: Path | None = None,
-    retrain: bool = False,
-    lessons: int = 100_000,
-    draft: str | None = None,
-    target: str | None = None,
-    out: Path | None = None,
-    workers: int | None = None,
-    json: bool = False,
-) -> None:
-    """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """What is calibrated, and on what.
 
-    A learned gate is trained first if the bundle has none. Its head is written into the bundle.
-
-    Args:
+    Attributes:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
         env: environment, a name or MODULE:TASK; the bundle's own if not given.
         gate: deviation, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE for one of your
@@ -55,6 +33,7 @@ def calibrate(
         episodes: number of episodes per round, and for the held-out check.
         rounds: number of rounds on states of the gated policy.
         seed: random seed.
+        gates: settings that the papers do not specify.
         offline: without a simulator, along demonstrations that were kept back in training.
         recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
         data: with --offline: folder that the recipe's data paths are relative to.
@@ -66,64 +45,75 @@ def calibrate(
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
+
+    bundle: str
+    env: str | None = None
+    gate: str = "deviation"
+    rate: float = 0.6
+    episodes: int = 40
+    rounds: int = 4
+    seed: int = 0
+    gates: GateChoices = BUNDLES_OWN
+    offline: bool = False
+    recipe: Path | None = None
+    data: Path | None = None
+    retrain: bool = False
+    lessons: int = 100_000
+    draft: str | None = None
+    target: str | None = None
+    out: Path | None = None
+    workers: int | None = None
+    json: bool = False
+
+
+def calibrate(options: Flat[CalibrateOptions]) -> None:
+    """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
+
+    A learned gate is trained first if the bundle has none. Its head is written into the bundle.
+    """
+    from specact.families.load import load_pair
+
+    gate = options.gate
+    if not load_gate(gate).calibrated:
+        raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
+    pair = load_pair(options.bundle, draft=options.draft, target=options.target)
+    folder = options.out or Path(pair.path or ".") / "calibration"
+    check_folder(folder)
+    made = (_along_demonstrations if options.offline else _in_simulation)(pair, options)
+    _say(made, gate, options.rate, folder, options.json)
+
+
+def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
     from specact.families.codes.head import HEAD
-    from specact.families.load import load_pair, of_codes
+    from specact.families.load import of_codes
     from specact.lab.envs import env_of
     from specact.lab.evaluation.calibrate import CalibrationRun
     from specact.lab.evaluation.calibrate import calibrate as run
     from specact.lab.rollout.pool import Pool
 
-    if not load_gate(gate).calibrated:
-        raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
-    loaded = load_pair(bundle, draft=draft, target=target)
-    if offline:
-        _calibrate_offline(loaded, env, gate, rate, rounds, seed, gates, recipe, data, out, workers, json)
-        return
-    world = env or env_of(loaded, None)
-    settings = CalibrationRun(rate, episodes, rounds, seed)
-    total = episodes * (rounds + 2)
-    folder = out or Path(loaded.path or ".") / "calibration"
-    check_folder(folder)
-    with progress_bars() as update, Pool(workers) as pool:
+    gate, world = options.gate, options.env or env_of(pair, None)
+    how = CalibrationRun(options.rate, options.episodes, options.rounds, options.seed)
+    total = options.episodes * (options.rounds + 2)
+    with progress_bars() as update, Pool(options.workers) as pool:
         if gate.startswith("learned"):
-            codes = of_codes(loaded, f"the gate {gate!r}")
-            if retrain or not (codes.path / HEAD).exists():
-                _teach(codes, world, lessons, seed, pool, update)
-        made = run(
-            loaded,
-            world,
-            gates.settings(gate, loaded),
-            settings,
-            pool,
-            lambda done: update(f"calibrating {gate}", done, total),
-        )
-    _say(made, gate, rate, folder, json)
+            codes = of_codes(pair, f"the gate {gate!r}")
+            if options.retrain or not (codes.path / HEAD).exists():
+                _teach(codes, world, options.lessons, options.seed, pool, update)
+        settings = options.gates.settings(gate, pair)
+        return run(pair, world, settings, how, pool, lambda done: update(f"calibrating {gate}", done, total))
 
 
-def _calibrate_offline(
-    pair: AnyPair,
-    env: str | None,
-    gate: str,
-    rate: float,
-    rounds: int,
-    seed: int,
-    gates: GateChoices,
-    recipe: Path | None,
-    data: Path | None,
-    out: Path | None,
-    workers: int | None,
-    json: bool,
-) -> None:
+def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibration:
     from specact.cli.shown import held_out
     from specact.lab.evaluation.offline import calibrate_along
     from specact.lab.rollout.pool import Pool
 
-    wanted, folder = gates.settings(gate, pair), out or Path(pair.path or ".") / "calibration"
-    check_folder(folder)
-    shown = held_out(pair, recipe, data, env)
-    with progress_bars() as update, Pool(workers) as pool:
-        made = calibrate_along(pair, wanted, rate, shown, pool, update, rounds=rounds, seed=seed)
-    _say(made, gate, rate, folder, json)
+    wanted = options.gates.settings(options.gate, pair)
+    shown = held_out(pair, options.recipe, options.data, options.env)
+    with progress_bars() as update, Pool(options.workers) as pool:
+        return calibrate_along(
+            pair, wanted, options.rate, shown, pool, update, rounds=options.rounds, seed=options.seed
+        )
 
 
 def _say(made: Calibration, gate: str, rate: float, folder: Path, json: bool) -> None:

@@ -202,7 +202,8 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     deadline_s = positive_deadline(1e3 * (chunk_s if late else period_s) if deadline_ms is None else deadline_ms) / 1e3
     # Where verdicts are late the draft's actions run at once.
     age_s = _age_s(options, chunk_s + (period_s if late else max(period_s, deadline_s)))
-    endpoint = Endpoint.parse(pair.server or "ws://127.0.0.1:8600", read_token(options.token_file), trusting(options.ca))
+    token, server = read_token(options.token_file), pair.server or "ws://127.0.0.1:8600"
+    endpoint = Endpoint.parse(server, token, trusting(options.ca))
     if pair.link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or pair.sampling != "device"):
         raise ConfigError(
             "--link-share-kbit needs ws:// or wss:// and sampling on the device; leave out http:// and "

@@ -1,4 +1,4 @@
-"""Demonstrations are checked against the task that they are to train, before anything is trained on them."""
+"""Demonstrations and pairs are checked against the task, before anything is trained on them or judged by it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specact.errors import DataError
+from specact.errors import ConfigError, DataError
+from specact.families.load import AnyPair
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.info import not_finite
 from specact.lab.envs.task import Task
@@ -87,6 +88,21 @@ def _checked(task: Task, episodes: Episodes, source: str) -> Episodes:
             f"{source} has {shapes_in_words(found)}; the task {task.name!r} needs {shapes_in_words(wanted)}"
         )
     return replace(episodes.only(*kept), rate_hz=task.rate_hz)
+
+
+def check_fit(bundle: AnyPair, task: Task) -> None:
+    """Checks that a pair's observations and actions are the task's; a pair may do without some of the task's.
+
+    Raises:
+        ConfigError: if a shape differs.
+    """
+    wanted, seen = task.shapes(), bundle.observation.fields
+    found = {"action": bundle.units.centre.shape, **{name: field.shape for name, field in seen.items()}}
+    if any(wanted.get(name) != shape for name, shape in found.items()):
+        raise ConfigError(
+            f"the bundle {bundle.name!r} has {shapes_in_words(found)}, but the task {task.name!r} has "
+            f"{shapes_in_words(wanted)}; the bundle was made for the task {bundle.env!r}"
+        )
 
 
 def shapes_in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:

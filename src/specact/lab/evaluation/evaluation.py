@@ -3,54 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Annotated, Literal, get_args
+
+import tyro
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
-from specact.families.load import AnyPair
 from specact.gates.settings import BUNDLES_OWN, GateChoices
-from specact.lab.data.fit import shapes_in_words
-from specact.lab.envs.task import Task
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.realtime import Wire
 from specact.links.link import load_link
 from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
+
+# On the command line, several names are one word with commas.
+_COMMAS = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="NAME,...",
+    instance_from_str=lambda words: tuple(name.strip() for name in words[0].split(",") if name.strip()),
+    is_instance=lambda value: isinstance(value, tuple),
+    str_from_instance=lambda names: [",".join(names)],
+)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to evaluate.
+    """What to evaluate. ``specact eval`` has an option for each attribute, with its text below.
 
     Attributes:
-        bundle: name or path.
-        env: the environment's name; None for the bundle's own.
-        methods: names, see :data:`~specact.lab.rollout.methods.METHODS`.
-        episodes: per method; episode k starts the same for all of them.
-        seed: of everything random.
-        rate: transmission rate the gates are calibrated for; chance runs at the rate that its rival achieved, see
-            :class:`~specact.lab.rollout.methods.Method`, and at this one where its rival does not run.
-        link: name of a link preset.
-        offset: see :class:`~specact.policy.SpeculativePolicy`.
-        overlap: whether requests leave ahead of the draft where the prefetch predictor says so.
-        gates: readings that the papers leave open.
-        draft_ms, gate_ms, head_ms, target_ms: accounted time of one inference, and of one decision of any gate; None
-            measures it on this machine.
-        kappa: factor on the times of what runs on the device, to stand in for a slower one.
+        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
+        env: environment, a name or MODULE:TASK; the bundle's own if not given.
+        methods: draft, head_draft, target, target_on_device, hybrid, random, plain_random, random_learned, head_random,
+            adahi, gated_target, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE to verify
+            where a gate of your own asks for it.
+        episodes: number of episodes per method; episode k starts the same for all of them.
+        seed: random seed.
+        rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
+            forced steps, random_learned and head_random at the learned gate's, plain_random without forced steps.
+        link: wifi-paper, lan, 5g, lte, loopback, rtt:FILE, mahimahi:UP,DOWN, with +loss=, +outage=; see
+            specact proxy --help.
+        offset: offset of verified steps: target, or the ablations draft and stale.
+        overlap: send a request before its draft is computed if the gate is predicted to transmit.
+        gates: settings that the papers do not specify.
+        draft_ms: accounted time of a draft inference; measured if not given.
+        gate_ms: accounted time of a gate's decision; measured for each gate if not given.
+        head_ms: accounted time of the learned gate's head where it is the draft; measured if not given.
+        target_ms: accounted time of a target inference; measured if not given.
+        kappa: factor on the computation times of the device, to model a slower one.
         shard: episodes that run in one batch; part of what makes a result reproducible to the last bit.
         calibration_episodes: per round, where a calibration has to be made first.
-        realtime: over real sockets, on a link shaped by a relay, with measured times; else in virtual time.
-        mse: also measure each method along the demonstrations kept back in training, see
-            :func:`~specact.lab.evaluation.imitation.imitation_error`.
-        data: folder that the demonstrations' paths are relative to, where they are files.
-        demonstrations: at most so many of them; None for all that were kept back.
-        draft, target: of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
-        wire, deadline_ms: of the real sockets, see :class:`~specact.lab.rollout.realtime.RealTime`.
+        realtime: over real sockets: a server process of its own, behind a relay that behaves like the link.
+        wire: with --realtime: stream (WebSocket, the device samples) or json (HTTP, the server samples).
+        deadline_ms: with --realtime: how long a step waits for the target.
+        mse: also measure each method's error along the demonstrations that were kept back in training.
+        data: with --mse or --offline: folder that the recipe's data paths are relative to.
+        demonstrations: with --mse: at most so many of them; all that were kept back if not given.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
+        target: likewise.
     """
 
     bundle: str
-    env: str | None
-    methods: tuple[str, ...]
-    episodes: int
+    env: str | None = None
+    methods: Annotated[tuple[str, ...], _COMMAS] = ("draft", "target", "hybrid", "random", "adahi")
+    episodes: int = 100
     seed: int = 0
     rate: float = 0.6
     link: str = "wifi-paper"
@@ -65,7 +78,7 @@ class Evaluation:
     shard: int = 20
     calibration_episodes: int = 40
     realtime: bool = False
-    wire: Wire = "stream"
+    wire: Literal["stream", "json"] = "stream"
     deadline_ms: float = 200.0
     mse: bool = False
     data: str | None = None
@@ -91,18 +104,3 @@ class Evaluation:
             )
         if not 0.0 < self.rate < 1.0:
             raise ConfigError(f"rate must lie strictly between 0 and 1, got {self.rate}")
-
-
-def check_fit(bundle: AnyPair, task: Task) -> None:
-    """Checks that a pair's observations and actions are the task's; a pair may do without some of the task's.
-
-    Raises:
-        ConfigError: if a shape differs.
-    """
-    wanted, seen = task.shapes(), bundle.observation.fields
-    found = {"action": bundle.units.centre.shape, **{name: field.shape for name, field in seen.items()}}
-    if any(wanted.get(name) != shape for name, shape in found.items()):
-        raise ConfigError(
-            f"the bundle {bundle.name!r} has {shapes_in_words(found)}, but the task {task.name!r} has "
-            f"{shapes_in_words(wanted)}; the bundle was made for the task {bundle.env!r}"
-        )

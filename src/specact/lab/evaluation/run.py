@@ -22,11 +22,12 @@ from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
 from specact.gates.settings import GateSettings, load_gate
+from specact.lab.data.fit import check_fit
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.chance import asked_gate, at_rate
 from specact.lab.evaluation.cost import method_cost, read_timing
-from specact.lab.evaluation.evaluation import Evaluation, check_fit
+from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
@@ -280,8 +281,3 @@ def _brief(calibration: Calibration) -> dict[str, Any]:
         **{key: model[key] for key in told if key in model},
         "primary": None if primary is None else {key: primary[key] for key in told},
     }
-
-
-def parse_methods(text: str) -> tuple[str, ...]:
-    """Method names from a comma-separated list."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
