@@ -47,8 +47,8 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
             f"action_space must be a Box, float32 [A]; it is {acts}",
         )
         actions = _actions(acts, seed, min(steps, task.max_steps))
-        played, again = _play(env, task, seed, actions), _play(env, task, seed, actions)
-        elsewhere = _play(twin, task, seed, actions)
+        played, again = _play(env, seed, actions), _play(env, seed, actions)
+        elsewhere = _play(twin, seed, actions)
         expect(same(played, again), f"reset(seed={seed}) and the same actions must give the same episode again")
         expect(same(played, elsewhere), f"seed {seed} and the same actions must give the same episode in a second env")
         _check_functions(task, env, acts, played[0], actions[0])
@@ -57,7 +57,7 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
         twin.close()
 
 
-def _play(env: Any, task: Task, seed: int, actions: Sequence[NDArray[np.float32]]) -> list[dict[str, NDArray[Any]]]:
+def _play(env: Any, seed: int, actions: Sequence[NDArray[np.float32]]) -> list[dict[str, NDArray[Any]]]:
     """The observations of an episode."""
     observation, info = call("reset", env.reset, seed=seed, values=2)
     success, score = _judged(info, "reset", success=False, score=-math.inf)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from specact.errors import ConfigError, unknown_name
-
-_FILE = "hardware.toml"
+from specact.toml import build, read_toml
 
 
 @dataclass(frozen=True)
@@ -30,6 +26,14 @@ class HardwareProfile:
     def __post_init__(self) -> None:
         if not 0.0 < self.kappa < float("inf"):
             raise ConfigError(f"kappa of the hardware {self.name!r} must be positive and finite, got {self.kappa}")
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What a file says of a platform."""
+
+    kappa: float
+    about: str
 
 
 def load_hardware(name: str) -> HardwareProfile:
@@ -56,38 +60,18 @@ def load_hardware(name: str) -> HardwareProfile:
 
 def named_hardware() -> dict[str, HardwareProfile]:
     """The profiles that come with the package, by name."""
-    return _profiles(resources.files("specact.tised").joinpath(_FILE).read_text(), _FILE)
+    return _read(Path(__file__).with_name("hardware.toml"))
 
 
 def _read(path: Path) -> dict[str, HardwareProfile]:
+    tables = read_toml(path, "hardware profiles")
+    if not tables:
+        raise ConfigError(f"{path} has no hardware profile; a profile is a table [NAME] with kappa and about")
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read hardware profiles from {path}: {error}") from error
-    return _profiles(text, str(path))
-
-
-def _profiles(text: str, source: str) -> dict[str, HardwareProfile]:
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}") from error
-    if not found:
-        raise ConfigError(f"{source} has no hardware profile; a profile is a table [NAME] with kappa and about")
-    return {name: _profile(name, table, source) for name, table in found.items()}
-
-
-def _profile(name: str, table: Any, source: str) -> HardwareProfile:
-    allowed = {"kappa", "about"}
-    if not isinstance(table, dict) or set(table) != allowed:
-        got = ", ".join(table) if isinstance(table, dict) else repr(table)
-        raise ConfigError(f"hardware {name!r} in {source} needs exactly kappa and about, got: {got}")
-    kappa, about = table["kappa"], table["about"]
-    if isinstance(kappa, bool) or not isinstance(kappa, int | float) or not isinstance(about, str):
-        raise ConfigError(
-            f"hardware {name!r} in {source}: kappa must be a number and about a string, got {kappa!r} and {about!r}"
-        )
-    return HardwareProfile(name, float(kappa), about)
+        found = {name: build(_Profile, table, "hardware profiles", name) for name, table in tables.items()}
+        return {name: HardwareProfile(name, float(said.kappa), said.about) for name, said in found.items()}
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _one(profiles: dict[str, HardwareProfile], name: str) -> HardwareProfile:

@@ -118,6 +118,29 @@ def test_a_description_that_does_not_describe_it_is_refused(old: str, new: str, 
         onnx_policy(described(tmp_path, graph, DESCRIPTION.replace(old, new, 1)))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            'onnx = "policy.onnx"',
+            "",
+            "the description has no onnx; it needs onnx, chunk, actions, rate_hz, observation",
+        ),
+        ("chunk = 3", 'chunk = "3"', "chunk must be an integer, got a string: '3'"),
+        ("shape = [2]", "shape = 2", "observation.state.shape must be a list of integers, got an integer: 2"),
+        ("shape = [2]", "shape = [2]\nhistroy = 2", r"key in \[observation.state\] 'histroy'; did you mean 'history'"),
+        ("low = [-1.0, -1.0]", 'low = ["a", "b"]', "low must be a list of numbers, got"),
+        ('dtype = "uint8"', "", r"\[observation.image.front\]: channels_first is for uint8 frames alone"),
+        ('"policy.onnx"', '"none.onnx"', "cannot read onnx = 'none.onnx'"),
+    ],
+)
+def test_a_description_is_refused_with_the_place_and_what_is_allowed(
+    old: str, new: str, says: str, graph: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"policy.toml: .*{says}"):
+        onnx_policy(described(tmp_path, graph, DESCRIPTION.replace(old, new, 1)))
+
+
 @pytest.mark.parametrize("text", [b"\xff", b"= = =", b"onnx = 1\n" * 2, None])
 def test_a_description_that_cannot_be_read_is_refused(text: bytes | None, tmp_path: Path) -> None:
     if text is not None:

@@ -203,7 +203,7 @@ def test_at_the_end_time_stops() -> None:
     world.reset(0)
     world.advance(100.0, np.ones(2, np.float32))  # over the edge
     ended, state = world.now, world.observe()["state"]
-    assert (world.done, world.success, world.success_s) == (True, False, None)
+    assert (world.done, world.success) == (True, False)
     assert ended < world.limit_s == 8.0
     assert ended * 20 == pytest.approx(round(ended * 20))
     world.advance(1.0, STILL)
@@ -228,7 +228,7 @@ def test_success_ends_an_episode_and_has_a_time() -> None:
     expert.reset(world.env)
     while not world.done:
         world.advance(0.05, expert.act(world.env))
-    assert world.success and world.success_s == world.now < world.limit_s
+    assert world.success and world.now < world.limit_s
     assert world.motion().shape == (round(world.now * 20) + 1, 2)
     plain, expert = BallEnv(), BALL.expert(0)
     plain.reset(seed=0)
@@ -236,7 +236,7 @@ def test_success_ends_an_episode_and_has_a_time() -> None:
     steps = 1
     while not plain.step(expert.act(plain))[2]:
         steps += 1
-    assert world.success_s == pytest.approx(steps / 20)
+    assert world.now == pytest.approx(steps / 20)
 
 
 def test_motion_is_what_the_robot_moves() -> None:

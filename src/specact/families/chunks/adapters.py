@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnxruntime
@@ -14,11 +14,8 @@ import onnxruntime
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.observation import Field, ObservationSpec, Window
+from specact.toml import build, read_toml
 from specact.units import ActionUnits
-
-# What the description of an ONNX file may say, and what it may say of an observation.
-_KEYS = ("onnx", "chunk", "actions", "rate_hz", "output", "low", "high", "observation")
-_ENTRIES = ("shape", "dtype", "history", "input", "channels_first")
 
 Inputs = Mapping[str, Any]
 Function = Callable[..., Any]
@@ -150,6 +147,35 @@ def _units(low: object, high: object, actions: int) -> ActionUnits | None:
     return ActionUnits.of_range(*ends)
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """What the description of an ONNX file says of an observation."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "uint8"] = "float32"
+    history: int = 1
+    input: str = ""
+    channels_first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.channels_first and self.dtype != "uint8":
+            raise ConfigError("channels_first is for uint8 frames alone")
+
+
+@dataclass(frozen=True)
+class _Description:
+    """The description of an ONNX file."""
+
+    onnx: str
+    chunk: int
+    actions: int
+    rate_hz: float
+    observation: dict[str, _Entry]
+    output: str = ""
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+
 def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> FunctionPolicy:
     """An ONNX file as a policy, by a TOML file beside it that says what it takes and gives.
 
@@ -182,32 +208,18 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         BundleError: if the graph does not take and give what it says.
     """
     try:
-        said = tomllib.loads(description.read_text())
-        fields = {
-            name: Field(tuple(entry["shape"]), entry.get("dtype", "float32"), entry.get("history", 1))
-            for name, entry in said["observation"].items()
-        }
-        spec = ChunkSpec(ObservationSpec(fields), said["chunk"], said["actions"], said["rate_hz"])
-        file = description.parent / said["onnx"]
+        said = build(_Description, read_toml(description, "description of an ONNX file"), "description")
+        fields = {name: Field(entry.shape, entry.dtype, entry.history) for name, entry in said.observation.items()}
+        spec = ChunkSpec(ObservationSpec(fields), said.chunk, said.actions, said.rate_hz)
+        units = _units(said.low, said.high, spec.actions)
+        file = description.parent / said.onnx
         content = file.read_bytes()
-        entries = said["observation"]
-        inputs = {name: str(entry.get("input", name)) for name, entry in entries.items()}
-        first = {name for name, entry in entries.items() if entry.get("channels_first", False)}
-        unknown = [key for key in said if key not in _KEYS]
-        unknown += [f"observation.{name}.{key}" for name in entries for key in entries[name] if key not in _ENTRIES]
-        if unknown:
-            raise ConfigError(f"there is no {unknown[0]!r}; there are {', '.join((*_KEYS, *_ENTRIES))}")
-        if any(entries[name]["channels_first"] is not True or not fields[name].is_image for name in first):
-            raise ConfigError("channels_first is true or false, and for uint8 frames alone")
-        units = _units(said.get("low"), said.get("high"), spec.actions)
     except SpecactError as error:
         raise ConfigError(f"{description}: {error}") from None
-    # ValueError is of text or TOML that is none, and of a path that cannot be one.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{description} does not describe a policy ({type(error).__name__}: {error}); it needs onnx, chunk, "
-            "actions, rate_hz and, for each [observation.NAME], shape"
-        ) from None
+    except (OSError, ValueError) as error:  # the latter of a path that cannot be one
+        raise ConfigError(f"{description}: cannot read onnx = {said.onnx!r:.80}: {error}") from None
+    inputs = {name: entry.input or name for name, entry in said.observation.items()}
+    first = {name for name, entry in said.observation.items() if entry.channels_first}
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     try:
@@ -218,7 +230,7 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
     if taken != set(inputs.values()):
         raise BundleError(f"{file} takes {sorted(taken)}, but {description} names {sorted(inputs.values())}")
     given = [entry.name for entry in session.get_outputs()]
-    output = said.get("output", given[0])
+    output = said.output or given[0]
     if output not in given:
         raise BundleError(f"{file} gives {given}, and no {output!r}, which {description} names")
 

@@ -47,7 +47,6 @@ class MovingWorld:
         now: world time since the reset [s]. At the end of the episode it stops, at the period that ended it.
         done: whether the episode is over; True before the first :meth:`reset`.
         success, score: of the episode so far, see :class:`~specact.lab.envs.task.Task`.
-        success_s: when it succeeded [s], or None.
 
     Raises:
         ConfigError: for an unknown way to idle or one that the task does not say, or a pace where nothing can move.
@@ -70,7 +69,6 @@ class MovingWorld:
         self._ticking = cast(Ticking, plain) if hasattr(plain, "settle") else WholePeriods(self.env, task.rate_hz)
         self.period_s, self.limit_s = 1.0 / task.rate_hz, task.max_steps / task.rate_hz
         self.now, self.done, self.success, self.score = 0.0, True, False, 0.0
-        self.success_s: float | None = None
 
     def reset(self, seed: int) -> None:
         """Begins an episode. Before the first action, the last one is taken to have been zeros."""
@@ -82,7 +80,6 @@ class MovingWorld:
         self._positions: list[NDArray[np.float64]] = []
         self._take(info)
         self.now, self.done = 0.0, self.success
-        self.success_s = 0.0 if self.success else None
 
     def observe(self) -> Seen:
         """What a sensor sees at :attr:`now`."""
@@ -147,7 +144,6 @@ class MovingWorld:
         self.done = self.success or terminated or truncated or periods >= self.task.max_steps
         if self.done:
             self.now = periods * self.period_s
-            self.success_s = self.now if self.success else None
 
     def _take(self, info: dict[str, Any]) -> None:
         self.success, self.score = bool(info["success"]), float(info["score"])

@@ -19,8 +19,8 @@ from specact.lab.train.recipe import (
     load_recipe,
     read_recipe,
 )
-from specact.lab.train.toml import build, read_toml
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
+from specact.toml import build
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def load_any_recipe(path: Path) -> tuple[Recipe | FlowRecipe, Mapping[str, Seein
     Raises:
         ConfigError: as :func:`load_flow_recipe` and :func:`~specact.lab.train.recipe.load_recipe`.
     """
-    if "kind" in read_toml(path):
+    if "kind" in read_recipe(path):
         flow = load_flow_recipe(path)
         return flow, {flow.bundle: flow}
     pairs = load_recipe(path)
@@ -113,4 +113,4 @@ def load_flow_recipe(path: Path) -> FlowRecipe:
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    return build(FlowRecipe, read_recipe(path))
+    return build(FlowRecipe, read_recipe(path), "recipe")

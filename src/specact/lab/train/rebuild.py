@@ -15,10 +15,10 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.quantise import folded
 from specact.lab.train.recipe import PolicyRecipe
-from specact.lab.train.toml import build
 from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.lab.train.windows import positions
 from specact.observation import ObservationSpec
+from specact.toml import build
 
 Role = Literal["draft", "target"]
 
@@ -34,7 +34,7 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
     spec, manifest = bundle.spec, bundle.manifest
     try:
         made = manifest["policies"][role].removesuffix("@snapshot")
-        settings = build(PolicyRecipe, manifest["recipe"]["policies"][made], f"policies.{made}")
+        settings = build(PolicyRecipe, manifest["recipe"]["policies"][made], "recipe", f"policies.{made}")
         goal_mode = manifest["recipe"]["goal"]
     except (KeyError, TypeError) as error:
         raise ConfigError(

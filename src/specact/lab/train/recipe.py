@@ -13,9 +13,9 @@ from specact.errors import ConfigError, unknown_name
 from specact.files import check_name
 from specact.gates.settings import GateChoices
 from specact.lab.data.sources import Source
-from specact.lab.train.toml import build, read_toml
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range, check_ranges
 from specact.runtime.limits import MOST
+from specact.toml import build, read_toml
 
 HELD_OUT = Range(0, 1, open_high=True)
 SIZE = Range(1, MOST)
@@ -259,7 +259,7 @@ def load_recipe(path: Path) -> Recipe:
             key does not allow.
     """
     raw = read_recipe(path)
-    recipe = build(Recipe, raw | {"policies": _written_out(raw.get("policies", {}))})
+    recipe = build(Recipe, raw | {"policies": _written_out(raw.get("policies", {}))}, "recipe")
     if not recipe.bundles:
         raise ConfigError(f'{path} makes no bundle; add [bundles] with at least one line NAME = ["TARGET", "DRAFT"]')
     return recipe
@@ -337,9 +337,11 @@ def read_recipe(path: Path) -> dict[str, Any]:
     """The content of a recipe's file, with every entry of ``[observations]`` as a table.
 
     Raises:
-        ConfigError: as :func:`~specact.lab.train.toml.read_toml`.
+        ConfigError: as :func:`~specact.toml.read_toml`.
     """
-    raw = read_toml(path)
+    if not path.exists():
+        raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/")
+    raw = read_toml(path, "recipe")
     if isinstance(raw.get("observations"), dict):
         raw["observations"] = dict(_tables(raw["observations"]))
     return raw

@@ -20,38 +20,42 @@ _WORDS: dict[type, str] = {
 }  # fmt: skip
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a recipe's file.
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Args:
+        path: the file.
+        what: what it holds, for messages.
 
     Raises:
         ConfigError: if the file is missing, cannot be read or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no recipe at {path}; the committed ones are in recipes/") from None
     except OSError as error:
-        raise ConfigError(f"cannot read the recipe {path}: {error.strerror}; give the path of a TOML file") from None
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}; give the path of a TOML file") from None
+    # UnicodeDecodeError is one too, as what TOML has to say of itself; and a path may hold what no path can.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def build(kind: type[T], values: dict[str, Any], table: str = "") -> T:
+def build(kind: type[T], values: Any, what: str, table: str = "") -> T:
     """An instance of a dataclass from the values of a TOML table; nested dataclasses are built from nested tables.
 
     Args:
         kind: the dataclass. Its annotations say which types are allowed.
-        values: by key.
+        values: the table.
+        what: what the file holds, for messages.
         table: the table's name, for messages; empty for the top level of the file.
 
     Raises:
         ConfigError: for an unknown or missing key, or a value that the key does not allow.
     """
     hints = typing.get_type_hints(kind)
-    where = f"[{table}]" if table else "the recipe"
+    where = f"[{table}]" if table else f"the {what}"
     prefix = f"{table}." if table else ""
     typed = {}
-    for key, value in values.items():
+    for key, value in _instance(values, dict, table).items():
         if key not in hints:
             raise unknown_name(f"key in {where}", key, hints)
         typed[key] = _typed(hints[key], value, prefix + key)
@@ -82,7 +86,7 @@ def _typed(hint: Any, value: Any, key: str) -> Any:
             raise unknown_name(f"value of {key}", str(value), arguments)
         return value
     if is_dataclass(hint):
-        return build(typing.cast(type, hint), _instance(value, dict, key), key)
+        return build(typing.cast(type, hint), value, "", key)
     if origin is dict:
         table = _instance(value, dict, key)
         return {name: _typed(arguments[1], entry, f"{key}.{name}") for name, entry in table.items()}
@@ -92,19 +96,21 @@ def _typed(hint: Any, value: Any, key: str) -> Any:
 
 
 def _instance(value: Any, kind: type, key: str) -> Any:
-    allowed = (int, float) if kind is float else (kind,)
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+    if not _is(value, kind):
         raise ConfigError(f"{key} must be {_WORDS[kind]}, got {_found(value)}")
     return value
 
 
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+
+
 def _list(value: Any, key: str, kind: type, size: int | None) -> tuple[Any, ...]:
-    entries = {str: "strings", int: "integers"}[kind]
+    entries = {str: "strings", int: "integers", float: "numbers"}[kind]
     wanted = f"a list of {entries}" if size is None else f"a list of {size} {entries}"
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{key} must be {wanted}, got {_found(value)}")
-    other = [entry for entry in value if not isinstance(entry, kind) or isinstance(entry, bool)]
-    if other or size not in (None, len(value)):
+    if not all(_is(entry, kind) for entry in value) or size not in (None, len(value)):
         raise ConfigError(f"{key} must be {wanted}, got {reprlib.repr(list(value))}")
     return tuple(value)
 
