@@ -45,7 +45,7 @@ def main() -> None:
         say_error("; ".join([str(error), *getattr(error, "__notes__", [])]))
         sys.exit(2)
     except Interrupted as error:
-        say_error("; ".join([f"ended by {error}", *getattr(error, "__notes__", [])]))
+        say_error("; ".join([f"ended by {error}", *_how_to_go_on(), *getattr(error, "__notes__", [])]))
         sys.exit(error.exit_status)
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
@@ -54,6 +54,10 @@ def main() -> None:
         say_error(str(missing))
         sys.exit(2)
     except KeyboardInterrupt:
-        goes_on = asked and asked[0] in RESUMED
-        say_error("stopped" + ("; run the same command again to go on from here" if goes_on else ""))
+        say_error("; ".join(["stopped", *_how_to_go_on()]))
         sys.exit(130)
+
+
+def _how_to_go_on() -> list[str]:
+    goes_on = sys.argv[1:2] and sys.argv[1] in RESUMED
+    return ["run the same command again to go on from here"] if goes_on else []

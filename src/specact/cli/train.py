@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ def train(
     threads: Annotated[
         int, tyro.conf.arg(help="number of PyTorch threads; results are reproducible only with the same number")
     ] = 1,
+    jobs: int | None = None,
     json: bool = False,
 ) -> None:
     """Train the policies and bundles of a recipe. An interrupted run resumes.
@@ -40,6 +42,8 @@ def train(
         env: with --distil: environment, a name or MODULE:TASK; the bundle's own if not given.
         lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
         data: folder that the recipe's data paths are relative to.
+        jobs: stages of a recipe that may be trained at the same time; they do not change the results. As many as there
+            are processor cores for their threads if not given.
         json: print the result as JSON.
     """
     from specact.families.chunks.sources import load_policy
@@ -49,8 +53,8 @@ def train(
 
     if recipe is None and distil is None:
         raise ConfigError("give a recipe (see recipes/) or --distil BUNDLE")
-    if threads < 1:
-        raise ConfigError(f"--threads must be at least 1, got {threads}")
+    if threads < 1 or (jobs is not None and jobs < 1):
+        raise ConfigError(f"--threads and --jobs must be at least 1, got {threads} and {jobs}")
     check_folder(out)
     if recipe is None:
         assert distil is not None
@@ -70,7 +74,8 @@ def train(
             teacher = None if distil is None else load_policy(distil)
             made = train_flow(what, data, out, update, threads=threads, teacher=teacher)
         else:
-            made = train_pairs(what, data, out, update, threads=threads)
+            at_once = max(1, (os.cpu_count() or 1) // threads) if jobs is None else jobs
+            made = train_pairs(what, data, out, update, threads=threads, jobs=at_once)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return

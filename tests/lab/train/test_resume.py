@@ -19,10 +19,11 @@ import pytest
 
 from specact.errors import ConfigError
 from specact.lab.train import loop
-from specact.lab.train import train as training
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
-from specact.lab.train.train import train
+from specact.lab.train.train import train as train_every
+
+train = functools.partial(train_every, every=10)  # steps between checkpoints
 
 POLICY = PolicyRecipe(
     layers=1, heads=2, width=8, head_width=0, dropout=0.2, steps=30, batch=16, warmup=3, average=0.9, bfloat16=False
@@ -37,7 +38,7 @@ RECIPE = Recipe(
     tokenizer=TokenizerRecipe(codes=16, latent=4, hidden=8, steps=130, batch=64, dead_share=0.05),
     policies={
         "target": replace(POLICY, offset_on="sampled", state_noise=0.1, snapshot=0.5),
-        "draft": replace(POLICY, sequential=True, bfloat16=True),
+        "draft": replace(POLICY, width=32, sequential=True, bfloat16=True),
     },
 )
 
@@ -81,18 +82,10 @@ def log(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint every 10 steps."""
-    monkeypatch.setattr(training, "run", functools.partial(loop.run, every=10))
-
-
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "run", functools.partial(loop.run, every=10))
-        train(RECIPE, Path(), folder, quiet)
+    train(RECIPE, Path(), folder, quiet)
     return folder
 
 
@@ -245,10 +238,10 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_a_later_run_resumes(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 64 pages, 256 KiB on most machines, where this process may mount one."""
+    """A real file system of 256 pages, 1 MiB on most machines, where this process may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={64 * resource.getpagesize()}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={256 * resource.getpagesize()}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield folder

@@ -134,7 +134,7 @@ def _stage(
     return Stage(
         name=name,
         module=network,
-        optimizer=torch.optim.AdamW(network.parameters(), weight_decay=1e-3),
+        optimizer=torch.optim.AdamW(network.parameters(), weight_decay=1e-3, fused=True),
         update=update,
         validate=validate,
         steps=recipe.steps,

@@ -15,7 +15,7 @@ from specact.errors import ConfigError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Task
 from specact.lab.train.encoder import ImageEncoder
-from specact.lab.train.loop import Metrics, Stage, cosine
+from specact.lab.train.loop import Metrics, Stage, autocast, cosine
 from specact.lab.train.recipe import EncoderRecipe, Recipe
 from specact.lab.train.stages import Dataset, decayed_apart
 from specact.lab.train.windows import Windows
@@ -97,7 +97,7 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
         return torch.from_numpy(seen[camera][rows]), told.flatten(1)
 
     def away(frames: Tensor, told: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+        with autocast(recipe):
             found = model(frames)
         error: Tensor = found.float() - told
         return error
@@ -120,7 +120,7 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
     return Stage(
         name=name,
         module=model,
-        optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99)),
+        optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99), fused=True),
         update=update,
         validate=validate,
         steps=recipe.steps,

@@ -19,7 +19,7 @@ from specact.lab.train.flow import Flow
 from specact.lab.train.flow_export import write_flow_bundle
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.folder import check_free, claim, last_lines
-from specact.lab.train.loop import Metrics, Stage, cosine, run
+from specact.lab.train.loop import Metrics, Stage, autocast, cosine, run
 from specact.lab.train.stages import Dataset, Progress, decayed_apart
 from specact.lab.train.teacher import check_teacher, forget_answers, teach
 from specact.lab.train.train import Trained
@@ -53,7 +53,7 @@ def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
         clean, weight = chunks[ends_at].repeat(draws, 1, 1), real[ends_at].repeat(draws, 1)
         noise, time = torch.randn_like(clean), torch.rand(len(clean))
         noisy = torch.lerp(noise, clean, time[:, None, None])
-        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+        with autocast(recipe):
             cache = model.cache(batch.observation)
             velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
         error = (velocity.float() - (clean - noise)).square().mean(-1)
@@ -73,7 +73,7 @@ def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
     return Stage(
         name=NAME,
         module=model,
-        optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99)),
+        optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99), fused=True),
         update=update,
         validate=validate,
         steps=recipe.steps,

@@ -187,7 +187,7 @@ def _stage(
     return Stage(
         name=name,
         module=network,
-        optimizer=torch.optim.AdamW(network.parameters(), weight_decay=recipe.weight_decay),
+        optimizer=torch.optim.AdamW(network.parameters(), weight_decay=recipe.weight_decay, fused=True),
         update=update,
         validate=validate,
         steps=recipe.steps,

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from specact.errors import ConfigError
 from specact.files import write_whole
 from specact.lab.train import checkpoint
 from specact.rng import Role, stream
 
 Metrics = dict[str, float]
+
+# Networks of fewer units are slower in bfloat16 than in float32: the casts cost more than the products save.
+_BFLOAT16_FROM = 32
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,20 @@ class Stage:
     average: float = 0.0
     snapshot_at: int = 0
     after_update: Callable[[int], None] | None = None
+
+
+class Precise(Protocol):
+    """What every recipe of a network says of its precision; see :class:`~specact.lab.train.recipe.PolicyRecipe`."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def bfloat16(self) -> bool: ...
+
+
+def autocast(recipe: Precise) -> torch.autocast:
+    """In which the network of a recipe is trained: a function of the recipe alone, so that every machine does alike."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16 and recipe.width >= _BFLOAT16_FROM)
 
 
 def cosine(peak: float, warmup: int, steps: int, floor: float = 0.02) -> Callable[[int], float]:
@@ -87,10 +106,11 @@ def run(
         advance(stage.steps)
         return weights
     averaged = {name: value.clone() for name, value in stage.module.state_dict().items()}
-    first = 0
-    if running.exists():
-        first = _restore(stage, averaged, running)
-    _trim_log(folder / "log.jsonl", stage.name, first)
+    first = _restore(stage, averaged, running) if running.exists() else 0
+    log = folder / "log.jsonl"
+    _end_torn_line(log)
+    # Both share the memory of what they name, and so follow it.
+    parameters, weights = list(stage.module.parameters()), stage.module.state_dict()
     started = time.perf_counter()
     for step in range(first, stage.steps):
         torch.manual_seed(int(stream(stage.seed, Role.DATA, episode=1, step=step).integers(2**62)))
@@ -100,32 +120,25 @@ def run(
         stage.optimizer.zero_grad(set_to_none=True)
         loss, parts = stage.update(step)
         loss.backward()
-        nn.utils.clip_grad_norm_(stage.module.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         stage.optimizer.step()
         if stage.after_update is not None:
             stage.after_update(step)
-        _follow(averaged, stage.module, min(stage.average, (1 + step) / (10 + step)))
+        follow = get_ema_multi_avg_fn(min(stage.average, (1 + step) / (10 + step)))
+        follow(list(averaged.values()), [weights[name] for name in averaged], step)
         done = step + 1
         advance(done)
         if done == stage.snapshot_at:
-            checkpoint.write(folder / f"{stage.name}@snapshot.safetensors", dict(stage.module.state_dict()), {})
+            checkpoint.write(folder / f"{stage.name}@snapshot.safetensors", weights, {})
         if done % every == 0 or done == stage.steps:
             metrics = {"loss": float(loss.detach()), **{name: float(value) for name, value in parts.items()}}
             with _weights(stage.module, averaged):
                 validation = stage.validate(stage.module)
-            _log(folder / "log.jsonl", stage.name, done, metrics, validation, time.perf_counter() - started)
+            _log(log, stage.name, done, metrics, validation, time.perf_counter() - started)
             _save(stage, averaged, running, done)
     checkpoint.write(result, averaged, {})
     running.unlink(missing_ok=True)
     return averaged
-
-
-def _follow(averaged: dict[str, Tensor], module: nn.Module, decay: float) -> None:
-    for name, value in module.state_dict().items():
-        if value.is_floating_point():
-            averaged[name].lerp_(value, 1 - decay)
-        else:
-            averaged[name].copy_(value)
 
 
 @contextmanager
@@ -162,25 +175,37 @@ def _restore(stage: Stage, averaged: dict[str, Tensor], path: Path) -> int:
 
 def _log(path: Path, stage: str, step: int, train: Metrics, held_out: Metrics, seconds: float) -> None:
     line = {"stage": stage, "step": step, "seconds": round(seconds, 1), "train": train, "held_out": held_out}
-    _write_log(path, [*read_log(path), line])
+    _append(path, json.dumps(line) + "\n")
 
 
-def _trim_log(path: Path, stage: str, step: int) -> None:
-    """Forgets lines a killed run wrote after its last checkpoint, so that the log tells one story."""
-    kept = [line for line in read_log(path) if not (line["stage"] == stage and line["step"] > step)]
-    _write_log(path, kept)
+def _append(path: Path, text: str) -> None:
+    """In one write, as other stages may be writing theirs."""
+    try:
+        with path.open("a") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; free some space, then run the same command again"
+        ) from error
+
+
+def _end_torn_line(path: Path) -> None:
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        _append(path, "\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a training log; one that was torn is left out."""
-    lines = []
+    """The lines of a training log: of a step that was trained twice the last one, and none that was torn."""
+    lines = {}
     for text in path.read_text().splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
+        with suppress(json.JSONDecodeError):
+            line = json.loads(text)
+            lines[line["stage"], line["step"]] = line
+    return list(lines.values())
 
 
-def _write_log(path: Path, lines: list[dict[str, Any]]) -> None:
+def sort_log(path: Path, stages: Sequence[str]) -> None:
+    """Puts the lines of these stages in their order, behind those of others, and forgets what :func:`read_log` does."""
+    order = {name: number for number, name in enumerate(stages)}
+    lines = sorted(read_log(path), key=lambda line: (order.get(line["stage"], -1), line["step"]))
     write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())

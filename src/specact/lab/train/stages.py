@@ -21,7 +21,7 @@ from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.train import tokenizer as rvq
-from specact.lab.train.loop import Metrics, Stage, cosine
+from specact.lab.train.loop import Metrics, Stage, autocast, cosine
 from specact.lab.train.losses import Targets, policy_loss
 from specact.lab.train.recipe import Demonstrated, PolicyRecipe, Recipe
 from specact.lab.train.tokenizer import ResidualVQ
@@ -161,7 +161,7 @@ def tokenizer_stage(dataset: Dataset, recipe: Recipe) -> Stage:
     return Stage(
         name="tokenizer",
         module=model,
-        optimizer=torch.optim.AdamW(model.parameters(), weight_decay=1e-4),
+        optimizer=torch.optim.AdamW(model.parameters(), weight_decay=1e-4, fused=True),
         update=update,
         validate=validate,
         steps=settings.steps,
@@ -226,7 +226,7 @@ def policy_stage(
 
     def loss_on(windows: Windows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         targets = Targets(codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
-        with torch.autocast("cpu", torch.bfloat16, enabled=settings.bfloat16):
+        with autocast(settings):
             prediction = model(batch.observation)
         return policy_loss(model, prediction, targets)
 
@@ -241,7 +241,7 @@ def policy_stage(
     return Stage(
         name=name,
         module=model,
-        optimizer=torch.optim.AdamW(decayed_apart(model, settings.weight_decay), betas=(0.9, 0.99)),
+        optimizer=torch.optim.AdamW(decayed_apart(model, settings.weight_decay), betas=(0.9, 0.99), fused=True),
         update=update,
         validate=validate,
         steps=settings.steps,
