@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ import tyro
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, load_gate
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, LEARNED, GateChoices, load_gate
 
 if TYPE_CHECKING:
-    from specact.families.codes.bundle import Bundle
     from specact.families.load import AnyPair
     from specact.gates.calibration import Calibration
-    from specact.lab.rollout.pool import Pool
+    from specact.gates.settings import GateSettings
+    from specact.lab.data.distillation import DistillationData
+    from specact.lab.rollout.distillation import Collect
 
 
 def calibrate(
@@ -44,7 +45,8 @@ def calibrate(
 ) -> None:
     """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
 
-    A learned gate is trained first if the bundle has none. Its head is written into the bundle.
+    A learned gate is trained first if the bundle has none: on states of the gated policy, or with --offline along the
+    demonstrations that were trained on. Its head is written into the bundle.
 
     Args:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
@@ -59,15 +61,15 @@ def calibrate(
         recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
         data: with --offline: folder that the recipe's data paths are relative to.
         retrain: train a learned gate again, even if the bundle has one.
-        lessons: number of inferences to train a learned gate on, in each of two rounds.
+        lessons: number of inferences to train a learned gate on, in each of two rounds; with --offline at most so many
+            steps, in one.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
         target: likewise.
         out: folder for the calibration; the bundle's own if not given.
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
-    from specact.families.codes.head import HEAD
-    from specact.families.load import load_pair, of_codes
+    from specact.families.load import load_pair
     from specact.lab.envs import env_of
     from specact.lab.evaluation.calibrate import CalibrationRun
     from specact.lab.evaluation.calibrate import calibrate as run
@@ -77,7 +79,9 @@ def calibrate(
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
     loaded = load_pair(bundle, draft=draft, target=target)
     if offline:
-        _calibrate_offline(loaded, env, gate, rate, rounds, seed, gates, recipe, data, out, workers, json)
+        _calibrate_offline(
+            loaded, env, gate, rate, rounds, seed, gates, recipe, data, retrain, lessons, out, workers, json
+        )
         return
     world = env or env_of(loaded, None)
     settings = CalibrationRun(rate, episodes, rounds, seed)
@@ -85,10 +89,11 @@ def calibrate(
     folder = out or Path(loaded.path or ".") / "calibration"
     check_folder(folder)
     with progress_bars() as update, Pool(workers) as pool:
-        if gate.startswith("learned"):
-            codes = of_codes(loaded, f"the gate {gate!r}")
-            if retrain or not (codes.path / HEAD).exists():
-                _teach(codes, world, lessons, seed, pool, update)
+        if _is_untaught(loaded, gate, retrain):
+            from specact.lab.rollout.distillation import collector
+
+            roll = collector(lessons, pool, update, world, _gate_folder(loaded) / "frames")
+            _teach(loaded, roll, update, seed)
         made = run(
             loaded,
             world,
@@ -110,18 +115,32 @@ def _calibrate_offline(
     gates: GateChoices,
     recipe: Path | None,
     data: Path | None,
+    retrain: bool,
+    lessons: int,
     out: Path | None,
     workers: int | None,
     json: bool,
 ) -> None:
-    from specact.cli.shown import held_out
+    from specact.cli.shown import split_demonstrations
     from specact.lab.evaluation.offline import calibrate_along
     from specact.lab.rollout.pool import Pool
 
-    wanted, folder = gates.settings(gate, pair), out or Path(pair.path or ".") / "calibration"
+    folder = out or Path(pair.path or ".") / "calibration"
     check_folder(folder)
-    shown = held_out(pair, recipe, data, env)
+    trained_on, shown = split_demonstrations(pair, recipe, data, env)
     with progress_bars() as update, Pool(workers) as pool:
+        if _is_untaught(pair, gate, retrain):
+            from specact.lab.train.teacher import lessons_along
+
+            def along(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+                count = min(lessons, trained_on.steps)
+                return lessons_along(
+                    pair, trained_on, count, _gate_folder(pair) / "frames",
+                    lambda done: update("lessons", done, count), seed=seed,
+                )  # fmt: skip
+
+            _teach(pair, along, update, seed, rounds=1)
+        wanted = gates.settings(gate, pair)
         made = calibrate_along(pair, wanted, rate, shown, pool, update, rounds=rounds, seed=seed)
     _say(made, gate, rate, folder, json)
 
@@ -166,15 +185,27 @@ def _say_rejection_model(model: dict[str, Any]) -> None:
         )
 
 
-def _teach(
-    bundle: Bundle, env: str, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]
-) -> None:
-    """Trains the bundle's target head in a folder of its own, which is removed when the head is there."""
-    from specact.lab.rollout.distillation import collector
-    from specact.lab.train.head import HeadRecipe, teach_head
+def _is_untaught(pair: AnyPair, gate: str, retrain: bool) -> bool:
+    """Whether this is a learned gate whose head has to be trained first."""
+    from specact.families.head import HEAD
 
-    folder = bundle.path / "gate"
-    metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update, env), folder, update)
-    shutil.rmtree(folder)
+    return gate in LEARNED and (retrain or pair.path is None or not (pair.path / HEAD).exists())
+
+
+def _gate_folder(pair: AnyPair) -> Path:
+    """Where a head is trained; it is removed when the head is there."""
+    return Path(pair.path or ".") / "gate"
+
+
+def _teach(
+    pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int = 2
+) -> None:
+    """Trains the pair's head."""
+    from specact.families.chunks.pair import ChunkPair
+    from specact.lab.train.head import DISTANCE, HeadRecipe, teach_head
+
+    recipe = DISTANCE if isinstance(pair, ChunkPair) else HeadRecipe()
+    metrics = teach_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
+    shutil.rmtree(_gate_folder(pair))
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-    remarks.print(f"target head, held out: {numbers}", highlight=False)
+    remarks.print(f"head, held out: {numbers}", highlight=False)
