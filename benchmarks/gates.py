@@ -22,7 +22,7 @@ from study import RESULTS, ROOT
 
 from specact.cli.output import progress_bars
 from specact.families.codes.bundle import load_bundle
-from specact.families.codes.head import HEAD
+from specact.families.head import HEAD
 from specact.gates.settings import GateChoices
 from specact.gates.uncertainty import Kind
 from specact.lab.evaluation.evaluation import Evaluation

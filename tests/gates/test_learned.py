@@ -14,10 +14,11 @@ from tests.gates.fixed import Fixed
 from specact import load_bundle
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.head import HEAD, TargetHead
+from specact.families.codes.head import TargetHead
 from specact.families.codes.sampling import sample_codes
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted
+from specact.families.head import HEAD
 from specact.gates import Learned, Oracle
 from specact.gates.calibration import calibrated_gate
 from specact.gates.settings import GateChoices, GateSettings
@@ -59,7 +60,7 @@ def drafted(seed: int) -> tuple[Proposal, CodeDistribution]:
 
 
 def seen(data: DistillationData, row: int) -> Window:
-    return Window({name: column[row] for name, column in data.observation.items()})
+    return Window({name: np.asarray(column)[row] for name, column in data.observation.items()})
 
 
 @pytest.mark.parametrize("on", ["rejection", "action_change"])
@@ -123,10 +124,10 @@ def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]
     assert set(data.observation) == {"state", "goal"}
     for row in RNG(0).integers(len(data), size=20):
         window = seen(data, row)
-        for policy, probs in ((bundle.target, data.target_probs), (bundle.draft, data.draft_probs)):
+        for policy, probs in ((bundle.target, data.said["target_probs"]), (bundle.draft, data.said["draft_probs"])):
             # Batches of another size may round differently.
             assert np.abs(policy.infer(window).probs - probs[row]).max() < 1e-5
-        assert np.abs(bundle.target.infer(window).offsets - data.target_offsets[row]).max() < 1e-2
+        assert np.abs(bundle.target.infer(window).offsets - data.said["target_offsets"][row]).max() < 1e-2
     train, held_out = data.split(every=4)
     assert not set(train.episode) & set(held_out.episode)
     assert len(train) + len(held_out) == len(data)

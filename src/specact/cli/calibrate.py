@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specact.cli.output import Flat, print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, GateChoices, load_gate
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, LEARNED, GateChoices, load_gate
 
 if TYPE_CHECKING:
-    from specact.families.codes.bundle import Bundle
     from specact.families.load import AnyPair
     from specact.gates.calibration import Calibration
-    from specact.lab.rollout.pool import Pool
+    from specact.gates.settings import GateSettings
+    from specact.lab.data.distillation import DistillationData
+    from specact.lab.rollout.distillation import Collect
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class CalibrateOptions:
         recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
         data: with --offline: folder that the recipe's data paths are relative to.
         retrain: train a learned gate again, even if the bundle has one.
-        lessons: number of inferences to train a learned gate on, in each of two rounds.
+        lessons: number of inferences to train a learned gate on, in each of two rounds; with --offline at most so many
+            steps, in one.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
         target: likewise.
         out: folder for the calibration; the bundle's own if not given.
@@ -69,7 +71,8 @@ class CalibrateOptions:
 def calibrate(options: Flat[CalibrateOptions]) -> None:
     """Find a gate's threshold for a transmission rate, on states of the gated policy, checked on held-out episodes.
 
-    A learned gate is trained first if the bundle has none. Its head is written into the bundle.
+    A learned gate is trained first if the bundle has none: on states of the gated policy, or with --offline along the
+    demonstrations that were trained on. Its head is written into the bundle.
     """
     from specact.families.load import load_pair
 
@@ -84,33 +87,43 @@ def calibrate(options: Flat[CalibrateOptions]) -> None:
 
 
 def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
-    from specact.families.codes.head import HEAD
-    from specact.families.load import of_codes
     from specact.lab.envs import env_of
     from specact.lab.evaluation.calibrate import CalibrationRun
     from specact.lab.evaluation.calibrate import calibrate as run
+    from specact.lab.rollout.distillation import collector
     from specact.lab.rollout.pool import Pool
 
     gate, world = options.gate, options.env or env_of(pair, None)
     how = CalibrationRun(options.rate, options.episodes, options.rounds, options.seed)
     total = options.episodes * (options.rounds + 2)
     with progress_bars() as update, Pool(options.workers) as pool:
-        if gate.startswith("learned"):
-            codes = of_codes(pair, f"the gate {gate!r}")
-            if options.retrain or not (codes.path / HEAD).exists():
-                _teach(codes, world, options.lessons, options.seed, pool, update)
+        if _is_untaught(pair, options):
+            roll = collector(options.lessons, pool, update, world, _gate_folder(pair) / "frames")
+            _teach(pair, roll, update, options.seed)
         settings = options.gates.settings(gate, pair)
         return run(pair, world, settings, how, pool, lambda done: update(f"calibrating {gate}", done, total))
 
 
 def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibration:
-    from specact.cli.shown import held_out
+    from specact.cli.shown import split_demonstrations
     from specact.lab.evaluation.offline import calibrate_along
     from specact.lab.rollout.pool import Pool
 
-    wanted = options.gates.settings(options.gate, pair)
-    shown = held_out(pair, options.recipe, options.data, options.env)
+    trained_on, shown = split_demonstrations(pair, options.recipe, options.data, options.env)
     with progress_bars() as update, Pool(options.workers) as pool:
+        if _is_untaught(pair, options):
+            from specact.lab.train.teacher import lessons_along
+
+            count = min(options.lessons, trained_on.steps)
+
+            def along(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+                return lessons_along(
+                    pair, trained_on, count, _gate_folder(pair) / "frames",
+                    lambda done: update("lessons", done, count), seed=options.seed,
+                )  # fmt: skip
+
+            _teach(pair, along, update, options.seed, rounds=1)
+        wanted = options.gates.settings(options.gate, pair)
         return calibrate_along(
             pair, wanted, options.rate, shown, pool, update, rounds=options.rounds, seed=options.seed
         )
@@ -156,15 +169,27 @@ def _say_rejection_model(model: dict[str, Any]) -> None:
         )
 
 
-def _teach(
-    bundle: Bundle, env: str, lessons: int, seed: int, pool: Pool, update: Callable[[str, int, int], None]
-) -> None:
-    """Trains the bundle's target head in a folder of its own, which is removed when the head is there."""
-    from specact.lab.rollout.distillation import collector
-    from specact.lab.train.head import HeadRecipe, teach_head
+def _is_untaught(pair: AnyPair, options: CalibrateOptions) -> bool:
+    """Whether this is a learned gate whose head has to be trained first."""
+    from specact.families.head import HEAD
 
-    folder = bundle.path / "gate"
-    metrics = teach_head(bundle, HeadRecipe(seed=seed), collector(lessons, pool, update, env), folder, update)
-    shutil.rmtree(folder)
+    return options.gate in LEARNED and (options.retrain or pair.path is None or not (pair.path / HEAD).exists())
+
+
+def _gate_folder(pair: AnyPair) -> Path:
+    """Where a head is trained; it is removed when the head is there."""
+    return Path(pair.path or ".") / "gate"
+
+
+def _teach(
+    pair: AnyPair, collect: Collect, update: Callable[[str, int, int], None], seed: int, rounds: int = 2
+) -> None:
+    """Trains the pair's head."""
+    from specact.families.chunks.pair import ChunkPair
+    from specact.lab.train.head import DISTANCE, HeadRecipe, teach_head
+
+    recipe = DISTANCE if isinstance(pair, ChunkPair) else HeadRecipe()
+    metrics = teach_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
+    shutil.rmtree(_gate_folder(pair))
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-    remarks.print(f"target head, held out: {numbers}", highlight=False)
+    remarks.print(f"head, held out: {numbers}", highlight=False)

@@ -11,7 +11,14 @@ from specact.lab.data.episodes import Episodes
 
 
 def held_out(pair: AnyPair, recipe: Path | None, data: Path | None, env: str | None) -> Episodes:
-    """Demonstrations that were kept back in training: of the given recipe, otherwise of the one the pair was made by.
+    """Demonstrations that were kept back in training; arguments as of :func:`split_demonstrations`."""
+    return split_demonstrations(pair, recipe, data, env)[1]
+
+
+def split_demonstrations(
+    pair: AnyPair, recipe: Path | None, data: Path | None, env: str | None
+) -> tuple[Episodes, Episodes]:
+    """Demonstrations that were trained on, and kept back: of the given recipe, otherwise of the one of the pair.
 
     Args:
         pair: the pair.
@@ -29,9 +36,9 @@ def held_out(pair: AnyPair, recipe: Path | None, data: Path | None, env: str | N
                 f"nobody knows what {pair.name} was trained on; say which demonstrations with --recipe, the recipe of "
                 "the draft, and --data"
             )
-        from specact.lab.evaluation.imitation import held_out_demonstrations
+        from specact.lab.evaluation.imitation import its_demonstrations
 
-        return held_out_demonstrations(pair, data, env)
+        return its_demonstrations(pair, data, env)
     from specact.lab.data.generate import demonstrations
     from specact.lab.envs import load_task
     from specact.lab.train.flow_recipe import load_any_recipe
@@ -48,4 +55,4 @@ def held_out(pair: AnyPair, recipe: Path | None, data: Path | None, env: str | N
         sources=asked.observations,
         rate_hz=asked.rate_hz,
     )
-    return made.split(asked.held_out, asked.seed)[1]
+    return made.split(asked.held_out, asked.seed)

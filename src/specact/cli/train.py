@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -93,5 +94,7 @@ def _distil(name_or_path: str, env: str | None, lessons: int, out: Path, threads
     from specact.lab.train.distil import DistilRecipe, distil
 
     with progress_bars() as update, Pool() as pool:
-        roll = collector(lessons, pool, update, env)
-        return distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update, threads=threads)
+        roll = collector(lessons, pool, update, env, out / "frames")
+        made = distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update, threads=threads)
+    shutil.rmtree(out / "frames", ignore_errors=True)
+    return made

@@ -9,6 +9,7 @@ from specact.gates.controller import LatencyBudget as LatencyBudget
 from specact.gates.controller import LinkBudget as LinkBudget
 from specact.gates.controller import RateBudget as RateBudget
 from specact.gates.deviation import ActionDeviation as ActionDeviation
+from specact.gates.distance import LearnedDistance as LearnedDistance
 from specact.gates.gate import Gate as Gate
 from specact.gates.prefetch import PrefetchPredictor as PrefetchPredictor
 from specact.gates.rejection import Learned as Learned

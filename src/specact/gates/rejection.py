@@ -9,12 +9,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.errors import BundleError, unknown_name
-from specact.families.codes.head import HEAD, TargetHead, load_head
+from specact.errors import unknown_name
+from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.sampling import code_rejection, residual
 from specact.families.codes.spec import InfersCodes
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
+from specact.families.head import check_calibrated_head
 from specact.gates.gate import Gate
 from specact.types import Proposal
 
@@ -147,13 +148,8 @@ class Learned(RejectionGate):
             BundleError: if that head is not the one of the fingerprint ``weights``, a setting.
             ConfigError: if the bundle has none.
         """
-        head, weights = load_head(pair), settings.pop("weights")
-        if head.fingerprint != weights:
-            raise BundleError(
-                f"{pair.path / HEAD} has fingerprint {head.fingerprint}, but the gate was calibrated for {weights}; "
-                f"calibrate again with: specact calibrate --bundle {pair.path} --gate learned"
-            )
-        return super().for_pair(pair, threshold, head=head, **settings)
+        check_calibrated_head(pair, settings.pop("weights"))
+        return super().for_pair(pair, threshold, head=load_head(pair), **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
         """The head's estimate of what the target would say."""

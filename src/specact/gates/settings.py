@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from inspect import isabstract
-from typing import Any, Literal, get_args
+from inspect import Parameter, isabstract, signature
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from specact.errors import ConfigError, SpecactError, unknown_name
-from specact.families.codes.head import head_fingerprint
+from specact.families.chunks.wire import FAMILY as CHUNKS
 from specact.families.codes.spec import InfersCodes
-from specact.families.load import AnyPair, of_codes
+from specact.families.head import head_fingerprint
+from specact.families.load import AnyPair
 from specact.gates.deviation import Reading, Source
 from specact.gates.gate import Gate
 from specact.gates.uncertainty import Kind
@@ -28,10 +30,16 @@ GATES = {
     "oracle": "specact.gates.rejection:Oracle",
     "oracle_action": "specact.gates.rejection:Oracle",
 }
+# What another family calls by the same name.
+_OF_CHUNKS = {"learned": "specact.gates.distance:LearnedDistance"}
 
 
-def load_gate(name: str) -> type[Gate]:
+def load_gate(name: str, family: str | None = None) -> type[Gate]:
     """The class of a gate: one of :data:`GATES`, or ``MODULE:GATE``, a subclass of :class:`~specact.gates.gate.Gate`.
+
+    Args:
+        name: of the gate.
+        family: of the pair that it is for; for any, the learned gate is that of action codes.
 
     Raises:
         ConfigError: if there is none, or it cannot be imported.
@@ -42,7 +50,8 @@ def load_gate(name: str) -> type[Gate]:
         return kind
     if name not in GATES:
         raise unknown_name("gate", name, GATES, plugins=True)
-    module, _, attribute = GATES[name].partition(":")
+    place = _OF_CHUNKS.get(name, GATES[name]) if family == CHUNKS else GATES[name]
+    module, _, attribute = place.partition(":")
     kind = getattr(import_module(module), attribute)
     return kind
 
@@ -50,6 +59,9 @@ def load_gate(name: str) -> type[Gate]:
 def _is_gate(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, Gate) and not isabstract(found)
 
+
+# The gates whose head has to be trained first.
+LEARNED = ("learned", "learned_action")
 
 # The built-in gates that need a threshold, and so a calibration.
 CALIBRATED = tuple(name for name in GATES if load_gate(name).calibrated)
@@ -67,6 +79,7 @@ class GateChoices:
         max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation, the
             learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the bundle recommends none.
         learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
+        gate_options: of MODULE:GATE, each as NAME=VALUE: keywords of its constructor.
 
     Raises:
         ConfigError: for a value that is not allowed.
@@ -78,6 +91,7 @@ class GateChoices:
     uncertainty: Kind | None = None
     max_skips: int | Literal["unlimited"] | None = None
     learned_max_skips: int | Literal["unlimited"] | None = None
+    gate_options: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("reading", Reading), ("source", Source), ("uncertainty", Kind)):
@@ -109,14 +123,16 @@ class GateChoices:
         """Settings of a gate that still needs its threshold; what is not chosen is as the bundle recommends.
 
         Raises:
-            ConfigError: for an unknown gate, or a learned one that the bundle does not have.
+            ConfigError: for an unknown gate, an option that it does not have, or a learned gate that the bundle does
+                not have.
         """
         choices = self.over(bundle.recommended_gates)
-        family = load_gate(gate).family
-        if family not in (None, bundle.codec.dialect.family):
+        own_family = bundle.codec.dialect.family
+        kind = load_gate(gate, own_family)
+        if kind.family not in (None, own_family):
             raise ConfigError(
-                f"the gate {gate!r} reads what the family {family!r} knows of a draft, but {bundle.name} is of the "
-                f"family {bundle.codec.dialect.family!r}; choose a gate that looks at actions alone, such as deviation"
+                f"the gate {gate!r} reads what the family {kind.family!r} knows of a draft, but {bundle.name} is of "
+                f"the family {own_family!r}; choose a gate that looks at actions alone, such as deviation"
             )
         options: dict[str, dict[str, Any]] = {
             "deviation": {
@@ -125,13 +141,15 @@ class GateChoices:
                 "source": choices.source or "executed",
             },
             "uncertainty": {"kind": choices.uncertainty or "disagreement"},
-            "learned": {"on": "rejection"},
+            "learned": {} if own_family == CHUNKS else {"on": "rejection"},
             "learned_action": {"on": "action_change"},
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
         }
-        if gate.startswith("learned"):
-            options[gate]["weights"] = head_fingerprint(of_codes(bundle, f"the gate {gate!r}"))
+        if gate in LEARNED:
+            options[gate]["weights"] = head_fingerprint(bundle)
+        if is_plugin(gate):
+            options[gate] = dict(_read_options(gate, kind, choices.gate_options or ()))
         # A limit that helps the deviation can lower the success of a learned gate, so each has its own recommendation.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
         limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(
@@ -143,6 +161,59 @@ class GateChoices:
 
 
 BUNDLES_OWN = GateChoices()
+
+
+def _read_options(name: str, kind: type[Gate], given: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Options of a gate of the user's own, by name, with values of the types that its constructor says."""
+    there = _options_of(kind)
+    for text in given:
+        option, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"an option of a gate has the form NAME=VALUE, got {text!r}")
+        if option not in there:
+            has = f"it has {', '.join(sorted(there))}" if there else "its constructor has none of its own"
+            raise ConfigError(
+                f"the gate {name!r} has no option {option!r}; {has}. Its threshold is found by specact calibrate, and "
+                "--max-skips limits its skips"
+            )
+        yield option, _read_value(f"the option {option!r} of the gate {name!r}", value, there[option])
+
+
+def _options_of(kind: type[Gate]) -> dict[str, Any]:
+    """What a gate's constructor, or its ``for_pair``, takes besides what every gate's does: types by name."""
+    makers: list[Any] = [kind.for_pair, kind.__init__]
+    every = {"self", "pair", "threshold", *signature(Gate.__init__).parameters}
+    found: dict[str, Any] = {}
+    for maker in makers:
+        try:
+            hints = get_type_hints(maker)
+        except Exception:  # noqa: BLE001 - somebody else's annotations may name what is not there
+            hints = {}
+        for parameter in signature(maker).parameters.values():
+            if parameter.name not in every and parameter.kind in (
+                Parameter.KEYWORD_ONLY,
+                Parameter.POSITIONAL_OR_KEYWORD,
+            ):
+                found[parameter.name] = hints.get(parameter.name)
+    return found
+
+
+def _read_value(what: str, text: str, kind: Any) -> Any:
+    """A number, true or false, or text; of the given type where that is one of these."""
+    if kind is str:
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise unknown_name(what, str(value), [str(one) for one in get_args(kind)])
+    elif kind is float and type(value) in (int, float):
+        return float(value)
+    elif kind in (int, float, bool) and type(value) is not kind:
+        raise ConfigError(f"{what} must be of type {kind.__name__}, got {text!r}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -199,7 +270,7 @@ class GateSettings:
         options = {**dict(self.options), "tie_probability": self.tie_probability, "max_skips": self.max_skips}
         if self.name.startswith("oracle"):
             options["target"] = target
-        kind = load_gate(self.name)
+        kind = load_gate(self.name, bundle.codec.dialect.family)
         if not is_plugin(self.name):
             return kind.for_pair(bundle, self.threshold, **options)
         try:

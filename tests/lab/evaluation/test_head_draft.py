@@ -11,7 +11,8 @@ pytest.importorskip("mujoco")
 
 from specact import Bundle, load_bundle
 from specact.errors import ConfigError
-from specact.families.codes.head import HEAD, HeadDraft, load_head
+from specact.families.codes.head import HeadDraft, load_head
+from specact.families.head import HEAD
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.evaluation.evaluation import Evaluation

@@ -10,7 +10,7 @@ import pytest
 from specact.cli.reproduce import reproduce
 from specact.errors import ConfigError
 from specact.families.codes.bundle import load_bundle
-from specact.families.codes.head import HEAD
+from specact.families.head import HEAD
 from specact.lab.evaluation import study
 from specact.lab.evaluation.study import PAIRS, Size, plan
 from specact.lab.rollout.methods import load_method

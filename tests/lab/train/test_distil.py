@@ -12,6 +12,7 @@ import pytest
 from specact import load_bundle
 from specact.errors import ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
+from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData
@@ -28,7 +29,7 @@ FEW = DistilRecipe(rates=(0.0, 0.5), steps=600, batch=128)
 def teach(bundle: Path, out: Path, recipe: DistilRecipe = FEW) -> Bundle:
     with Pool(1) as pool:
 
-        def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> DistillationData:
+        def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collect(pair, gates, 1500, number, pool, lambda done: None)
 
         return load_bundle(distil(load_bundle(bundle), recipe, roll, out, lambda stage, done, total: None))
@@ -42,7 +43,10 @@ def distilled(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 def rejection(bundle: Bundle, states: DistillationData) -> float:
     """Mean total variation of draft and target over states and codebooks."""
-    windows = [Window({name: values[row] for name, values in states.observation.items()}) for row in range(len(states))]
+    windows = [
+        Window({name: np.asarray(values)[row] for name, values in states.observation.items()})
+        for row in range(len(states))
+    ]
     draft, target = (policy.infer_batch(windows) for policy in (bundle.draft, bundle.target))
     return float(np.mean([0.5 * np.abs(q.probs - p.probs).sum(-1) for q, p in zip(draft, target, strict=True)]))
 
@@ -85,7 +89,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(tiny_bundle: Path, tmp_path: P
 
     with Pool(1) as pool:
 
-        def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> DistillationData:
+        def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
             return collect(pair, gates, 1500, number, pool, lambda done: None)
 
         told = 0

@@ -313,10 +313,13 @@ def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
     data = DistillationData(
         episode=np.zeros(4, np.int64),
         observation={"hand": rng.normal(size=(4, 1, 1)).astype(np.float32)},
-        draft_probs=np.full((4, 2, 4), 0.25, np.float32),
-        target_probs=np.full((4, 2, 4), 0.25, np.float32),
-        target_offsets=np.zeros((4, 2, 4, 2, 2), np.float16),
+        said={
+            "draft_probs": np.full((4, 2, 4), 0.25, np.float32),
+            "target_probs": np.full((4, 2, 4), 0.25, np.float32),
+            "target_offsets": np.zeros((4, 2, 4, 2, 2), np.float16),
+        },
     )
-    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), data)
-    found = head({"hand": torch.from_numpy(data.observation["hand"])}, torch.from_numpy(data.draft_probs))
+    head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), data, {})
+    seen = {"hand": torch.from_numpy(np.asarray(data.observation["hand"]))}
+    found = head(seen, torch.from_numpy(data.said["draft_probs"]))
     assert found.shape == (4, 2, 4) and torch.allclose(found.sum(-1), torch.ones(4, 2))

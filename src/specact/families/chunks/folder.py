@@ -22,6 +22,7 @@ from specact.families.chunks.policy import ChunkPolicy
 from specact.families.chunks.sources import LoadedPolicy, load_policy, names_code, names_folder, try_out
 from specact.families.chunks.wire import spec_of
 from specact.families.codes.bundle import find_bundle
+from specact.families.head import check_head
 from specact.files import check_folder, check_name, write_json
 from specact.runtime.limits import check_whole
 from specact.runtime.manifest import FORMAT, read_manifest
@@ -124,6 +125,7 @@ def load_chunk_pair(
         ConfigError: if the draft has to be named.
     """
     manifest = read_manifest(path, "chunks", {})
+    check_head(path, manifest)
     try:
         said, fingerprints = manifest["spec"], manifest["fingerprints"]
         draft_print, target_print = fingerprints["draft"], fingerprints["target"]

@@ -204,6 +204,11 @@ def replaced_after_prefix(drafted: Chunk, wanted: Chunk, within: float) -> tuple
     return np.concatenate([drafted[:accepted], wanted[accepted:count]]), accepted
 
 
+def chunk_distance(drafted: Chunk, wanted: Chunk) -> float:
+    """Root mean square over the action's dimensions, mean over the actions, of two chunks ``[n, A]``."""
+    return float(np.sqrt(np.square(drafted - wanted).mean(axis=-1)).mean())
+
+
 def accepted_prefix(drafted: Chunk, wanted: Chunk, within: float) -> int:
     """How many drafted actions come before the first that is further than ``within`` from the wanted one.
 

@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, ConfigError, unknown_name
-from specact.families.codes.head import check_head
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution
 from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
 from specact.families.codes.wire import CodeCodec, CodeResponder
+from specact.families.head import check_head
 from specact.observation import ObservationSpec, read_spec
 from specact.runtime.manifest import BundleFolder, left_out, read_manifest
 from specact.units import ActionUnits

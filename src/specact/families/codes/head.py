@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specact.errors import BundleError, ConfigError
-from specact.families.codes.network import open_session
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.values import CodeDistribution
-from specact.files import write_json, write_whole
+from specact.families.head import head_file, open_head
 from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
 from specact.types import Floats
 
 if TYPE_CHECKING:
     from specact.families.codes.bundle import Bundle
-
-HEAD = "gate.onnx"
-
-
-def head_fingerprint(bundle: Bundle) -> str:
-    """Of the bundle's target head.
-
-    Raises:
-        ConfigError: if the bundle has none.
-    """
-    if not (bundle.path / HEAD).is_file():
-        raise ConfigError(
-            f"the bundle {bundle.name!r} has no learned gate; train one with: "
-            f"specact calibrate --bundle {bundle.path} --gate learned"
-        )
-    return fingerprint_of(bundle.path / HEAD)
 
 
 def load_head(bundle: Bundle) -> TargetHead:
@@ -46,7 +27,8 @@ def load_head(bundle: Bundle) -> TargetHead:
         ConfigError: if the bundle has none.
         BundleError: if it does not fit the bundle.
     """
-    return _load_head(bundle.path / HEAD, bundle.spec, bundle.fingerprint, head_fingerprint(bundle))
+    file = head_file(bundle)
+    return _load_head(file, bundle.spec, bundle.fingerprint, fingerprint_of(file))
 
 
 @cache
@@ -71,23 +53,9 @@ class TargetHead:
     """
 
     def __init__(self, path: Path, spec: PolicySpec, pair: str) -> None:
-        self._session = open_session(path, "CPUExecutionProvider", threads=1)
+        self._observation = spec.draft
+        self._session = open_head(path, pair, spec.draft.shapes | {"draft_probs": [spec.codebooks, spec.codes]})
         self.fingerprint = fingerprint_of(path)
-        self._observation = spec.draft.vectors
-        made_for = self._session.get_modelmeta().custom_metadata_map.get("pair")
-        if made_for != pair:
-            raise BundleError(
-                f"{path} was trained for the pair {made_for}, but the bundle beside it is {pair}; "
-                f"train it again with: specact calibrate --bundle {path.parent} --gate learned --retrain"
-            )
-        seen = {} if self._observation is None else self._observation.shapes
-        wanted = seen | {"draft_probs": [spec.codebooks, spec.codes]}
-        found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
-        if found != wanted:
-            raise BundleError(
-                f"{path} takes {found}, but the bundle's manifest says {wanted}: they do not match; train it again "
-                f"with: specact calibrate --bundle {path.parent} --gate learned --retrain"
-            )
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:
         """``p^``, ``[G, K]``."""
@@ -96,7 +64,7 @@ class TargetHead:
 
     def estimate_batch(self, windows: Sequence[Window], drafts: Sequence[CodeDistribution]) -> Floats:
         """``p^`` of several windows in one pass, ``[B, G, K]``."""
-        inputs = {} if self._observation is None else self._observation.stack(windows)
+        inputs = self._observation.stack(windows)
         inputs["draft_probs"] = np.stack([draft.probs for draft in drafts]).astype(np.float32)
         return np.asarray(self._session.run(None, inputs)[0], dtype=np.float64)
 
@@ -125,29 +93,3 @@ class HeadDraft:
         # Networks answer in single precision: the rows sum to 1 only up to that.
         estimates /= estimates.sum(axis=-1, keepdims=True)
         return [CodeDistribution(probs, draft.offsets) for probs, draft in zip(estimates, drafts, strict=True)]
-
-
-def check_head(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuses a bundle whose target head is not the one that its manifest names; it need not have one.
-
-    The head is no part of the pair's fingerprint: what a server compares, and calibrations of other gates, stay as they
-    are when a head is trained.
-
-    Raises:
-        BundleError: if the file is another, or the manifest names none.
-    """
-    file, wanted = path / HEAD, manifest.get("head")
-    if file.is_file() and (found := fingerprint_of(file)) != wanted:
-        named = f"was written for {wanted}" if wanted else "names none"
-        raise BundleError(
-            f"{file} has fingerprint {found}, but the manifest {named}: copy the whole bundle again, or remove that "
-            f"file and train it with: specact calibrate --bundle {path} --gate learned"
-        )
-
-
-def give_head(path: Path, head: Path) -> None:
-    """Puts a target head into a bundle's folder and names it in the manifest; a kill in between leaves none."""
-    file, manifest = path / "manifest.json", json.loads((path / "manifest.json").read_text())
-    (path / HEAD).unlink(missing_ok=True)
-    write_json(file, manifest | {"head": fingerprint_of(head)})
-    write_whole(path / HEAD, head.read_bytes())

@@ -9,6 +9,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.lab.data.frames import Frames, join_frames
+
+
+class FrameWindows:
+    """Windows of camera frames, uint8 ``[N, T, H, W, 3]``, which are read when an array is made of them.
+
+    Args:
+        frames: all of them.
+        rows: which of them each window shows, ``[N, T]``, or ``[N]`` without a history.
+    """
+
+    def __init__(self, frames: Frames, rows: NDArray[np.int64]) -> None:
+        self.frames, self.rows = frames, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, chosen: NDArray[Any]) -> FrameWindows:
+        return FrameWindows(self.frames, self.rows[chosen])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.frames[self.rows], dtype=dtype)
+
+
+Seen = NDArray[np.float32] | FrameWindows
+
 
 @dataclass(frozen=True)
 class DistillationData:
@@ -16,25 +42,24 @@ class DistillationData:
 
     Attributes:
         episode: number of the episode, ``[N]``.
-        observation: what the draft saw but camera frames, by name, each ``[N, *window_shape]``.
-        draft_probs, target_probs: q and p, ``[N, G, K]``.
-        target_offsets: float16 ``[N, G, K, n, A]``, normalised.
+        observation: what the draft saw, by name, each ``[N, *window_shape]``.
+        said: what draft and target said, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
+            ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the drafted
+            actions that are executed, ``[N, n, A]``, and ``distance``, ``[N]``, that of the target's from them. All
+            normalised.
     """
 
     episode: NDArray[np.int64]
-    observation: Mapping[str, NDArray[np.float32]]
-    draft_probs: NDArray[np.float32]
-    target_probs: NDArray[np.float32]
-    target_offsets: NDArray[np.float16]
+    observation: Mapping[str, Seen]
+    said: Mapping[str, NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.episode)
 
     def select(self, rows: NDArray[Any]) -> DistillationData:
-        """Some of the rows, given by number or as a mask ``[N]``."""
+        """Some of the rows, given by number or as a mask ``[N]``; no frame is read."""
         seen = {name: column[rows] for name, column in self.observation.items()}
-        kept: dict[str, Any] = {name: column[rows] for name, column in vars(self).items() if name != "observation"}
-        return DistillationData(observation=seen, **kept)
+        return DistillationData(self.episode[rows], seen, {name: column[rows] for name, column in self.said.items()})
 
     def split(self, every: int = 20) -> tuple[DistillationData, DistillationData]:
         """Without and with the episodes whose number ``every`` divides: for training, and held out."""
@@ -45,8 +70,15 @@ class DistillationData:
 def join(parts: Sequence[DistillationData]) -> DistillationData:
     """Several as one."""
     first = parts[0]
-    seen = {name: np.concatenate([part.observation[name] for part in parts]) for name in first.observation}
-    joined: dict[str, Any] = {
-        name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(first) if name != "observation"
-    }
-    return DistillationData(observation=seen, **joined)
+    seen = {name: _joined([part.observation[name] for part in parts]) for name in first.observation}
+    said = {name: np.concatenate([part.said[name] for part in parts]) for name in first.said}
+    return DistillationData(np.concatenate([part.episode for part in parts]), seen, said)
+
+
+def _joined(columns: Sequence[Seen]) -> Seen:
+    windows = [column for column in columns if isinstance(column, FrameWindows)]
+    if not windows:
+        return np.concatenate([np.asarray(column) for column in columns])
+    starts = np.cumsum([0, *(len(column.frames) for column in windows)])
+    rows = [column.rows + start for column, start in zip(windows, starts, strict=False)]
+    return FrameWindows(join_frames([column.frames for column in windows]), np.concatenate(rows))

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from specact.families.chunks.head import load_distance_head
+from specact.families.chunks.pair import ChunkPair
 from specact.families.codes.bundle import PARTS, Bundle
-from specact.families.codes.head import HEAD, HeadDraft, load_head
+from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.timing import measure_call, measure_inference
+from specact.families.head import head_file
 from specact.families.load import AnyPair
 from specact.gates.gate import Gate
 from specact.lab.evaluation.evaluation import Evaluation
@@ -66,9 +69,7 @@ def measure(what: Evaluation, pair: AnyPair) -> Timing:
     if not any(method.uses_head for method in methods):
         head_ms = 0.0
     elif head_ms is None:
-        assert isinstance(pair, Bundle), "the method's gate has seen to it"
-        both = 1e3 * measure_inference(HeadDraft(pair.draft, load_head(pair)), pair.spec.draft)
-        head_ms = max(0.0, both - 1e3 * measure_inference(pair.draft, pair.spec.draft))
+        head_ms = 1e3 * measure_head(pair)
     gate_ms = {}
     for gate in sorted({method.gate for method in methods}):
         if gate in _WITHOUT_TIME:
@@ -79,6 +80,16 @@ def measure(what: Evaluation, pair: AnyPair) -> Timing:
             built = what.gates.settings(gate, pair).build(pair)
             gate_ms[gate] = what.kappa * 1e3 * measure_decision(built, pair)
     return Timing(what.kappa * draft_ms, what.kappa * head_ms, target_ms, what.kappa * target_ms, gate_ms)
+
+
+def measure_head(pair: AnyPair) -> float:
+    """Median seconds of one inference of the learned gate's head on this machine."""
+    if isinstance(pair, Bundle):
+        both = measure_inference(HeadDraft(pair.draft, load_head(pair)), pair.spec.draft)
+        return max(0.0, both - measure_inference(pair.draft, pair.spec.draft))
+    assert isinstance(pair, ChunkPair), "the method's gate has seen to it"
+    head, drafted = load_distance_head(pair), np.zeros((pair.execute, len(pair.units.centre)), np.float32)
+    return measure_call(lambda window: head.estimate(window, drafted), pair.observation.zeros())
 
 
 def measure_proposal(pair: AnyPair) -> float:
@@ -112,13 +123,14 @@ def method_cost(name: str, bundle: AnyPair, timing: Timing) -> dict[str, float]:
     """
     method = load_method(name)
     used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
-    sizes = {}
-    if isinstance(bundle, Bundle):
-        files = {"draft": PARTS["draft"], "head": HEAD, "target": PARTS["target"]}
-        sizes = {part: count_parameters(bundle.path / file) if used[part] else 0 for part, file in files.items()}
+    # Nobody has counted those of somebody else's policy.
+    files = {part: bundle.path / PARTS[part] for part in ("draft", "target")} if isinstance(bundle, Bundle) else {}
+    if method.uses_head:
+        files["head"] = head_file(bundle)
+    sizes = {f"{part}_parameters": count_parameters(file) if used[part] else 0 for part, file in files.items()}
     return {
-        # Nobody has counted those of somebody else's policy.
-        **{f"{part}_parameters": size for part, size in sizes.items()},
+        "head_parameters": 0,
+        **sizes,
         "draft_ms": timing.draft_ms if used["draft"] else 0.0,
         "gate_ms": timing.gate_ms[method.gate],
         "head_ms": timing.head_ms if used["head"] else 0.0,

@@ -48,7 +48,12 @@ def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
 
 
 def held_out_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None) -> Episodes:
-    """The demonstrations that were kept back when the pair was trained, rebuilt from its manifest.
+    """The demonstrations that were kept back when the pair was trained; arguments as of :func:`its_demonstrations`."""
+    return its_demonstrations(bundle, data, env)[1]
+
+
+def its_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None) -> tuple[Episodes, Episodes]:
+    """The demonstrations that the pair was trained on, and those that were kept back, rebuilt from its manifest.
 
     Args:
         bundle: made by ``specact train``.
@@ -70,7 +75,7 @@ def held_out_demonstrations(bundle: Bundle, data: Path | None, env: str | None =
         sources=read_sources(recipe.get("observations", {})),
         rate_hz=recipe.get("rate_hz"),
     )
-    return made.split(recipe["held_out"], recipe["seed"])[1]
+    return made.split(recipe["held_out"], recipe["seed"])
 
 
 @dataclass(frozen=True)

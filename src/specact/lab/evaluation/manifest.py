@@ -14,7 +14,7 @@ import onnxruntime
 from specact import __version__
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
-from specact.families.codes.head import head_fingerprint
+from specact.families.head import head_fingerprint
 from specact.families.load import AnyPair
 from specact.files import write_json
 from specact.lab.evaluation.cost import measure

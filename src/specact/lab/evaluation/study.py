@@ -9,7 +9,7 @@ from typing import Any
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import find_bundle, load_bundle
-from specact.families.codes.head import HEAD
+from specact.families.head import HEAD
 from specact.gates.settings import GateChoices
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.methods import METHODS, load_method

@@ -1,28 +1,36 @@
-"""Distillation data for a gate or a draft, from rollouts of the pair under gates."""
+"""Distillation data for a gate or a draft: from rollouts of the pair under gates, or along demonstrations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair, named_again
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import DistillationData, join
+from specact.lab.data.distillation import DistillationData, FrameWindows, Seen, join
+from specact.lab.data.frames import as_frames, copied
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
 from specact.lab.rollout.steps import SEEN
 
+Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
+
 # Episode numbers nobody evaluates, calibrates or checks on; every round has a million of its own.
 _FIRST_EPISODE, _ROUND = 10_000_000, 1_000_000
 _SHARD = 10
+# Columns of the step table that are kept, of whichever family they are.
+_SAID = ("draft_probs", "target_probs", "target_offsets", "drafted", "distance")
 
 
 def collect(
-    bundle: Bundle,
+    pair: AnyPair,
     gates: Sequence[GateSettings],
     wanted: int,
     number: int,
@@ -30,11 +38,12 @@ def collect(
     advance: Callable[[int], None],
     seed: int = 0,
     env: str | None = None,
+    folder: Path | None = None,
 ) -> DistillationData:
     """Rolls a pair out under each of several gates in turn and keeps what both policies say at every inference.
 
     Args:
-        bundle: the pair; without camera and without a sequential secondary head.
+        pair: of action codes without a sequential secondary head, or of chunks.
         gates: whose states are wanted.
         wanted: at least so many inferences, in whole batches of episodes.
         number: of this round; every round has other episodes.
@@ -42,41 +51,47 @@ def collect(
         advance: told the number of inferences so far.
         seed: of everything random.
         env: where; the pair's own environment if None.
+        folder: where the draft's camera frames are kept; without a camera nothing is written.
 
     Raises:
-        ConfigError: for a pair that cannot be learned from.
+        ConfigError: for a pair that cannot be learned from, or if there is no room for camera frames.
     """
-    if bundle.observation.images or bundle.spec.sequential:
+    if isinstance(pair, Bundle) and pair.spec.sequential:
         raise ConfigError(
-            f"the bundle {bundle.name!r} has a camera or a sequential secondary head; gates and drafts can be trained "
-            "only for state observations and independent codebooks"
+            f"the bundle {pair.name!r} has a sequential secondary head; gates and drafts can be trained only for "
+            "independent codebooks"
         )
     batches: list[DistillationData] = []
     first = _FIRST_EPISODE + number * _ROUND
-    where = env or env_of(bundle, None)
+    where = env or env_of(pair, None)
     while (done := sum(map(len, batches))) < wanted:
         advance(done)
         shards = []
         # As many shards at once as keep any pool busy; their number does not depend on the machine.
         for gate in [gate for gate in gates for _ in range(4)]:
-            shards.append(_shard(bundle, gate, first, seed, where))
+            shards.append(_shard(pair, gate, first, seed, where))
             first += _SHARD
-        tables = {shard.episodes[0]: table for shard, (_, table) in pool.run(shards)}
-        batches += [_data(tables[key]) for key in sorted(tables)]
+        # Frames go to the disk as they come.
+        made = {shard.episodes[0]: data_of(table, folder, shard.episodes[0]) for shard, (_, table) in pool.run(shards)}
+        batches += [made[key] for key in sorted(made)]
     advance(wanted)
     return join(batches)
 
 
 def collector(
-    wanted: int, pool: Pool, progress: Callable[[str, int, int], None], env: str | None = None
-) -> Callable[[Bundle, Sequence[GateSettings], int], DistillationData]:
+    wanted: int,
+    pool: Pool,
+    progress: Callable[[str, int, int], None],
+    env: str | None = None,
+    folder: Path | None = None,
+) -> Collect:
     """:func:`collect` as training asks for it: of a pair, under gates, for the round of this number.
 
     Args:
         wanted: inferences in every round, at least.
         pool: where.
         progress: told (which round, inferences so far, in all).
-        env: where; the pair's own environment if None.
+        env, folder: see :func:`collect`.
 
     Raises:
         ConfigError: for less than one inference.
@@ -84,17 +99,17 @@ def collector(
     if wanted < 1:
         raise ConfigError(f"lessons must be at least 1, got {wanted}")
 
-    def roll(pair: Bundle, gates: Sequence[GateSettings], number: int) -> DistillationData:
+    def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
         said = f"lessons {number + 1}"
-        return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted), env=env)
+        return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted), 0, env, folder)
 
     return roll
 
 
-def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int, env: str) -> Shard:
+def _shard(pair: AnyPair, gate: GateSettings, first: int, seed: int, env: str) -> Shard:
     return Shard(
-        bundle=str(bundle.path),
-        fingerprint=bundle.fingerprint,
+        bundle=pair.source,
+        fingerprint=pair.fingerprint,
         env=env,
         method=COMPOSITION,
         gate=gate,
@@ -104,10 +119,22 @@ def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int, env: str) 
         draft_s=0.0,
         target_s=0.0,
         learning=True,
+        named=named_again(pair),
     )
 
 
-def _data(table: dict[str, NDArray[Any]]) -> DistillationData:
-    columns = ("episode", "draft_probs", "target_probs", "target_offsets")
-    seen = {name.removeprefix(SEEN): column for name, column in table.items() if name.startswith(SEEN)}
-    return DistillationData(observation=seen, **{name: table[name] for name in columns})
+def data_of(table: dict[str, NDArray[Any]], folder: Path | None, number: int) -> DistillationData:
+    """The columns of a step table that one learns from; camera frames go to a file of this number in the folder."""
+
+    def seen(name: str, column: NDArray[Any]) -> Seen:
+        if column.dtype != np.uint8:
+            return column
+        assert folder is not None, "whoever learns from camera frames says where they are kept"
+        file = folder / f"{name}-{number}.npy"
+        file.unlink(missing_ok=True)  # of a run that was stopped
+        rows = np.arange(int(np.prod(column.shape[:-3]))).reshape(column.shape[:-3])
+        return FrameWindows(copied(as_frames(column.reshape(-1, *column.shape[-3:])), file), rows)
+
+    columns = {name.removeprefix(SEEN): column for name, column in table.items() if name.startswith(SEEN)}
+    observation = {name: seen(name, column) for name, column in columns.items()}
+    return DistillationData(table["episode"], observation, {name: table[name] for name in _SAID if name in table})

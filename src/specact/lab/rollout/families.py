@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, replaced_after_prefix
+from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, chunk_distance, replaced_after_prefix
 from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.spec import InfersCodes
 from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
 from specact.families.load import AnyPair
 from specact.lab.rollout.methods import Method
-from specact.lab.rollout.steps import CodeAudit, common_columns
+from specact.lab.rollout.steps import CodeAudit, code_lessons, common_columns, seen_by
 from specact.lab.rollout.timed import Prepared
 from specact.observation import Window
 from specact.pair import Drafter
@@ -62,6 +62,10 @@ class FamilyRollout(Protocol):
         """An empty step table."""
         ...
 
+    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        """Of what draft and target say of these windows, the columns that one learns from."""
+        ...
+
 
 def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> FamilyRollout:
     """The half of a rollout that a pair's family decides; a family of the user's own does it with a pair's members.
@@ -71,14 +75,15 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> Fami
     """
     if isinstance(pair, Bundle):
         return _CodesRollout(pair, method, offset)
-    if method.uses_head or method.needs_codes or offset != "target":
+    if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
         raise ConfigError(
-            f"{pair.name} is no pair of action codes: it has no target head, no codes and no offsets; choose among "
-            "draft, target, target_on_device, hybrid, random, plain_random, adahi and gated_target"
+            f"{pair.name} is no pair of action codes: it has no head that proposes, no codes and no offsets; choose "
+            "among draft, target, target_on_device, hybrid, random, plain_random, random_learned, adahi, gated_target "
+            "and learned"
         )
     if isinstance(pair, ChunkPair):
         return _ChunksRollout(pair, method)
-    if method.verifier == "target":
+    if method.verifier == "target" or method.needs_head:
         raise ConfigError(
             f"{pair.name} is of a family of your own, which has one way to verify; choose among draft, hybrid, random, "
             "plain_random, adahi and gates of your own"
@@ -103,6 +108,9 @@ class _CodesRollout:
 
     def audit(self, seed: int, *, learning: bool) -> Audit:
         return CodeAudit(self._pair.tokenizer, seed, self._pair.spec.draft if learning else None)
+
+    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        return code_lessons(self._pair.spec.draft, windows, drafts, targets)
 
 
 class _ChunksRollout:
@@ -131,11 +139,10 @@ class _ChunksRollout:
         return ChunkVerifier(target, self._pair.units, self._pair.execute, self._within)
 
     def audit(self, seed: int, *, learning: bool) -> Audit:
-        if learning:
-            raise ConfigError(
-                f"{self._pair.name} is a pair of chunk policies, which has no distillation data on codes to give"
-            )
-        return ChunkAudit(self._pair)
+        return ChunkAudit(self._pair, learning=learning)
+
+    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        return chunk_lessons(self._pair, windows, drafts, targets)
 
 
 class _OwnRollout:
@@ -155,9 +162,27 @@ class _OwnRollout:
         return self._pair.verifier(target)
 
     def audit(self, seed: int, *, learning: bool) -> Audit:
-        if learning:
-            raise ConfigError(f"{self._pair.name} is no pair of action codes, and has no lessons on them to give")
         return OwnAudit(self._pair)
+
+    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        raise ConfigError(
+            f"{self._pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a "
+            "gate of your own, MODULE:GATE"
+        )
+
+
+def chunk_lessons(
+    pair: ChunkPair, windows: Sequence[Window], drafts: Sequence[Chunk], targets: Sequence[Chunk]
+) -> Table:
+    """The columns that one learns from.
+
+    They are what the draft saw but camera frames, ``drafted``, the drafted actions that are executed of a chunk, and
+    ``distance``, see :class:`ChunkAudit`.
+    """
+    count, units = pair.execute, pair.units
+    drafted, wanted = (np.stack([units.from_environment(c)[:count] for c in chunks]) for chunks in (drafts, targets))
+    distance = np.array([chunk_distance(*both) for both in zip(drafted, wanted, strict=True)])
+    return seen_by(pair.draft.spec.observation.vectors, windows) | {"drafted": drafted, "distance": distance}
 
 
 class OwnAudit:
@@ -199,7 +224,7 @@ class OwnAudit:
         change = 0.0
         if record.outcome is None:
             change = float(np.linalg.norm(verified - record.actions[: self._execute], axis=-1).mean())
-        return float(np.sqrt(np.square(drafted - verified).mean(axis=-1)).mean()), change
+        return chunk_distance(drafted, verified), change
 
 
 class ChunkAudit:
@@ -208,14 +233,15 @@ class ChunkAudit:
     Columns besides the common ones: ``distance``, root mean square between the drafted and the target's actions, mean
     over the actions that are executed of a chunk (normalised units); ``prefix``, how many drafted actions verification
     would have accepted; ``action_change``, mean distance over these actions between what was executed and what
-    verification would have given, 0 where it was verified.
+    verification would have given, 0 where it was verified. For learning also what :func:`chunk_lessons` gives.
 
     Args:
         pair: whose.
+        learning: whether the table is for learning.
     """
 
-    def __init__(self, pair: ChunkPair) -> None:
-        self._pair = pair
+    def __init__(self, pair: ChunkPair, *, learning: bool = False) -> None:
+        self._pair, self._learning = pair, learning
         self._columns: dict[str, list[NDArray[np.generic]]] = {}
 
     def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
@@ -227,10 +253,12 @@ class ChunkAudit:
             change = 0.0
             if record.outcome is None:
                 change = float(np.linalg.norm(verified - record.actions[:count], axis=-1).mean())
-            rows.append((float(np.sqrt(np.square(drafted - wanted).mean(axis=-1)).mean()), accepted, change))
+            rows.append((chunk_distance(drafted, wanted), accepted, change))
         names = ("distance", "prefix", "action_change")
         own = {name: np.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
         columns = common_columns(records) | own
+        if self._learning:
+            columns |= chunk_lessons(self._pair, [record.proposal.window for record in records], drafts, targets)
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specact.families.codes.sampling import rejection_probability, total_variation, verify
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, executed_codes
-from specact.observation import ObservationSpec
+from specact.observation import ObservationSpec, Window
 from specact.rng import Role, stream
 from specact.types import StepRecord
 
@@ -35,7 +35,7 @@ class CodeAudit:
     before the draft was computed; ``STAGE_s`` for each of :data:`STAGES`, its
     time, accounted or measured [s].
 
-    For learning also what the policies saw but camera frames, under :data:`SEEN` and its name, ``draft_probs`` and
+    For learning also what the learner sees, under :data:`SEEN` and its name, ``draft_probs`` and
     ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
 
     Args:
@@ -85,7 +85,7 @@ class CodeAudit:
                 f"tv_{k}": variation[:, k],
             }
         if self._learner is not None:
-            columns |= _lesson(self._learner, records, drafts, targets)
+            columns |= code_lessons(self._learner, [r.proposal.window for r in records], drafts, targets)
         for name, values in columns.items():
             self._columns.setdefault(name, []).append(values)
 
@@ -122,20 +122,24 @@ def _stages(records: Sequence[StepRecord]) -> dict[str, list[float]]:
     return own | far
 
 
-def _lesson(
+def code_lessons(
     learner: ObservationSpec,
-    records: Sequence[StepRecord],
+    windows: Sequence[Window],
     drafts: Sequence[CodeDistribution],
     targets: Sequence[CodeDistribution],
 ) -> dict[str, NDArray[np.generic]]:
-    windows, vectors = [record.proposal.window for record in records], learner.vectors
-    seen = {} if vectors is None else vectors.stack(windows)
+    """The columns that one learns from, see :class:`CodeAudit`."""
     return {
-        **{SEEN + name: values for name, values in seen.items()},
+        **seen_by(learner, windows),
         "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
         "target_probs": np.stack([target.probs for target in targets]).astype(np.float32),
         "target_offsets": np.stack([target.offsets for target in targets]).astype(np.float16),
     }
+
+
+def seen_by(learner: ObservationSpec | None, windows: Sequence[Window]) -> dict[str, NDArray[np.generic]]:
+    """What a learner sees, as columns under :data:`SEEN` and its name."""
+    return {} if learner is None else {SEEN + name: values for name, values in learner.stack(windows).items()}
 
 
 def _rows(distributions: Sequence[CodeDistribution], codes: NDArray[np.int64]) -> NDArray[np.float64]:

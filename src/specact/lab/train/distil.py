@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,19 @@ from torch import Tensor, nn
 
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import DistillationData, join
+from specact.lab.data.distillation import DistillationData, FrameWindows, Seen, join
+from specact.lab.rollout.distillation import Collect
+from specact.lab.train.encoder import ImageEncoder
 from specact.lab.train.export import export_policy
 from specact.lab.train.loop import Metrics, Stage, cosine, run
-from specact.lab.train.rebuild import architecture
-from specact.lab.train.vqbet import Statistics, VQBeT, moments
+from specact.lab.train.rebuild import architecture, rebuild
+from specact.lab.train.vqbet import Statistics, VQBeT, moments, plain
 from specact.locks import locked
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.runtime.manifest import write_manifest
 
-Collect = Callable[[Bundle, Sequence[GateSettings], int], DistillationData]
+_AT_ONCE = 256  # windows of frames that are encoded in one pass
 Progress = Callable[[str, int, int], None]
 
 
@@ -56,8 +58,8 @@ def distil(
     """Makes the bundle ``NAME-distilled``: the same target and tokenizer, the draft distilled from the target.
 
     The draft keeps its architecture and starts anew; its only teacher is the target's distribution, its only states
-    are those that gated rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). Run again after a
-    stop, it goes on with the round it was in.
+    are those that gated rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). An image encoder that
+    was trained before the draft stays as it is. Run again after a stop, it goes on with the round it was in.
 
     Args:
         bundle: the pair; made by ``specact train``, so that its manifest tells the draft's architecture.
@@ -81,12 +83,15 @@ def _distil(
     settings, shapes = architecture(bundle, "draft")
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
     taught: list[DistillationData] = []
+    encoders = draft_encoders(bundle) if settings.encoder.learns else {}
     pair = bundle
     for number in range(recipe.rounds):
-        taught.append(collect(pair, gates, number))
+        taught.append(encoded(collect(pair, gates, number), encoders))
         train, held_out = join(taught).split()
         torch.manual_seed(recipe.seed)
         network = VQBeT(shapes, settings, taught_statistics(shapes.observation, train))
+        for camera, encoder in encoders.items():
+            network.freeze(camera, encoder)
         stage = _stage(f"distilled-{number}", network, recipe, bundle.spec.temperature, train, held_out)
         network.load_state_dict(run(stage, out, lambda done: progress("distilled draft", done, recipe.steps)))
         pair = _write(bundle, network, recipe, stage.validate(network), out / "bundles" / f"{bundle.name}-distilled")
@@ -96,7 +101,38 @@ def _distil(
 def taught_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
     """Of what was seen in all windows, by name."""
     fields = {} if spec.vectors is None else spec.vectors.fields
-    return {name: moments(data.observation[name].reshape(-1, *field.shape)) for name, field in fields.items()}
+    seen = {name: np.asarray(data.observation[name]) for name in fields}
+    return {name: moments(seen[name].reshape(-1, *field.shape)) for name, field in fields.items()}
+
+
+def draft_encoders(bundle: Bundle) -> dict[str, ImageEncoder]:
+    """The image encoders of a bundle's draft, by camera.
+
+    Raises:
+        ConfigError: if the bundle does not tell the draft's architecture and weights.
+    """
+    cameras = bundle.spec.draft.images
+    if not cameras:
+        return {}
+    draft = rebuild(bundle, "draft", bundle.spec.draft.history)
+    return {camera: getattr(draft, f"embed_{plain(camera)}").encoder for camera in cameras}
+
+
+@torch.no_grad()
+def encoded(data: DistillationData, encoders: Mapping[str, ImageEncoder]) -> DistillationData:
+    """With the encoders' features ``[N, T, width]`` in the place of their cameras' frames, which are read once."""
+
+    def features(name: str, values: Seen) -> Seen:
+        if name not in encoders or not isinstance(values, FrameWindows):
+            return values
+        parts = []
+        for first in range(0, len(values), _AT_ONCE):
+            frames = np.asarray(values[np.arange(first, min(first + _AT_ONCE, len(values)))])
+            told = encoders[name](torch.from_numpy(frames.reshape(-1, *frames.shape[-3:])))
+            parts.append(told.reshape(*frames.shape[:-3], -1).numpy())
+        return np.concatenate(parts)
+
+    return replace(data, observation={name: features(name, values) for name, values in data.observation.items()})
 
 
 def _stage(
@@ -108,12 +144,12 @@ def _stage(
     held_out: DistillationData,
 ) -> Stage:
     def losses(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
-        seen = {name: torch.from_numpy(values[rows]) for name, values in data.observation.items()}
+        seen = {name: torch.from_numpy(np.asarray(values[rows])) for name, values in data.observation.items()}
         features = network.features(seen)[:, -1:]
         prediction = network.heads(features)
-        p = torch.from_numpy(data.target_probs[rows])
+        p = torch.from_numpy(data.said["target_probs"][rows])
         logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)
-        wanted = torch.from_numpy(data.target_offsets[rows].astype(np.float32))
+        wanted = torch.from_numpy(data.said["target_offsets"][rows].astype(np.float32))
         away = (prediction.offsets[:, 0] - wanted).abs().mean((-2, -1))
         return {
             "cross_entropy": -(p * logs).sum((-2, -1)).mean(),
@@ -127,9 +163,13 @@ def _stage(
         loss = parts["cross_entropy"] + recipe.offset_weight * parts["offset"]
         return loss, {name: part.detach() for name, part in parts.items()}
 
+    # Frames that are not encoded beforehand take memory: of them a part is enough.
+    seeing = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
+    judged = np.arange(min(len(held_out), _AT_ONCE) if seeing else len(held_out))
+
     def validate(module: nn.Module) -> Metrics:
         with torch.no_grad():
-            return {key: float(value) for key, value in losses(held_out, np.arange(len(held_out))).items()}
+            return {key: float(value) for key, value in losses(held_out, judged).items()}
 
     return Stage(
         name=name,

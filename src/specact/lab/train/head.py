@@ -1,54 +1,60 @@
-"""The target head of the learned gate: from window and draft distribution to an estimate of the target's."""
+"""The head of a learned gate: from what the draft saw and drafted to an estimate of what the target would say."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import onnxruntime
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
-from specact.errors import BundleError
-from specact.families.codes.bundle import PARTS, Bundle, load_bundle
-from specact.families.codes.head import TargetHead, give_head
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.pair import ChunkPair
+from specact.families.codes.bundle import Bundle
 from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
-from specact.families.codes.values import CodeDistribution
+from specact.families.head import HEAD, give_head
+from specact.families.load import AnyPair, load_pair, named_again
 from specact.files import write_whole
-from specact.gates.settings import GateSettings
+from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData, join
+from specact.lab.rollout.distillation import Collect
 from specact.lab.statistics import choice_efficiency
-from specact.lab.train.distil import taught_statistics
+from specact.lab.train.distil import draft_encoders, encoded, taught_statistics
+from specact.lab.train.encoder import ImageEncoder
 from specact.lab.train.export import PARITY, to_onnx
 from specact.lab.train.loop import Metrics, Stage, cosine, run
-from specact.lab.train.vqbet import hold_statistics, standardised, statistics_of
+from specact.lab.train.vqbet import hold_statistics, plain, standardised, statistics_of
 from specact.locks import locked
-from specact.observation import Window
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.types import Floats
 
 _TINY = 1e-4
 
 Objective = Literal["distribution", "rejection"]
-Collect = Callable[[Bundle, Sequence[GateSettings], int], DistillationData]
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """How a target head is taught.
+    """How a head is taught.
 
     Attributes:
         hidden: width of its two layers.
-        steps, batch, learning_rate, weight_decay: AdamW with warm-up and a cosine, on cross-entropy to p.
+        steps, batch, learning_rate, weight_decay: AdamW with warm-up and a cosine.
         rates: transmission rates whose states are visited.
         rounds: first under random gates, then under the head of the round before.
-        objective: ``distribution`` learns p, by cross-entropy; ``rejection`` learns nothing but ``r_k(z_k)`` of codes
-            drawn from the draft, the direct regression that the former is compared with.
+        objective: of action codes. ``distribution`` learns p, by cross-entropy; ``rejection`` learns nothing but
+            ``r_k(z_k)`` of codes drawn from the draft, the direct regression that the former is compared with.
         seed: of everything random.
     """
 
@@ -63,23 +69,107 @@ class HeadRecipe:
     seed: int = 0
 
 
-class TargetHeadNetwork(nn.Module):
-    """A perceptron that corrects the draft's own distribution: ``p^ = softmax(f(window, q) + s log q)``.
+# A distance is noisy, and with as many steps as for a distribution the head learns its lessons by heart.
+DISTANCE = HeadRecipe(steps=2000)
+
+
+class HeadNetwork(nn.Module, ABC):
+    """A perceptron that reads what the draft saw, camera frames by the draft's own encoders, and what it drafted.
+
+    Args:
+        observation: what it sees, or None.
+        drafted, outputs: how many numbers it reads besides, and gives.
+        hidden: width of its two layers.
+        data: that it is taught from.
+        encoders: of the draft, by camera; they stay as they are.
+
+    Attributes:
+        output: its name in the exported graph.
+    """
+
+    output: ClassVar[str]
+
+    def __init__(
+        self,
+        observation: ObservationSpec | None,
+        drafted: int,
+        outputs: int,
+        hidden: int,
+        data: DistillationData,
+        encoders: Mapping[str, ImageEncoder],
+    ) -> None:
+        super().__init__()
+        self.fields = {} if observation is None else dict(observation.fields)
+        if observation is not None:
+            hold_statistics(self, observation, taught_statistics(observation, data))
+        widths = [math.prod(field.window_shape) for field in self.fields.values() if not field.is_image]
+        for name, encoder in encoders.items():
+            self.add_module(f"look_{plain(name)}", encoder.requires_grad_(False))
+            widths.append(max(1, self.fields[name].history) * encoder.second.out_features)
+        self.read, self.mix = nn.Linear(sum(widths) + drafted, hidden), nn.Linear(hidden, hidden)
+        self.write = nn.Linear(hidden, outputs)
+
+    def written(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
+        """The outputs ``[B, O]`` for arrays ``[B, *window_shape]`` by name and drafted numbers ``[B, D]``."""
+        rows = {name: self._row(name, observation[name]) for name in self.fields}
+        seen = [row for name, row in rows.items() if self.fields[name].history]
+        seen += [drafted, *(row for name, row in rows.items() if not self.fields[name].history)]
+        hidden = torch.relu(self.read(torch.cat(seen, 1)))
+        hidden = hidden + torch.relu(self.mix(hidden))
+        outputs: Tensor = self.write(hidden)
+        return outputs
+
+    def _row(self, name: str, values: Tensor) -> Tensor:
+        field = self.fields[name]
+        if not field.is_image:
+            return standardised(values, *statistics_of(self, name)).flatten(1)
+        if values.dtype == torch.uint8:
+            encoder: ImageEncoder = getattr(self, f"look_{plain(name)}")
+            features = encoder(values.reshape(-1, *field.shape))
+            values = features.reshape(-1, max(1, field.history) * features.shape[-1])
+        return values.flatten(1)
+
+    def example(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Made-up observations, for three robots."""
+        return {
+            name: torch.randint(0, 256, (3, *field.window_shape), generator=generator, dtype=torch.uint8)
+            if field.is_image
+            else torch.randn(3, *field.window_shape, generator=generator)
+            for name, field in self.fields.items()
+        }
+
+    @abstractmethod
+    def given(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+        """Made-up inputs of :meth:`forward`, by name."""
+
+    @abstractmethod
+    def loss(self, data: DistillationData, step: int) -> Tensor:
+        """To be minimised; what is random about it depends on the step."""
+
+    @abstractmethod
+    def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
+        """What a gate would score by it, and what that estimates, ``[N]`` each."""
+
+
+class TargetHeadNetwork(HeadNetwork):
+    """Corrects the draft's own distribution over codes: ``p^ = softmax(f(window, q) + s log q)``.
 
     Of the objective ``rejection`` it estimates ``r^ = sigmoid(-f)`` and answers ``p^ = q (1 - r^)``, whose rejection
     probabilities are ``r^``, so that the same gate reads it.
     """
 
-    def __init__(self, spec: PolicySpec, recipe: HeadRecipe, data: DistillationData) -> None:
-        super().__init__()
-        hidden, self.objective = recipe.hidden, recipe.objective
-        self.shape = (spec.codebooks, spec.codes)
-        self.fields = {} if spec.draft.vectors is None else dict(spec.draft.vectors.fields)
-        hold_statistics(self, spec.draft, taught_statistics(spec.draft, data))
-        widths = [math.prod(field.window_shape) for field in self.fields.values()]
-        inputs = sum(widths) + spec.codebooks * spec.codes
-        self.read, self.mix = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
-        self.write = nn.Linear(hidden, spec.codebooks * spec.codes)
+    output = "target_probs"
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        recipe: HeadRecipe,
+        data: DistillationData,
+        encoders: Mapping[str, ImageEncoder],
+    ) -> None:
+        codes = spec.codebooks * spec.codes
+        super().__init__(spec.draft, codes, codes, recipe.hidden, data, encoders)
+        self.objective, self.shape = recipe.objective, (spec.codebooks, spec.codes)
         self.trust = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, observation: Mapping[str, Tensor], draft_probs: Tensor) -> Tensor:
@@ -90,23 +180,78 @@ class TargetHeadNetwork(nn.Module):
     def logits(self, observation: Mapping[str, Tensor], draft_probs: Tensor) -> Tensor:
         """Before the softmax, or of the codes' acceptance."""
         offered = (draft_probs + _TINY).log()
-        rows = {name: standardised(observation[name], *statistics_of(self, name)).flatten(1) for name in self.fields}
-        seen = [row for name, row in rows.items() if self.fields[name].history]
-        seen += [0.25 * offered.flatten(1), *(row for name, row in rows.items() if not self.fields[name].history)]
-        hidden = torch.relu(self.read(torch.cat(seen, 1)))
-        hidden = hidden + torch.relu(self.mix(hidden))
-        correction: Tensor = self.write(hidden).unflatten(-1, self.shape)
+        correction: Tensor = self.written(observation, 0.25 * offered.flatten(1)).unflatten(-1, self.shape)
         return correction + self.trust * offered if self.objective == "distribution" else correction
 
+    def given(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+        """See :class:`HeadNetwork`."""
+        seen = self.example(generator)
+        return {"observation": seen, "draft_probs": torch.randn(3, *self.shape, generator=generator).softmax(-1)}
 
-def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
-    """Trains a bundle's target head on states that gated policies lead to, and writes it beside the draft.
+    def loss(self, data: DistillationData, step: int) -> Tensor:
+        """Cross-entropy to p, or to the acceptance probability of codes that are drawn anew in every step."""
+        logits = self.logits(*_seen(data, "draft_probs"))
+        if self.objective == "distribution":
+            p = torch.from_numpy(data.said["target_probs"])
+            return -(p * logits.log_softmax(-1)).sum((-2, -1)).mean()
+        q, p = _distributions(data)
+        codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
+        accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()
+        drawn = logits.gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
+        return nn.functional.binary_cross_entropy_with_logits(drawn, accepted, reduction="none").sum(-1).mean()
 
-    The bundle gets its head after the last round; the heads of earlier rounds are in a copy of the pair. Run again
+    def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
+        """``R^(z)`` and ``R(z)`` of codes drawn from the draft."""
+        with torch.no_grad():
+            estimate = self(*_seen(data, "draft_probs")).double().numpy()
+        q, p = _distributions(data)
+        codes = sample(q, stream(0, Role.DATA, episode=3).random(q.shape[:2]))
+        estimated, true = (1.0 - np.prod(1.0 - rejection_probability(by, q, codes), axis=-1) for by in (estimate, p))
+        return estimated, true
+
+
+class DistanceHeadNetwork(HeadNetwork):
+    """Estimates how far the target's actions are from the drafted ones, by least squares; frames are not looked at."""
+
+    output = "distance"
+    mean: Tensor
+
+    def __init__(self, pair: ChunkPair, recipe: HeadRecipe, data: DistillationData) -> None:
+        drafted = data.said["drafted"].shape[1:]
+        super().__init__(pair.draft.spec.observation.vectors, math.prod(drafted), 1, recipe.hidden, data, {})
+        self.drafted = drafted
+        self.register_buffer("mean", torch.tensor(max(1e-6, float(data.said["distance"].mean()))))
+
+    def forward(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
+        """The distance ``[B]`` from arrays ``[B, *window_shape]`` by name and ``drafted [B, n, A]``, normalised."""
+        return self.mean * nn.functional.softplus(self.written(observation, drafted.flatten(1))[:, 0])
+
+    def given(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+        """See :class:`HeadNetwork`."""
+        return {
+            "observation": self.example(generator), "drafted": torch.randn(3, *self.drafted, generator=generator)
+        }  # fmt: skip
+
+    def loss(self, data: DistillationData, step: int) -> Tensor:
+        """Squared error, in units of the mean distance."""
+        wanted = torch.from_numpy(data.said["distance"]).float()
+        error: Tensor = (self(*_seen(data, "drafted")) - wanted) / self.mean
+        return error.square().mean()
+
+    def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
+        """Estimated and true distance."""
+        with torch.no_grad():
+            return self(*_seen(data, "drafted")).double().numpy(), data.said["distance"]
+
+
+def teach_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
+    """Trains a pair's head on states that gated policies lead to, and writes it beside the draft.
+
+    The pair gets its head after the last round; the heads of earlier rounds are in a copy of the pair. Run again
     after a stop, it goes on with the round it was in.
 
     Args:
-        bundle: the pair.
+        pair: of action codes, or of chunks.
         recipe: how.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
@@ -114,75 +259,83 @@ def teach_head(bundle: Bundle, recipe: HeadRecipe, collect: Collect, out: Path, 
 
     Returns:
         Metrics on held-out episodes of the last round.
+
+    Raises:
+        ConfigError: for a pair of another family.
     """
+    if pair.path is None or not isinstance(pair, Bundle | ChunkPair):
+        raise ConfigError(
+            f"{pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a gate of "
+            "your own, MODULE:GATE"
+        )
     torch.set_num_threads(1)  # small matrices: more would only wait for each other, and change the last bits
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
     taught: list[DistillationData] = []
-    pair = bundle
+    encoders = draft_encoders(pair) if isinstance(pair, Bundle) else {}
+    rolled: AnyPair = pair
     with locked(out):
         for number in range(recipe.rounds):
-            taught.append(collect(pair, gates, number))
+            taught.append(encoded(collect(rolled, gates, number), encoders))
             train, held_out = join(taught).split()
             torch.manual_seed(recipe.seed)
-            network = TargetHeadNetwork(bundle.spec, recipe, train)
+            network = (
+                TargetHeadNetwork(pair.spec, recipe, train, encoders)
+                if isinstance(pair, Bundle)
+                else DistanceHeadNetwork(pair, recipe, train)
+            )
             stage = _stage(f"head-{number}", network, recipe, train, held_out)
             network.load_state_dict(run(stage, out, lambda done: progress("target head", done, recipe.steps)))
             file = out / f"head-{number}.onnx"
-            head = export_head(network.eval(), bundle, file)
+            export_head(network.eval(), pair.fingerprint, file)
             if number == recipe.rounds - 1:
-                give_head(bundle.path, file)
+                give_head(pair.path, file)
             else:
-                pair = _copy_with_head(bundle, file, out / "pair")
-                gates = [_gate_for(rate, network, held_out, head) for rate in recipe.rates]
+                rolled = _copy_with_head(pair, pair.path, file, out / "pair")
+                gates = [_gate_for(rate, network, held_out, rolled) for rate in recipe.rates]
     return stage.validate(network)
 
 
-def _copy_with_head(bundle: Bundle, head: Path, path: Path) -> Bundle:
+def _copy_with_head(pair: AnyPair, folder: Path, head: Path, path: Path) -> AnyPair:
     """The pair with this head in a folder of its own, from which worker processes load it."""
-    path.mkdir(exist_ok=True)
-    for name in ("manifest.json", *PARTS.values()):
-        write_whole(path / name, (bundle.path / name).read_bytes())
+    left_out = shutil.ignore_patterns("calibration", HEAD, path.parent.name)
+    shutil.copytree(folder, path, ignore=left_out, dirs_exist_ok=True)
     give_head(path, head)
-    return load_bundle(path)
+    draft, target = named_again(pair)
+    return load_pair(path, draft=draft, target=target)
 
 
-def export_head(network: TargetHeadNetwork, bundle: Bundle, path: Path) -> TargetHead:
-    """Writes a head as ONNX, marked with its pair, and checks that it answers like the trained one.
+def export_head(network: HeadNetwork, pair: str, path: Path) -> None:
+    """Writes a head as ONNX, marked with its pair's fingerprint, and checks that it answers like the trained one.
 
     Raises:
         BundleError: if it does not.
     """
-    spec, generator = bundle.spec, torch.Generator().manual_seed(0)
-    seen = {name: torch.randn(3, *field.window_shape, generator=generator) for name, field in network.fields.items()}
-    draft_probs = torch.randn(3, spec.codebooks, spec.codes, generator=generator).softmax(-1)
-    proto = to_onnx(network, {"observation": seen, "draft_probs": draft_probs}, ["target_probs"])
+    given = network.given(torch.Generator().manual_seed(0))
+    proto = to_onnx(network, given, [network.output])
     entry = proto.metadata_props.add()
-    entry.key, entry.value = "pair", bundle.fingerprint
+    entry.key, entry.value = "pair", pair
     write_whole(path, proto.SerializeToString())
-    head = TargetHead(path, spec, bundle.fingerprint)
+    feeds: dict[str, Any] = {}
+    for name, value in given.items():
+        feeds |= value if isinstance(value, dict) else {name: value}
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found = session.run(None, {name: value.numpy() for name, value in feeds.items()})[0]
     with torch.no_grad():
-        expected = network(seen, draft_probs).numpy()
-    for row, wanted in enumerate(expected):
-        draft = CodeDistribution(draft_probs[row].double().numpy(), np.zeros(0, np.float32))
-        found = head.estimate(Window({name: values[row].numpy() for name, values in seen.items()}), draft)
-        if np.abs(found - wanted).max() > PARITY:
+        if np.abs(found - network(**given).numpy()).max() > PARITY:
             raise BundleError(f"{path} differs from the trained network by more than {PARITY:.0e}")
-    return head
 
 
 def _stage(
-    name: str, network: TargetHeadNetwork, recipe: HeadRecipe, train: DistillationData, held_out: DistillationData
+    name: str, network: HeadNetwork, recipe: HeadRecipe, train: DistillationData, held_out: DistillationData
 ) -> Stage:
-    loss_of = _cross_entropy if recipe.objective == "distribution" else _rejection_entropy
-
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
-        return loss_of(network, train.select(rows), step), {}
+        return network.loss(train.select(rows), step), {}
 
     def validate(module: nn.Module) -> Metrics:
         with torch.no_grad():
-            loss = float(loss_of(network, held_out, 0))
-        return {"loss": loss, **_efficiency(network, held_out)}
+            loss = float(network.loss(held_out, 0))
+        return {"loss": loss, **_judged(network, held_out)}
 
     return Stage(
         name=name,
@@ -197,42 +350,24 @@ def _stage(
     )
 
 
-def _seen(data: DistillationData) -> tuple[dict[str, Tensor], Tensor]:
+def _seen(data: DistillationData, drafted: str) -> tuple[dict[str, Tensor], Tensor]:
     """What the network takes."""
-    observation = {name: torch.from_numpy(values) for name, values in data.observation.items()}
-    return observation, torch.from_numpy(data.draft_probs)
+    observation = {name: torch.from_numpy(np.asarray(values)) for name, values in data.observation.items()}
+    return observation, torch.from_numpy(data.said[drafted])
 
 
-def _cross_entropy(network: TargetHeadNetwork, data: DistillationData, step: int) -> Tensor:
-    """To the target's distribution; the same whatever the step."""
-    logs = network.logits(*_seen(data)).log_softmax(-1)
-    return -(torch.from_numpy(data.target_probs) * logs).sum((-2, -1)).mean()
+def _distributions(data: DistillationData) -> tuple[Floats, Floats]:
+    """Q and p."""
+    return data.said["draft_probs"].astype(np.float64), data.said["target_probs"].astype(np.float64)
 
 
-def _rejection_entropy(network: TargetHeadNetwork, data: DistillationData, step: int) -> Tensor:
-    """To the acceptance probability of codes that are drawn anew in every step."""
-    q, p = data.draft_probs.astype(np.float64), data.target_probs.astype(np.float64)
-    codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
-    accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()
-    logits = network.logits(*_seen(data)).gather(-1, torch.from_numpy(codes)[..., None])[..., 0]
-    return nn.functional.binary_cross_entropy_with_logits(logits, accepted, reduction="none").sum(-1).mean()
+def _judged(network: HeadNetwork, data: DistillationData) -> Metrics:
+    """Rank correlation of score and truth, and gate efficiency at transmission rates .2, .4, .6.
 
-
-def _scores(network: TargetHeadNetwork, data: DistillationData) -> tuple[Floats, Floats]:
-    """``R^(z)`` and ``R(z)`` of codes drawn from the draft, ``[N]`` each."""
-    with torch.no_grad():
-        estimate = network(*_seen(data)).double().numpy()
-    q = data.draft_probs.astype(np.float64)
-    codes = sample(q, stream(0, Role.DATA, episode=3).random(q.shape[:2]))
-    distributions = (estimate, data.target_probs.astype(np.float64))
-    estimated, true = (1.0 - np.prod(1.0 - rejection_probability(p, q, codes), axis=-1) for p in distributions)
-    return estimated, true
-
-
-def _efficiency(network: TargetHeadNetwork, data: DistillationData) -> Metrics:
-    """Gate efficiency on these states at transmission rates .2, .4, .6: share of the oracle's gain over chance."""
-    estimated, true = _scores(network, data)
-    found = {}
+    The latter is the share of the oracle's gain over chance.
+    """
+    estimated, true = network.scores(data)
+    found = {"spearman": float(stats.spearmanr(estimated, true).statistic)}
     for rate in (0.2, 0.4, 0.6):
         sent = np.ones(len(true), dtype=bool)
         sent[np.argsort(estimated, kind="stable")[: round(len(true) * (1.0 - rate))]] = False
@@ -242,8 +377,8 @@ def _efficiency(network: TargetHeadNetwork, data: DistillationData) -> Metrics:
     return found
 
 
-def _gate_for(rate: float, network: TargetHeadNetwork, data: DistillationData, head: TargetHead) -> GateSettings:
+def _gate_for(rate: float, network: HeadNetwork, data: DistillationData, pair: AnyPair) -> GateSettings:
     """The learned gate at about this rate; which states it visits is what matters, not the rate."""
-    estimated, _ = _scores(network, data)
-    options = (("on", "rejection"), ("weights", head.fingerprint))
-    return GateSettings("learned", threshold=float(np.quantile(estimated, 1.0 - rate)), options=options)
+    estimated, _ = network.scores(data)
+    settings = GateChoices(max_skips="unlimited").settings("learned", pair)
+    return replace(settings, threshold=float(np.quantile(estimated, 1.0 - rate)))

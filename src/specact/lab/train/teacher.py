@@ -1,7 +1,8 @@
-"""A draft for somebody else's target: demonstrations whose actions are those that the target would have taken."""
+"""What a target says of demonstrated observations: for a draft that learns its answers, or for a learned gate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,17 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.sources import LoadedPolicy
+from specact.families.load import AnyPair
+from specact.lab.data.distillation import DistillationData, join
+from specact.lab.data.episodes import Episodes
+from specact.lab.rollout.distillation import data_of
+from specact.lab.rollout.families import rollout_of
+from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.rollout import COMPOSITION
 from specact.lab.train.stages import Dataset, Progress
 from specact.lab.train.windows import Windows
-from specact.observation import Window
-from specact.rng import Role, stream
+from specact.observation import ObservationSpec, Window
+from specact.rng import Role, StepAddress, stream
 
 _BATCH = 64
 # Of the random streams that the target draws from; no training step has this number.
@@ -40,14 +48,18 @@ def check_teacher(teacher: LoadedPolicy, chunk: int, actions: int, rate_hz: floa
         )
     if spec.chunk < chunk:
         raise ConfigError(f"{teacher.name} answers with {spec.chunk} actions; the recipe's chunk of {chunk} is longer")
-    missing = sorted(set(spec.observation.fields) - names)
+    _check_seen(teacher.name, spec.observation, names)
+
+
+def _check_seen(who: str, observation: ObservationSpec, names: Collection[str]) -> None:
+    missing = sorted(set(observation.fields) - set(names))
     if missing:
         raise ConfigError(
-            f"{teacher.name} sees {', '.join(missing)}, which the demonstrations do not hold under that name; name it "
+            f"{who} sees {', '.join(missing)}, which the demonstrations do not hold under that name; name it "
             "in the recipe's [observations]"
         )
-    if spec.observation.instruction:
-        raise ConfigError(f"{teacher.name} needs an instruction, and demonstrations hold none")
+    if observation.instruction:
+        raise ConfigError(f"{who} needs an instruction, and demonstrations hold none")
 
 
 def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, seed: int, progress: Progress) -> None:
@@ -69,6 +81,7 @@ def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, see
     centre, scale = dataset.centre.numpy(), dataset.scale.numpy()
     low, high = centre - scale, centre + scale
     parts = (("train", dataset.train), ("held_out", dataset.held_out))
+    spec = teacher.policy.spec.observation
     total, done = sum(len(windows) for _, windows in parts), 0
     for name, windows in parts:
         path = folder / f"answers-{name}.npy"
@@ -77,7 +90,7 @@ def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, see
             rows = np.arange(first, min(first + _BATCH, len(windows)))
             if np.isnan(answers[rows]).any():
                 rngs = [stream(seed, Role.DRAFT, episode=_STREAM, step=int(row)) for row in rows]
-                found = np.stack(teacher.policy.infer_batch(_windows(windows, teacher, rows), rngs))[:, :chunk]
+                found = np.stack(teacher.policy.infer_batch(_windows(windows, spec, rows), rngs))[:, :chunk]
                 if not np.isfinite(found).all():
                     raise DataError(f"{teacher.name} has no finite answer to some of the demonstrated observations")
                 # As on the robot, where no action leaves the range that was demonstrated.
@@ -95,8 +108,8 @@ def forget_answers(folder: Path) -> None:
         path.unlink()
 
 
-def _windows(windows: Windows, teacher: LoadedPolicy, rows: NDArray[np.int64]) -> list[Window]:
-    seen = windows.at(teacher.policy.spec.observation, rows).observation
+def _windows(windows: Windows, observation: ObservationSpec, rows: NDArray[np.int64]) -> list[Window]:
+    seen = windows.at(observation, rows).observation
     arrays = {name: tensor.numpy() for name, tensor in seen.items()}
     return [Window({name: array[i] for name, array in arrays.items()}) for i in range(len(rows))]
 
@@ -110,3 +123,38 @@ def _file(path: Path, shape: tuple[int, ...]) -> np.memmap:
     made = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     made[:] = np.nan
     return made
+
+
+def lessons_along(
+    pair: AnyPair, shown: Episodes, wanted: int, folder: Path, advance: Callable[[int], None], *, seed: int = 0
+) -> DistillationData:
+    """What both policies of a pair say of demonstrated observations, without a simulator.
+
+    Args:
+        pair: of action codes, or of chunks.
+        shown: demonstrations.
+        wanted: at most so many of their steps, drawn at random.
+        folder: where camera frames are kept; without a camera nothing is written.
+        advance: told the number of steps so far.
+        seed: of everything random.
+
+    Raises:
+        ConfigError: if the pair sees what the demonstrations do not hold, or is of a family of the user's own.
+        DataError: if the target has no finite answer.
+    """
+    family = rollout_of(pair, load_method(COMPOSITION))
+    _check_seen(pair.name, pair.observation, shown.observation)
+    windows = Windows(shown, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
+    rows = np.sort(stream(seed, Role.DATA, episode=_STREAM).permutation(len(windows))[:wanted])
+    parts = []
+    for first in range(0, len(rows), _BATCH):
+        chosen = rows[first : first + _BATCH]
+        seen = _windows(windows, pair.observation, chosen)
+        addresses = [StepAddress(seed, 0, _STREAM, int(row)) for row in chosen]
+        table = family.lessons(seen, *family.infer(seen, addresses))
+        if not all(np.isfinite(column).all() for column in table.values()):
+            raise DataError(f"{pair.name} has no finite answer to some of the demonstrated observations")
+        table["episode"] = np.searchsorted(shown.ends, chosen, side="right")
+        parts.append(data_of(table, folder, first))
+        advance(first + len(chosen))
+    return join(parts)

@@ -1,0 +1,64 @@
+"""The head of a chunk pair's learned gate: how far the target's actions probably are from the drafted ones."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from specact.families.chunks.pair import ChunkPair
+from specact.families.head import head_file, open_head
+from specact.observation import ObservationSpec, Window
+from specact.runtime.manifest import fingerprint_of
+from specact.types import Chunk
+
+
+def load_distance_head(pair: ChunkPair) -> DistanceHead:
+    """The pair's head. Robots of one process share the session; it keeps no state.
+
+    Raises:
+        ConfigError: if the pair has none.
+        BundleError: if it does not fit the pair.
+    """
+    file = head_file(pair)
+    drafted = (pair.execute, len(pair.units.centre))
+    return _load(file, pair.draft.spec.observation.vectors, drafted, pair.fingerprint, fingerprint_of(file))
+
+
+@cache
+def _load(
+    path: Path, observation: ObservationSpec | None, drafted: tuple[int, int], pair: str, weights: str
+) -> DistanceHead:
+    """``weights`` tells two heads apart that were one after the other in the same file."""
+    return DistanceHead(path, observation, drafted, pair)
+
+
+class DistanceHead:
+    """Estimates the distance between the drafted and the target's actions.
+
+    Args:
+        path: the ``.onnx`` file.
+        observation: what it sees: all that the draft sees but camera frames; None where that is nothing.
+        drafted: how many drafted actions it reads, those that are executed of a chunk, and how wide they are.
+        pair: fingerprint of the pair that it was trained for; it is written in the file.
+
+    Raises:
+        BundleError: if the file is no ONNX model, does not fit the pair, or was made for another one.
+    """
+
+    def __init__(self, path: Path, observation: ObservationSpec | None, drafted: tuple[int, int], pair: str) -> None:
+        self._observation, self._execute = observation, drafted[0]
+        seen = {} if observation is None else observation.shapes
+        self._session = open_head(path, pair, seen | {"drafted": list(drafted)})
+
+    def estimate(self, window: Window, actions: Chunk) -> float:
+        """The expected root mean square over the action's dimensions, mean over the actions that are executed.
+
+        Args:
+            window: at least what the draft sees.
+            actions: as drafted, ``[n, A]``, normalised.
+        """
+        inputs = {} if self._observation is None else self._observation.stack([window])
+        inputs["drafted"] = np.ascontiguousarray(actions[None, : self._execute])
+        return float(self._session.run(None, inputs)[0][0])
