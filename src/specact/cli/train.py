@@ -1,4 +1,4 @@
-"""``specact train`` makes what a recipe describes: pairs of VQ-BeT policies, or a flow policy."""
+"""``specact train`` makes what a recipe describes: pairs of VQ-BeT policies, or a chunk policy."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def train(
     """Train the policies and bundles of a recipe. An interrupted run resumes.
 
     Args:
-        recipe: TOML file, see recipes/; kind = "flow" trains a flow policy, otherwise tokenizer, target and
-            drafts are trained.
+        recipe: TOML file, see recipes/; kind = "flow" or "regression" trains a chunk policy, otherwise tokenizer,
+            target and drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: without a recipe, a bundle of action codes, by path or name: makes NAME-distilled, whose draft is
-            trained on the target's output in states of the gated policy. With a recipe of kind = "flow", the target
-            that the draft is for (MODULE:NAME, a .toml file that describes an ONNX file, a flow bundle,
+            trained on the target's output in states of the gated policy. With a recipe of a chunk policy, the
+            target that the draft is for (MODULE:NAME, a .toml file that describes an ONNX file, a flow bundle,
             BUNDLE#target): its answers to the demonstrated observations are learned, not the demonstrated actions.
         env: with --distil: environment, a name or MODULE:TASK; the bundle's own if not given.
         lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
@@ -63,7 +63,8 @@ def train(
     what, _ = load_any_recipe(recipe)
     if distil is not None and not isinstance(what, FlowRecipe):
         raise ConfigError(
-            'a recipe of action codes trains its own target; leave out --distil, or give a recipe of kind = "flow"'
+            "a recipe of action codes trains its own target; leave out --distil, or give a recipe of "
+            'kind = "flow" or "regression"'
         )
     with progress_bars() as update:
         if isinstance(what, FlowRecipe):

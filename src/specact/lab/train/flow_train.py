@@ -1,4 +1,4 @@
-"""``specact train`` of a flow policy: from demonstrations to a bundle; stopped, it goes on where it was."""
+"""``specact train`` of a chunk policy: from demonstrations to a bundle; stopped, it goes on where it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.train import stages
 from specact.lab.train.flow import Flow
-from specact.lab.train.flow_export import write_flow_bundle
+from specact.lab.train.flow_export import write_flow_bundle, write_regression_bundle
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Metrics, Stage, cosine, run
@@ -27,7 +27,8 @@ from specact.lab.train.windows import Batch, Windows, observation_of
 from specact.locks import locked
 from specact.rng import Role, stream
 
-NAME = "flow"
+# How the loss is called on what was held out.
+_LOSS = {"flow": "velocity_mse", "regression": "action_l1"}
 
 
 def units_of(dataset: Dataset) -> FlowUnits:
@@ -39,8 +40,9 @@ def units_of(dataset: Dataset) -> FlowUnits:
 def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
     """Trains encoder, prefix and expert together.
 
-    With noise ``x_0``, data ``x_1`` and ``x_t = (1 - t) x_0 + t x_1`` the expert learns ``x_1 - x_0`` by least squares,
-    at times drawn uniformly. Steps of a chunk past its episode's end were never demonstrated, and do not count.
+    With noise ``x_0``, data ``x_1`` and ``x_t = (1 - t) x_0 + t x_1`` a flow's expert learns ``x_1 - x_0`` by least
+    squares, at times drawn uniformly. Regression learns ``x_1`` at ``x_0 = 0`` and ``t = 0`` by least absolute errors,
+    as ACT does (Zhao et al. 2023). Steps of a chunk past its episode's end were never demonstrated, and do not count.
     """
     torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
     model = Flow(spec, recipe, dataset.statistics)
@@ -50,6 +52,12 @@ def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
     def loss_on(windows: Windows, batch: Batch, draws: int) -> Tensor:
         chunks, real = data[id(windows)]
         ends_at = batch.step[:, -1]
+        if recipe.kind == "regression":
+            with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
+                found = model.regressed(batch.observation)
+            missed = (found.float() - chunks[ends_at]).abs().mean(-1)
+            mean: Tensor = (real[ends_at] * missed).sum() / real[ends_at].sum()
+            return mean
         clean, weight = chunks[ends_at].repeat(draws, 1, 1), real[ends_at].repeat(draws, 1)
         noise, time = torch.randn_like(clean), torch.rand(len(clean))
         noisy = torch.lerp(noise, clean, time[:, None, None])
@@ -68,10 +76,10 @@ def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
         batch = dataset.held_out.draw(spec.observation, recipe.seed, 0, min(1024, 4 * len(dataset.held_out)))
-        return {"velocity_mse": float(loss_on(dataset.held_out, batch, 4))}
+        return {_LOSS[recipe.kind]: float(loss_on(dataset.held_out, batch, 4))}
 
     return Stage(
-        name=NAME,
+        name=recipe.kind,
         module=model,
         optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99)),
         update=update,
@@ -101,7 +109,7 @@ def train_flow(
     threads: int = 1,
     teacher: LoadedPolicy | None = None,
 ) -> Trained:
-    """Makes the flow policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
+    """Makes the chunk policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
     Args:
         teacher: a policy whose answers to the demonstrated observations are learned, instead of the demonstrated
@@ -138,7 +146,7 @@ def _train(
     asked: dict[str, Any],
 ) -> Trained:
     stage = flow_stage(dataset, recipe, spec)
-    stage.module.load_state_dict(run(stage, out, lambda done: progress(NAME, done, recipe.steps)))
+    stage.module.load_state_dict(run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps)))
     assert isinstance(stage.module, Flow)
     folder = out / "bundles" / recipe.bundle
     manifest = {
@@ -148,7 +156,6 @@ def _train(
         "recipe": asked,
         "training": last_lines(out),
     }
-    write_flow_bundle(
-        folder, manifest=manifest, model=stage.module, units=units_of(dataset), half=recipe.precision == "float16"
-    )
+    write = write_flow_bundle if recipe.kind == "flow" else write_regression_bundle
+    write(folder, manifest=manifest, model=stage.module, units=units_of(dataset), half=recipe.precision == "float16")
     return Trained([folder], last_lines(out))
