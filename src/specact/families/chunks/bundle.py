@@ -81,9 +81,11 @@ class RegressionBundle(BundleFolder):
 
     Attributes:
         policy: it; its actions do not leave the range that was demonstrated.
+        units: of what it was trained on.
     """
 
     policy: FunctionPolicy
+    units: FlowUnits
 
 
 def load_regression(
@@ -109,7 +111,7 @@ def load_regression(
         return session.run(None, dict(inputs))[0]
 
     policy = FunctionPolicy(spec, run, units=ActionUnits.of_range(units.low, units.high))
-    return RegressionBundle(path, manifest, policy)
+    return RegressionBundle(path, manifest, policy, units)
 
 
 def _read_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:

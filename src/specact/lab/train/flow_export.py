@@ -91,6 +91,10 @@ def write_regression_bundle(path: Path, *, manifest: dict[str, Any], model: Flow
     _write(path, {"kind": "regression", **manifest}, model, modules, units, REGRESSION_PARTS, half)
 
 
+# By the kind of a recipe.
+WRITERS = {"flow": write_flow_bundle, "regression": write_regression_bundle}
+
+
 def _write(
     path: Path,
     manifest: dict[str, Any],

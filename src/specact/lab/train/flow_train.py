@@ -17,7 +17,7 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.train import stages
 from specact.lab.train.flow import Flow
-from specact.lab.train.flow_export import write_flow_bundle, write_regression_bundle
+from specact.lab.train.flow_export import WRITERS
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Metrics, Stage, cosine, run
@@ -199,6 +199,7 @@ def _train(
         "recipe": asked,
         "training": last_lines(out),
     }
-    write = write_flow_bundle if recipe.kind == "flow" else write_regression_bundle
-    write(folder, manifest=manifest, model=stage.module, units=units_of(dataset), half=recipe.precision == "float16")
+    WRITERS[recipe.kind](
+        folder, manifest=manifest, model=stage.module, units=units_of(dataset), half=recipe.precision == "float16"
+    )
     return Trained([folder], last_lines(out))
