@@ -1,4 +1,4 @@
-"""``specact train`` makes what a recipe describes: pairs of VQ-BeT policies, or a flow policy."""
+"""``specact train`` makes what a recipe describes: pairs of VQ-BeT policies, or a chunk policy."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def train(
     *,
     out: Path,
     distil: str | None = None,
+    target: str | None = None,
     env: str | None = None,
     lessons: int = 100_000,
     data: Path = Path(),
@@ -33,13 +34,15 @@ def train(
     """Train the policies and bundles of a recipe. An interrupted run resumes.
 
     Args:
-        recipe: TOML file, see recipes/; kind = "flow" trains a flow policy, otherwise tokenizer, target and
-            drafts are trained.
+        recipe: TOML file, see recipes/; kind = "flow" or "regression" trains a chunk policy, otherwise tokenizer,
+            target and drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
-        distil: without a recipe, a bundle of action codes, by path or name: makes NAME-distilled, whose draft is
-            trained on the target's output in states of the gated policy. With a recipe of kind = "flow", the target
-            that the draft is for (MODULE:NAME, a .toml file that describes an ONNX file, a flow bundle,
+        distil: without a recipe, a pair, by path or name: makes NAME-distilled, whose draft is trained on the
+            target's output in states of the gated policy. With a recipe of a chunk policy, the
+            target that the draft is for (MODULE:NAME, a .toml file that describes an ONNX file, a flow bundle,
             BUNDLE#target): its answers to the demonstrated observations are learned, not the demonstrated actions.
+        target: with --distil and no recipe: of a pair of chunk policies, where the pair does not name it,
+            MODULE:NAME or a .toml file.
         env: with --distil: environment, a name or MODULE:TASK; the bundle's own if not given.
         lessons: with --distil: number of inferences to train the draft on, in each of two rounds.
         data: folder that the recipe's data paths are relative to.
@@ -59,7 +62,7 @@ def train(
     check_folder(out)
     if recipe is None:
         assert distil is not None
-        path = _distil(distil, env, lessons, out, threads)
+        path = _distil(distil, target, env, lessons, out, threads)
         if json:
             print_json({"bundles": [str(path)]})
         else:
@@ -68,7 +71,8 @@ def train(
     what, _ = load_any_recipe(recipe)
     if distil is not None and not isinstance(what, FlowRecipe):
         raise ConfigError(
-            'a recipe of action codes trains its own target; leave out --distil, or give a recipe of kind = "flow"'
+            "a recipe of action codes trains its own target; leave out --distil, or give a recipe of "
+            'kind = "flow" or "regression"'
         )
     with progress_bars() as update:
         if isinstance(what, FlowRecipe):
@@ -87,14 +91,21 @@ def train(
         remarks.print(f"bundle: {path}", highlight=False)
 
 
-def _distil(name_or_path: str, env: str | None, lessons: int, out: Path, threads: int) -> Path:
-    from specact.families.codes.bundle import load_bundle
+def _distil(name: str, target: str | None, env: str | None, lessons: int, out: Path, threads: int) -> Path:
+    from specact.families.chunks.pair import ChunkPair
+    from specact.families.load import load_pair, of_codes
     from specact.lab.rollout.distillation import collector
     from specact.lab.rollout.pool import Pool
     from specact.lab.train.distil import DistilRecipe, distil
+    from specact.lab.train.distil_chunks import distil_chunks
 
+    pair = load_pair(name, target=target)
     with progress_bars() as update, Pool() as pool:
         roll = collector(lessons, pool, update, env, out / "frames")
-        made = distil(load_bundle(name_or_path), DistilRecipe(), roll, out, update, threads=threads)
+        if isinstance(pair, ChunkPair):
+            made = distil_chunks(pair, DistilRecipe(), roll, out, update, threads=threads)
+        else:
+            codes = of_codes(pair, "distillation")
+            made = distil(codes, DistilRecipe(), roll, out, update, threads=threads)
     shutil.rmtree(out / "frames", ignore_errors=True)
     return made

@@ -83,7 +83,7 @@ def load_responder(
         BundleError: if it cannot be used.
         ConfigError: if there is none of that name, or no such execution provider.
     """
-    if names_folder(source) and kind_of(find_bundle(source)) != "flow":
+    if names_folder(source) and kind_of(find_bundle(source)) not in ("flow", "regression"):
         return load_pair(source, provider=provider, threads=threads).responder
     if names_own(source) and (own := load_own_responder(source)) is not None:
         return own

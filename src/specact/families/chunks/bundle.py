@@ -1,24 +1,29 @@
-"""A bundle that holds a flow policy: its networks, its units, and a manifest that ties them."""
+"""A bundle that holds one chunk policy, a flow or a regression: networks, units, and a manifest that ties them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from specact.errors import BundleError, unknown_name
+from specact.families.chunks.adapters import FunctionPolicy
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.bundle import check_units, find_bundle
+from specact.families.codes.network import open_session
 from specact.observation import read_spec
 from specact.runtime.manifest import BundleFolder, read_manifest
+from specact.units import ActionUnits
 
 NETWORKS = {"encoder": "encoder.onnx", "prefix": "prefix.onnx", "expert": "expert.onnx", "guide": "guide.onnx"}
 FLOW_PARTS = {**NETWORKS, "normalisation": "normalisation.safetensors"}
+REGRESSION_PARTS = {"policy": "policy.onnx", "normalisation": "normalisation.safetensors"}
 
 
 @dataclass(frozen=True)
@@ -64,14 +69,57 @@ def load_flow(
     for part in variants or ():
         if part not in files:
             raise unknown_name("network of a flow policy", part, files)
-    try:
-        raw = dict(manifest["spec"])
-        spec = ChunkSpec(read_spec(raw.pop("observation")), **raw)
-    except (TypeError, KeyError, BundleError) as error:
-        raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
+    spec = _read_spec(path, manifest)
     units = _read_units(path / FLOW_PARTS["normalisation"], spec)
     networks = FlowNetworks(files | dict(variants or {}), spec, provider=provider, threads=threads)
     return FlowBundle(path, manifest, spec, networks, units)
+
+
+@dataclass(frozen=True)
+class RegressionBundle(BundleFolder):
+    """A loaded bundle that holds a policy by regression.
+
+    Attributes:
+        policy: it; its actions do not leave the range that was demonstrated.
+        units: of what it was trained on.
+    """
+
+    policy: FunctionPolicy
+    units: FlowUnits
+
+
+def load_regression(
+    name_or_path: str | Path, *, provider: str = "CPUExecutionProvider", threads: int = 1
+) -> RegressionBundle:
+    """Loads a bundle of a policy by regression; arguments and errors as for :func:`load_flow`."""
+    path = find_bundle(name_or_path)
+    manifest = read_manifest(path, "regression", REGRESSION_PARTS)
+    spec = _read_spec(path, manifest)
+    units = _read_units(path / REGRESSION_PARTS["normalisation"], spec)
+    file = path / REGRESSION_PARTS["policy"]
+    session = open_session(file, provider, threads)
+    taken = {entry.name: list(entry.shape[1:]) for entry in session.get_inputs()}
+    given = [list(entry.shape[1:]) for entry in session.get_outputs()]
+    wanted = {name: list(shape) for name, shape in spec.observation.shapes.items()}
+    if taken != wanted or given != [[spec.chunk, spec.actions]]:
+        raise BundleError(
+            f"{file} takes {taken} and gives {given}, but the bundle's manifest says {wanted} and "
+            f"{[[spec.chunk, spec.actions]]}: they do not match; export the bundle again"
+        )
+
+    def run(inputs: Mapping[str, Any]) -> Any:
+        return session.run(None, dict(inputs))[0]
+
+    policy = FunctionPolicy(spec, run, units=ActionUnits.of_range(units.low, units.high))
+    return RegressionBundle(path, manifest, policy, units)
+
+
+def _read_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:
+    try:
+        raw = dict(manifest["spec"])
+        return ChunkSpec(read_spec(raw.pop("observation")), **raw)
+    except (TypeError, KeyError, BundleError) as error:
+        raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
 
 
 def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:

@@ -28,7 +28,8 @@ from specact.runtime.limits import check_whole
 from specact.runtime.manifest import FORMAT, read_manifest
 from specact.units import ActionUnits
 
-_DRAFT = "draft"
+# Folder of a pair's draft, within the pair's.
+DRAFT = "draft"
 _PARTS = ("draft", "target")
 _OVERLAPS = ("drop", "average")
 
@@ -95,7 +96,7 @@ def make_pair(
     try:
         partial_folder.mkdir(parents=True)
         if names_folder(draft):
-            shutil.copytree(find_bundle(draft), partial_folder / _DRAFT, ignore=shutil.ignore_patterns("calibration"))
+            shutil.copytree(find_bundle(draft), partial_folder / DRAFT, ignore=shutil.ignore_patterns("calibration"))
         write_json(partial_folder / "manifest.json", manifest)
         partial_folder.rename(out)
     except OSError as error:
@@ -147,7 +148,7 @@ def load_chunk_pair(
         )
     if not (np.isfinite(units.centre).all() and np.isfinite(units.scale).all() and (units.scale > 0.0).all()):
         raise BundleError(f"the units in the manifest of {path} must be finite, and every scale positive")
-    copied = path / _DRAFT
+    copied = path / DRAFT
     source = draft or (str(copied) if copied.is_dir() else sources["draft"])
     if source is None:
         raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")

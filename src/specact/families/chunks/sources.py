@@ -9,7 +9,7 @@ import numpy as np
 
 from specact.errors import BundleError, ConfigError, SpecactError
 from specact.families.chunks.adapters import onnx_policy
-from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.codes.bundle import find_bundle, load_bundle
@@ -58,8 +58,8 @@ def load_policy(
     """The chunk policy that a name means.
 
     Args:
-        source: a flow bundle's folder or name; ``BUNDLE#draft`` or ``BUNDLE#target``, one policy of a pair of action
-            codes; a ``.toml`` file that describes an ONNX file, see
+        source: the folder or name of a bundle of a flow or of a regression; ``BUNDLE#draft`` or ``BUNDLE#target``, one
+            policy of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
             :func:`~specact.families.chunks.adapters.onnx_policy`; or ``MODULE:NAME``, a
             :class:`~specact.families.chunks.policy.ChunkPolicy`, or a class of one, that is made without arguments.
         steps: Euler steps of a flow policy.
@@ -84,6 +84,11 @@ def load_policy(
     path = find_bundle(source)
     if kind_of(path) == "pair":
         raise ConfigError(f"{source} is a pair of policies; say which one: {source}#draft or {source}#target")
+    if kind_of(path) == "regression":
+        found_there = load_regression(path, provider=provider, threads=threads)
+        return LoadedPolicy(
+            found_there.name, found_there.policy, found_there.policy.units, found_there.fingerprint, found_there.env
+        )
     flow = load_flow(path, provider=provider, threads=threads)
     return LoadedPolicy(
         flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint, flow.env

@@ -45,8 +45,8 @@ class DistillationData:
         observation: what the draft saw, by name, each ``[N, *window_shape]``.
         said: what draft and target said, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
             ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the drafted
-            actions that are executed, ``[N, n, A]``, and ``distance``, ``[N]``, that of the target's from them. All
-            normalised.
+            actions that are executed, ``[N, n, A]``, ``distance``, ``[N]``, that of the target's from them, and
+            ``wanted``, the target's chunk, ``[N, H, A]``. All normalised.
     """
 
     episode: NDArray[np.int64]

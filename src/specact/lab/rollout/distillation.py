@@ -26,7 +26,7 @@ Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
 _FIRST_EPISODE, _ROUND = 10_000_000, 1_000_000
 _SHARD = 10
 # Columns of the step table that are kept, of whichever family they are.
-_SAID = ("draft_probs", "target_probs", "target_offsets", "drafted", "distance")
+_SAID = ("draft_probs", "target_probs", "target_offsets", "drafted", "distance", "wanted")
 
 
 def collect(

@@ -176,13 +176,15 @@ def chunk_lessons(
 ) -> Table:
     """The columns that one learns from.
 
-    They are what the draft saw but camera frames, ``drafted``, the drafted actions that are executed of a chunk, and
-    ``distance``, see :class:`ChunkAudit`.
+    They are what the draft saw but camera frames, ``drafted``, the drafted actions that are executed of a chunk,
+    ``distance``, see :class:`ChunkAudit`, and ``wanted``, the target's chunk, as long as the draft's at most.
     """
-    count, units = pair.execute, pair.units
-    drafted, wanted = (np.stack([units.from_environment(c)[:count] for c in chunks]) for chunks in (drafts, targets))
-    distance = np.array([chunk_distance(*both) for both in zip(drafted, wanted, strict=True)])
-    return seen_by(pair.draft.spec.observation.vectors, windows) | {"drafted": drafted, "distance": distance}
+    count, units, most = pair.execute, pair.units, pair.draft.spec.chunk
+    drafted = np.stack([units.from_environment(chunk)[:count] for chunk in drafts])
+    wanted = np.stack([units.from_environment(chunk)[:most] for chunk in targets])
+    distance = np.array([chunk_distance(*both) for both in zip(drafted, wanted[:, :count], strict=True)])
+    seen = seen_by(pair.draft.spec.observation.vectors, windows)
+    return seen | {"drafted": drafted, "distance": distance, "wanted": wanted}
 
 
 class OwnAudit:

@@ -179,6 +179,15 @@ class Flow(nn.Module):
         cache: Tensor = self.prefix(self.encoder(observation))
         return cache
 
+    def regressed(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """The chunks ``[B, H, A]`` of a policy by regression: the expert's answer to no noise at time 0."""
+        cache = self.cache(observation)
+        # One for each window without counting them, so that the exported graph computes no sizes.
+        zero = 0.0 * cache[:, 0, 0, 0, :1, :1]
+        nothing = zero + cache.new_zeros(self.spec.chunk, self.spec.actions)
+        chunk: Tensor = self.expert(nothing, zero[:, 0, 0], cache)
+        return chunk
+
 
 def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))

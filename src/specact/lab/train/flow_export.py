@@ -1,7 +1,8 @@
-"""From a trained flow policy to a bundle: four ONNX graphs with a parity check, the units, the manifest."""
+"""From a trained chunk policy to a bundle: its ONNX graphs with a parity check, the units, the manifest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from specact.errors import BundleError
-from specact.families.chunks.bundle import FLOW_PARTS, NETWORKS
+from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
 from specact.families.chunks.flow import FlowUnits
 from specact.files import write_whole
 from specact.lab.train.export import PARITY, round_to_half, some_observations, store_as_half, to_onnx
 from specact.lab.train.flow import Expert, Flow
 from specact.runtime.manifest import write_manifest
 
-_OUTPUTS = {"encoder": ["tokens"], "prefix": ["cache"], "expert": ["velocity"], "guide": ["velocity", "pull"]}
+_OUTPUTS = {
+    "encoder": ["tokens"], "prefix": ["cache"], "expert": ["velocity"], "guide": ["velocity", "pull"],
+    "policy": ["actions"],
+}  # fmt: skip
+
+# Networks that see observations, by name.
+_SEEING = ("encoder", "policy")
 
 
 class Guide(nn.Module):
@@ -45,6 +52,22 @@ class Guide(nn.Module):
         return velocity, missing + rest * pull_back(missing)[0]
 
 
+class Regression(nn.Module):
+    """Observations to chunks ``[B, H, A]`` in the environment's units, in one pass."""
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, model: Flow, units: FlowUnits) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("centre", torch.from_numpy(units.centre))
+        self.register_buffer("scale", torch.from_numpy(units.scale))
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        return self.centre + self.scale * self.model.regressed(observation)
+
+
 def write_flow_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, units: FlowUnits, half: bool) -> None:
     """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads.
 
@@ -58,22 +81,40 @@ def write_flow_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, unit
     Raises:
         BundleError: if an exported network does not answer like the trained one.
     """
+    modules = {"encoder": model.encoder, "prefix": model.prefix, "expert": model.expert, "guide": Guide(model.expert)}
+    _write(path, {"kind": "flow", **manifest}, model, modules, units, FLOW_PARTS, half)
+
+
+def write_regression_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, units: FlowUnits, half: bool) -> None:
+    """The same of a policy by regression, in a single graph."""
+    modules = {"policy": Regression(model, units).eval()}
+    _write(path, {"kind": "regression", **manifest}, model, modules, units, REGRESSION_PARTS, half)
+
+
+# By the kind of a recipe.
+WRITERS = {"flow": write_flow_bundle, "regression": write_regression_bundle}
+
+
+def _write(
+    path: Path,
+    manifest: dict[str, Any],
+    model: Flow,
+    modules: Mapping[str, nn.Module],
+    units: FlowUnits,
+    parts: Mapping[str, str],
+    half: bool,
+) -> None:
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
-    model = model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
     if half:
         round_to_half(model)
-    modules: dict[str, nn.Module] = {
-        "encoder": model.encoder,
-        "prefix": model.prefix,
-        "expert": model.expert,
-        "guide": Guide(model.expert),
+    parity = {part: _export(part, module, model, path / parts[part], half) for part, module in modules.items()}
+    write_whole(path / parts["normalisation"], save(vars(units)))
+    parameters = {
+        part: sum(p.numel() for p in module.parameters()) for part, module in modules.items() if part != "guide"
     }
-    parity = {part: _export(part, module, model, path / NETWORKS[part], half) for part, module in modules.items()}
-    write_whole(path / FLOW_PARTS["normalisation"], save(vars(units)))
-    parameters = {part: sum(p.numel() for p in modules[part].parameters()) for part in ("encoder", "prefix", "expert")}
-    complete = {"kind": "flow", **manifest, "parity": parity, "parameters": parameters}
-    write_manifest(path, complete, model.spec, FLOW_PARTS)
+    write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, model.spec, parts)
 
 
 def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -> float:
@@ -85,7 +126,7 @@ def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -
         proto = to_onnx(_Named(traced), {**given}, _OUTPUTS[part], free_batch=False)
     else:
         given = example(model, part, 3)
-        proto = to_onnx(module, {"observation": given} if part == "encoder" else {**given}, _OUTPUTS[part])
+        proto = to_onnx(module, {"observation": given} if part in _SEEING else {**given}, _OUTPUTS[part])
     if part == "expert":
         # One window's cache serves any number of chunks: products broadcast over it.
         _input(proto, "cache").type.tensor_type.shape.dim[0].dim_param = "windows"
@@ -97,7 +138,7 @@ def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -
     difference = 0.0
     for batch in (1,) if part == "guide" else (1, 7):
         values = example(model, part, batch)
-        wanted = module(values) if part == "encoder" else module(**values)
+        wanted = module(values) if part in _SEEING else module(**values)
         found = session.run(None, {name: value.numpy() for name, value in values.items()})
         for want, got in zip((wanted,) if isinstance(wanted, Tensor) else wanted, found, strict=True):
             difference = max(difference, float(np.abs(want.numpy() - got).max()))
@@ -114,7 +155,7 @@ def example(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
         return torch.randn(*shape, generator=generator)
 
     seen = some_observations(encoder, spec.observation, generator, batch)
-    if part == "encoder":
+    if part in _SEEING:
         return seen
     tokens = encoder(seen)
     if part == "prefix":

@@ -1,4 +1,4 @@
-"""The recipe of a flow policy, read from one TOML file that says ``kind = "flow"``."""
+"""The recipe of a chunk policy, read from one TOML file that says ``kind = "flow"`` or ``kind = "regression"``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from specact.toml import build
 
 @dataclass(frozen=True)
 class FlowRecipe:
-    """A training run of a flow-matching chunk policy.
+    """A training run of a chunk policy, by flow matching or by regression.
 
     Attributes:
-        kind: tells it from the recipes of VQ-BeT pairs.
+        kind: ``flow`` draws a chunk in several steps; ``regression`` answers with one, in a single pass of the same
+            networks, and is the cheaper draft. It tells both from the recipes of VQ-BeT pairs.
         bundle: name of the bundle it makes.
         env, rate_hz, observations, data, generate_episodes, generate_noise, window: see
             :class:`~specact.lab.train.recipe.Recipe`.
@@ -38,7 +39,7 @@ class FlowRecipe:
         dropout: in both.
         state_noise: standard deviation of the noise on training observations, in standardised units.
         steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
-        draws: times and noises per window of a batch; they share its prefix.
+        draws: of a flow, times and noises per window of a batch; they share its prefix.
         average: decay of the exponential average of the weights, which is what is exported.
         bfloat16: whether matrix products in training run in bfloat16.
         precision: of the exported weights.
@@ -46,7 +47,7 @@ class FlowRecipe:
         held_out: share of episodes kept for validation.
     """
 
-    kind: Literal["flow"]
+    kind: Literal["flow", "regression"]
     bundle: str
     env: str | None = None
     rate_hz: float | None = None
@@ -108,7 +109,7 @@ def load_any_recipe(path: Path) -> tuple[Recipe | FlowRecipe, Mapping[str, Seein
 
 
 def load_flow_recipe(path: Path) -> FlowRecipe:
-    """Reads and checks the recipe of a flow policy.
+    """Reads and checks the recipe of a chunk policy.
 
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.

@@ -1,10 +1,11 @@
-"""``specact train`` of a flow policy: from demonstrations to a bundle; stopped, it goes on where it was."""
+"""``specact train`` of a chunk policy: from demonstrations to a bundle; stopped, it goes on where it was."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +17,20 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.train import stages
 from specact.lab.train.flow import Flow
-from specact.lab.train.flow_export import write_flow_bundle
+from specact.lab.train.flow_export import WRITERS
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Metrics, Stage, autocast, cosine, run
 from specact.lab.train.stages import Dataset, Progress, decayed_apart
 from specact.lab.train.teacher import check_teacher, forget_answers, teach
 from specact.lab.train.train import Trained
-from specact.lab.train.windows import Batch, Windows, observation_of
+from specact.lab.train.vqbet import Statistics
+from specact.lab.train.windows import Windows, observation_of
 from specact.locks import locked
 from specact.rng import Role, stream
 
-NAME = "flow"
+# How the loss is called on what was held out.
+_LOSS = {"flow": "velocity_mse", "regression": "action_l1"}
 
 
 def units_of(dataset: Dataset) -> FlowUnits:
@@ -36,51 +39,99 @@ def units_of(dataset: Dataset) -> FlowUnits:
     return FlowUnits(action.mean(0), np.maximum(action.std(0), 1e-6), centre - scale, centre + scale)
 
 
-def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
-    """Trains encoder, prefix and expert together.
+class Lesson(NamedTuple):
+    """A batch to learn from.
 
-    With noise ``x_0``, data ``x_1`` and ``x_t = (1 - t) x_0 + t x_1`` the expert learns ``x_1 - x_0`` by least squares,
-    at times drawn uniformly. Steps of a chunk past its episode's end were never demonstrated, and do not count.
+    Attributes:
+        observation: arrays ``[B, *window_shape]``, by name.
+        chunk: what to answer, in the flow's units, ``[B, H, A]``.
+        real: which of its actions count, ``[B, H]``.
     """
-    torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
-    model = Flow(spec, recipe, dataset.statistics)
+
+    observation: Mapping[str, Tensor]
+    chunk: Tensor
+    real: Tensor
+
+
+def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
+    """Trains the policy of a recipe on demonstrations, see :func:`chunk_stage`.
+
+    Steps of a chunk past its episode's end were never demonstrated, and do not count.
+    """
     units = units_of(dataset)
     data = {id(windows): _chunks(windows, dataset, units) for windows in (dataset.train, dataset.held_out)}
 
-    def loss_on(windows: Windows, batch: Batch, draws: int) -> Tensor:
+    def drawn(windows: Windows, step: int, count: int) -> Lesson:
+        batch = windows.draw(spec.observation, recipe.seed, step, count)
         chunks, real = data[id(windows)]
-        ends_at = batch.step[:, -1]
-        clean, weight = chunks[ends_at].repeat(draws, 1, 1), real[ends_at].repeat(draws, 1)
+        return Lesson(batch.observation, chunks[batch.step[:, -1]], real[batch.step[:, -1]])
+
+    return chunk_stage(
+        recipe.kind, recipe, spec, dataset.statistics,
+        lambda step: drawn(dataset.train, step, recipe.batch),
+        lambda: drawn(dataset.held_out, 0, min(1024, 4 * len(dataset.held_out))),
+    )  # fmt: skip
+
+
+def chunk_stage(
+    name: str,
+    recipe: FlowRecipe,
+    spec: ChunkSpec,
+    statistics: Statistics,
+    draw: Callable[[int], Lesson],
+    held_out: Callable[[], Lesson],
+) -> Stage:
+    """Trains encoder, prefix and expert together.
+
+    With noise ``x_0``, data ``x_1`` and ``x_t = (1 - t) x_0 + t x_1`` a flow's expert learns ``x_1 - x_0`` by least
+    squares, at times drawn uniformly. Regression learns ``x_1`` at ``x_0 = 0`` and ``t = 0`` by least absolute errors,
+    as ACT does (Zhao et al. 2023).
+
+    Args:
+        name: of the stage.
+        recipe: the networks' sizes and the optimizer's settings.
+        spec: what the policy sees and answers.
+        statistics: of the observations.
+        draw: the batch of a step.
+        held_out: a batch to validate on.
+    """
+    torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
+    model = Flow(spec, recipe, statistics)
+
+    def loss_on(lesson: Lesson, draws: int) -> Tensor:
+        if recipe.kind == "regression":
+            with autocast(recipe):
+                found = model.regressed(lesson.observation)
+            return _mean((found.float() - lesson.chunk).abs(), lesson.real)
+        clean, weight = lesson.chunk.repeat(draws, 1, 1), lesson.real.repeat(draws, 1)
         noise, time = torch.randn_like(clean), torch.rand(len(clean))
         noisy = torch.lerp(noise, clean, time[:, None, None])
         with autocast(recipe):
-            cache = model.cache(batch.observation)
+            cache = model.cache(lesson.observation)
             velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
-        error = (velocity.float() - (clean - noise)).square().mean(-1)
-        loss: Tensor = (weight * error).sum() / weight.sum()
-        return loss
-
-    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        return loss_on(
-            dataset.train, dataset.train.draw(spec.observation, recipe.seed, step, recipe.batch), recipe.draws
-        ), {}
+        return _mean((velocity.float() - (clean - noise)).square(), weight)
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
-        batch = dataset.held_out.draw(spec.observation, recipe.seed, 0, min(1024, 4 * len(dataset.held_out)))
-        return {"velocity_mse": float(loss_on(dataset.held_out, batch, 4))}
+        return {_LOSS[recipe.kind]: float(loss_on(held_out(), 4))}
 
     return Stage(
-        name=NAME,
+        name=name,
         module=model,
         optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99), fused=True),
-        update=update,
+        update=lambda step: (loss_on(draw(step), recipe.draws), {}),
         validate=validate,
         steps=recipe.steps,
         learning_rate=cosine(recipe.learning_rate, recipe.warmup, recipe.steps),
         seed=recipe.seed,
         average=recipe.average,
     )
+
+
+def _mean(error: Tensor, weight: Tensor) -> Tensor:
+    """The mean of errors ``[B, H, A]`` over the actions that count, by weights ``[B, H]``."""
+    mean: Tensor = (weight * error.mean(-1)).sum() / weight.sum()
+    return mean
 
 
 def _chunks(windows: Windows, dataset: Dataset, units: FlowUnits) -> tuple[Tensor, Tensor]:
@@ -101,7 +152,7 @@ def train_flow(
     threads: int = 1,
     teacher: LoadedPolicy | None = None,
 ) -> Trained:
-    """Makes the flow policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
+    """Makes the chunk policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
     Args:
         teacher: a policy whose answers to the demonstrated observations are learned, instead of the demonstrated
@@ -138,7 +189,7 @@ def _train(
     asked: dict[str, Any],
 ) -> Trained:
     stage = flow_stage(dataset, recipe, spec)
-    stage.module.load_state_dict(run(stage, out, lambda done: progress(NAME, done, recipe.steps)))
+    stage.module.load_state_dict(run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps)))
     assert isinstance(stage.module, Flow)
     folder = out / "bundles" / recipe.bundle
     manifest = {
@@ -148,7 +199,7 @@ def _train(
         "recipe": asked,
         "training": last_lines(out),
     }
-    write_flow_bundle(
+    WRITERS[recipe.kind](
         folder, manifest=manifest, model=stage.module, units=units_of(dataset), half=recipe.precision == "float16"
     )
     return Trained([folder], last_lines(out))

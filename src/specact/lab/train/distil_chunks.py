@@ -1,0 +1,151 @@
+"""A distilled draft of chunks: the same small network, taught what the target answers where the gated policy leads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specact import __version__
+from specact.errors import ConfigError
+from specact.families.chunks.bundle import load_flow, load_regression
+from specact.families.chunks.flow import FlowUnits
+from specact.families.chunks.folder import DRAFT, make_pair
+from specact.families.chunks.pair import ChunkPair
+from specact.gates.settings import GateSettings
+from specact.lab.data.distillation import DistillationData, join
+from specact.lab.rollout.distillation import Collect
+from specact.lab.train.distil import DistilRecipe, taught_statistics
+from specact.lab.train.flow import Flow
+from specact.lab.train.flow_export import WRITERS
+from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.flow_train import Lesson, chunk_stage
+from specact.lab.train.folder import last_lines
+from specact.lab.train.loop import run
+from specact.lab.train.stages import Progress
+from specact.locks import locked
+from specact.rng import Role, stream
+from specact.runtime.manifest import kind_of, read_manifest
+from specact.toml import build
+from specact.units import ActionUnits
+
+# Of lessons, what is validated on at most.
+_HELD_OUT = 1024
+
+
+def distil_chunks(
+    pair: ChunkPair, recipe: DistilRecipe, collect: Collect, out: Path, progress: Progress, *, threads: int = 1
+) -> Path:
+    """Makes the pair ``NAME-distilled``: the same target, and the draft distilled from its answers.
+
+    The draft keeps the recipe it was trained by and starts anew; its only teacher is the target's chunk, its only
+    states are those that gated rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). Run again
+    after a stop, it goes on with the round it was in.
+
+    Args:
+        pair: its draft is a bundle that ``specact train`` made.
+        recipe: rates, rounds and seed; the optimizer's settings are those of the draft's own recipe.
+        collect: rolls a pair out under gates and returns the data of a round, given its number.
+        out: folder of the run: weights and ``log.jsonl`` of every round, drafts and pairs.
+        progress: told (what is going on, done, in all).
+        threads: of PyTorch, in the whole process; results are exact for the same number.
+
+    Raises:
+        ConfigError: if the draft is no such bundle, or another process trains in ``out``.
+    """
+    settings, units = _draft_of(pair)
+    assert pair.path is not None, "its draft was read there"
+    said = read_manifest(pair.path, "chunks", {})
+    with locked(out):
+        torch.set_num_threads(threads)
+        gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
+        taught: list[DistillationData] = []
+        now, name = pair, f"{pair.name}-distilled"
+        for number in range(recipe.rounds):
+            taught.append(collect(now, gates, number))
+            train, held_out = join(taught).split()
+            spec = pair.draft.spec
+            statistics = taught_statistics(spec.observation, train)
+            drawn = partial(_Lessons(train, pair.units, units, spec.chunk).drawn, recipe.seed, settings.batch)
+            kept_back = _Lessons(held_out, pair.units, units, spec.chunk)
+            validated = partial(kept_back.at, np.arange(min(len(held_out), _HELD_OUT)))
+            stage = chunk_stage(f"distilled-{number}", settings, spec, statistics, drawn, validated)
+            stage.module.load_state_dict(
+                run(stage, out, lambda done: progress("distilled draft", done, settings.steps))
+            )
+            assert isinstance(stage.module, Flow)
+            manifest = {
+                "name": name,
+                "env": pair.env,
+                "specact": __version__,
+                "recipe": asdict(settings),
+                "distilled": {
+                    "from": pair.fingerprint,
+                    **vars(recipe),
+                    "held_out": last_lines(out)[stage.name]["held_out"],
+                },
+            }
+            draft = out / "drafts" / f"{name}-{number}"
+            WRITERS[settings.kind](
+                draft, manifest=manifest, model=stage.module, units=units, half=settings.precision == "float16"
+            )
+            last = number == recipe.rounds - 1
+            folder = out / ("bundles" if last else "rounds") / name
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
+            now = make_pair(
+                folder, str(draft), pair.named[1] or said["sources"]["target"], execute=pair.execute,
+                accept_within=pair.accept_within, overlap=pair.overlap, env=pair.env,
+                draft_steps=said["steps"]["draft"], target_steps=said["steps"]["target"],
+            )  # fmt: skip
+    return folder
+
+
+class _Lessons:
+    """What a draft learns from distillation data: observations, and the target's chunks in the flow's units."""
+
+    def __init__(self, data: DistillationData, normalised: ActionUnits, units: FlowUnits, chunk: int) -> None:
+        self._observation = data.observation
+        wanted = data.said["wanted"]
+        action = np.clip(normalised.to_environment(wanted), units.low, units.high)
+        rest = ((0, 0), (0, chunk - action.shape[1]), (0, 0))
+        self._chunks = torch.from_numpy(np.pad(units.to_flow(action), rest).astype(np.float32))
+        # Where the target's chunks are shorter, it says nothing about the end of the draft's.
+        self._real = (torch.arange(chunk) < action.shape[1]).float()
+
+    def drawn(self, seed: int, count: int, step: int) -> Lesson:
+        return self.at(stream(seed, Role.DATA, step=step).integers(len(self._chunks), size=count))
+
+    def at(self, rows: np.ndarray) -> Lesson:
+        seen = {name: torch.from_numpy(np.asarray(column[rows])) for name, column in self._observation.items()}
+        return Lesson(seen, self._chunks[rows], self._real.expand(len(rows), -1))
+
+
+def _draft_of(pair: ChunkPair) -> tuple[FlowRecipe, FlowUnits]:
+    folder = Path() if pair.path is None else pair.path / DRAFT
+    kind = kind_of(folder) if folder != Path() and folder.is_dir() else "pair"
+    if kind not in WRITERS:
+        raise ConfigError(
+            f"the draft of {pair.name} is no bundle of a chunk policy that specact train made, so how to train it is "
+            'not known; train one with a recipe of kind = "regression" or "flow" and make the pair with it'
+        )
+    if pair.draft.spec.observation.images:
+        raise ConfigError(
+            f"the draft of {pair.name} has a camera, and states of rollouts are kept without frames; distil it along "
+            "demonstrations: specact train RECIPE --distil TARGET"
+        )
+    bundle = load_regression(folder) if kind == "regression" else load_flow(folder)
+    recipe = {name: value for name, value in bundle.manifest["recipe"].items() if name != "teacher"}
+    return build(
+        FlowRecipe, json.loads(json.dumps(recipe), object_hook=_given), "the recipe of the draft"
+    ), bundle.units
+
+
+def _given(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's table without what was not given, for which TOML has no value."""
+    return {name: value for name, value in table.items() if value is not None}

@@ -1,0 +1,73 @@
+"""A draft of chunks distilled in states of the gated pair: closer to the target there, and only the draft is new."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError
+from specact.families.chunks.folder import make_pair
+from specact.families.chunks.pair import ChunkPair
+from specact.families.load import AnyPair, load_pair
+from specact.gates.settings import GateSettings
+from specact.lab.data.distillation import DistillationData
+from specact.lab.rollout.distillation import collect
+from specact.lab.rollout.pool import Pool
+from specact.lab.train.distil import DistilRecipe
+from specact.lab.train.distil_chunks import distil_chunks
+from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.flow_train import train_flow
+
+DRAFT = FlowRecipe(
+    "regression", "small", "ball", generate_episodes=6, window=2, chunk=4, layers=1, heads=2, width=16, dropout=0.0,
+    steps=250, batch=64, learning_rate=4e-3, warmup=20, average=0.9, bfloat16=False,
+)  # fmt: skip
+FEW = DistilRecipe(rates=(0.0, 0.5), rounds=2)
+
+
+def quiet(*_: object) -> None:
+    """No progress bar."""
+
+
+def lessons(pair: AnyPair, number: int, wanted: int = 400) -> DistillationData:
+    with Pool(1) as pool:
+        return collect(pair, [GateSettings("random", threshold=0.5)], wanted, number, pool, quiet)
+
+
+def teach(pair: ChunkPair, out: Path, *, shuffled: bool = False) -> ChunkPair:
+    def roll(now: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+        data = lessons(now, number)
+        if not shuffled:
+            return data
+        rows = np.random.default_rng(0).permutation(len(data))
+        return replace(data, said={**data.said, "wanted": data.said["wanted"][rows]})
+
+    made = load_pair(distil_chunks(pair, FEW, roll, out, quiet))
+    assert isinstance(made, ChunkPair)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
+    """A draft of a few demonstrations, before a flow policy."""
+    folder = tmp_path_factory.mktemp("chunks")
+    made = train_flow(DRAFT, folder, folder / "run", quiet)
+    return make_pair(folder / "pair", str(made.bundles[0]), str(tiny_flow), execute=2, env="ball")
+
+
+def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: ChunkPair, tmp_path: Path) -> None:
+    """On states of either pair that nobody was taught on; with answers to other states it is not."""
+    made, wrong = teach(pair, tmp_path / "right"), teach(pair, tmp_path / "wrong", shuffled=True)
+    mean = {each.name: float(lessons(each, 7).said["distance"].mean()) for each in (pair, made)}
+    assert mean[made.name] < 0.9 * mean[pair.name]
+    assert mean[made.name] < 0.9 * float(lessons(wrong, 7).said["distance"].mean())
+    assert made.name == "pair-distilled" and made.draft.spec == pair.draft.spec
+    assert (made.execute, made.env, made.fingerprint != pair.fingerprint) == (2, "ball", True)
+
+
+def test_a_draft_of_unknown_making_is_refused(tiny_bundle: Path, tiny_flow: Path, tmp_path: Path) -> None:
+    made = make_pair(tmp_path / "pair", f"{tiny_bundle}#draft", f"{tiny_bundle}#target", env="ball")
+    with pytest.raises(ConfigError, match=r'the draft of pair is no bundle .* kind = "regression" or "flow"'):
+        distil_chunks(made, FEW, lambda *_: lessons(made, 0), tmp_path / "out", quiet)

@@ -1,0 +1,115 @@
+"""A policy by regression: one pass of the flow's networks, one graph in the bundle, a draft for any chunk target."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.errors import BundleError
+from specact.families.chunks.bundle import load_flow, load_regression
+from specact.families.chunks.folder import make_pair
+from specact.families.chunks.sources import load_policy
+from specact.families.load import load_pair
+from specact.lab.train.flow_recipe import load_flow_recipe
+from specact.lab.train.flow_train import train_flow
+from specact.observation import Window
+
+SIDE = 0.5
+RECIPE = """
+kind = "regression"
+bundle = "line"
+data = ["demos.npz"]
+rate_hz = 10.0
+held_out = 0.1
+window = 2
+chunk = 4
+layers = 1
+heads = 2
+width = 16
+dropout = 0.0
+steps = 300
+batch = 64
+learning_rate = 5e-3
+warmup = 20
+average = 0.95
+bfloat16 = false
+"""
+
+
+def write_demos(folder: Path) -> None:
+    """The action is minus half the position, whichever of two equally likely noises was added to it."""
+    rng = np.random.default_rng(0)
+    state = rng.uniform(-1.0, 1.0, (600, 1)).astype(np.float32)
+    noise = rng.choice([-0.1, 0.1], state.shape)
+    np.savez(
+        folder / "demos.npz",
+        state=np.repeat(state, 2, 0),
+        action=np.repeat(-SIDE * state + noise, 2, 0).astype(np.float32),
+        episode_ends=np.arange(12, 1201, 12),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regression")
+    write_demos(folder)
+    (folder / "recipe.toml").write_text(RECIPE)
+    recipe = load_flow_recipe(folder / "recipe.toml")
+    train_flow(recipe, folder, folder / "run", lambda *_: None)
+    return folder / "run"
+
+
+def test_it_answers_with_the_middle_of_what_was_demonstrated(run: Path) -> None:
+    """The state is held for two steps, so the chunk's first action is known and its last is not."""
+    policy = load_regression(run / "bundles" / "line").policy
+    states = np.linspace(-0.8, 0.8, 9, dtype=np.float32)
+    windows = [Window({"state": np.full((2, 1), state, np.float32)}) for state in states]
+    rng = np.random.default_rng(0)
+    first = np.array([chunk[0, 0] for chunk in policy.infer_batch(windows, [rng] * len(windows))])
+    # Within the noise, which an answer independent of the state exceeds at both ends.
+    assert np.abs(first + SIDE * states).max() < 0.2 < SIDE * states.max()
+    twice = policy.infer_batch(windows, [np.random.default_rng(7)] * len(windows))
+    np.testing.assert_array_equal(first, [chunk[0, 0] for chunk in twice], "it draws nothing")
+
+
+def test_its_actions_stay_in_the_demonstrated_range(run: Path) -> None:
+    bundle = load_regression(run / "bundles" / "line")
+    units = bundle.policy.units
+    assert units is not None
+    far = Window({"state": np.full((2, 1), 1e4, np.float32)})
+    chunk = bundle.policy.infer(far, np.random.default_rng(0))
+    assert (np.abs(chunk - units.centre) <= units.scale * (1.0 + 1e-6)).all()
+
+
+def test_the_graph_was_checked_against_the_trained_network(run: Path) -> None:
+    manifest = json.loads((run / "bundles" / "line" / "manifest.json").read_text())
+    assert manifest["kind"] == "regression" and 0.0 <= manifest["parity"]["policy"] < 2e-4
+    assert manifest["training"]["regression"]["held_out"].keys() == {"action_l1"}
+
+
+def test_it_is_a_draft_for_any_target(run: Path) -> None:
+    """Same rate, actions and observations are what a pair asks for; here the target is the policy itself."""
+    bundle = run / "bundles" / "line"
+    make_pair(run / "pair", str(bundle), str(bundle), execute=2)
+    pair = load_pair(run / "pair")
+    assert pair.rate_hz == 10.0 and pair.observation.fields.keys() == {"state"}
+    assert load_policy(str(bundle)).fingerprint == load_regression(bundle).fingerprint != ""
+
+
+def test_a_graph_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bent"
+    shutil.copytree(run / "bundles" / "line", bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["spec"]["chunk"] = 5
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"gives \[\[4, 1\]\].*export the bundle again"):
+        load_regression(bundle)
+
+
+def test_each_loader_names_the_kind_that_it_needs(run: Path, tiny_flow: Path) -> None:
+    with pytest.raises(BundleError, match="is a policy by regression"):
+        load_flow(run / "bundles" / "line")
+    with pytest.raises(BundleError, match="is a flow policy"):
+        load_regression(tiny_flow)
