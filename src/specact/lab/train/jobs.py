@@ -185,8 +185,9 @@ class _Running:
     def __init__(self, work: Work, name: str, threads: int) -> None:
         self.name = name
         self.receiver, sender = _SPAWN.Pipe(duplex=False)
-        # Without what the work has computed so far.
-        self.process = _SPAWN.Process(target=_train, args=(replace(work), name, threads, sender), daemon=True)
+        self.process = _SPAWN.Process(
+            target=_train, args=(replace(work), name, threads, sender), name=name, daemon=True
+        )
         resource_tracker.ensure_running()  # starting it unblocks the signal
         # Ctrl-C goes to every process of a terminal; this one ends the others.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
