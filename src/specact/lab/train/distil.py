@@ -19,7 +19,8 @@ from specact.lab.data.distillation import DistillationData, join
 from specact.lab.train.export import export_policy
 from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.rebuild import architecture
-from specact.lab.train.vqbet import Statistics, VQBeT, moments
+from specact.lab.train.vqbet import VQBeT, moments
+from specact.lab.train.windows import Statistics
 from specact.locks import locked
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream

@@ -19,11 +19,11 @@ from specact.lab.train.flow import Flow
 from specact.lab.train.flow_export import write_flow_bundle
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.folder import check_free, claim, last_lines
-from specact.lab.train.loop import Metrics, Stage, autocast, cosine, run
-from specact.lab.train.stages import Dataset, Progress, decayed_apart
+from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, run
+from specact.lab.train.stages import Progress
 from specact.lab.train.teacher import check_teacher, forget_answers, teach
 from specact.lab.train.train import Trained
-from specact.lab.train.windows import Batch, Windows, observation_of
+from specact.lab.train.windows import Batch, Dataset, Windows, observation_of
 from specact.locks import locked
 from specact.rng import Role, stream
 
@@ -73,7 +73,7 @@ def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
     return Stage(
         name=NAME,
         module=model,
-        optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99), fused=True),
+        optimizer=adamw(model, recipe.weight_decay),
         update=update,
         validate=validate,
         steps=recipe.steps,
@@ -131,7 +131,7 @@ def train_flow(
 
 def _train(
     recipe: FlowRecipe,
-    dataset: stages.Dataset,
+    dataset: Dataset,
     spec: ChunkSpec,
     out: Path,
     progress: Progress,

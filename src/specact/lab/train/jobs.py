@@ -18,14 +18,14 @@ import torch
 from specact.errors import SpecactError
 from specact.interrupts import Interrupts
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import checkpoint, encoder_stage, stages
-from specact.lab.train.encoder import ImageEncoder
-from specact.lab.train.encoder_stage import Scenes
+from specact.lab.train import checkpoint, stages
+from specact.lab.train.encoder import ImageEncoder, Scenes, encoded, encoder_stage
 from specact.lab.train.loop import Stage, run
 from specact.lab.train.recipe import EncoderRecipe, Recipe
-from specact.lab.train.stages import Dataset, Progress
+from specact.lab.train.stages import Progress
 from specact.lab.train.tokenizer import ResidualVQ
 from specact.lab.train.vqbet import VQBeT
+from specact.lab.train.windows import Dataset
 from specact.observation import ObservationSpec
 
 _SPAWN = get_context("spawn")  # a forked copy of a process with threads, such as those of PyTorch, can hang
@@ -97,11 +97,11 @@ class Work:
         for (camera, encoder), its_name in self.encoders.items():
             if name == its_name:
                 scenes = Scenes(stages.task_of(recipe), recipe.seed)
-                return encoder_stage.encoder_stage(name, encoder, camera, shown, scenes, recipe.seed)
+                return encoder_stage(name, encoder, camera, shown, scenes, recipe.seed)
         settings, trained = recipe.policies[name], dict[str, ImageEncoder]()
         for camera in self._cameras(name):
             trained[camera] = self._encoder(camera, settings.encoder)
-            shown = encoder_stage.encoded(shown, camera, trained[camera])
+            shown = encoded(shown, camera, trained[camera])
         stage = stages.policy_stage(name, settings, shown, recipe, self.tokenizer(), self.specs[name])
         assert isinstance(stage.module, VQBeT)
         for camera, network in trained.items():

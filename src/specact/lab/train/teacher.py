@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.families.chunks.sources import LoadedPolicy
-from specact.lab.train.stages import Dataset, Progress
-from specact.lab.train.windows import Windows
+from specact.lab.train.stages import Progress
+from specact.lab.train.windows import Dataset, Windows
 from specact.observation import Window
 from specact.rng import Role, stream
 
