@@ -4,7 +4,7 @@ Steps per second of CPU time of the target and the draft of a recipe, with AdamW
 parameter, with products in bfloat16 and in float32; then the time of a short training run with one and with two stages
 at a time. Variants take turns.
 
-Run: python benchmarks/training.py [RECIPE] [--data FOLDER]
+Run: python benchmarks/training.py [RECIPE] [--data FOLDER] [--rounds N]
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from specact.lab.train.train import train
 
 ROUNDS, SECONDS_A_ROUND = 9, 0.4
 EPISODES = 40
-SHORT = {"tokenizer": 100, "target": 100, "draft": 600}
+SHORT = {"tokenizer": 100, "target": 500, "draft": 3500}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", type=Path, nargs="?", default=Path("recipes/ball.toml"))
     parser.add_argument("--data", type=Path, default=Path())
+    parser.add_argument("--rounds", type=int, default=2, help="of whole runs; 0 for none")
     given = parser.parse_args()
     torch.set_num_threads(1)
     recipe = load_recipe(given.recipe)
@@ -46,8 +47,9 @@ def main() -> None:
         bundles={},
     )
     print(f"{given.recipe.stem}, one thread for each stage, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
-    wall(recipe, given.data)
     speeds(recipe, given.data)
+    if given.rounds:
+        wall(recipe, given.data, given.rounds)
 
 
 def speeds(recipe: Recipe, data: Path) -> None:
@@ -94,7 +96,7 @@ def rate(stage: Stage, steps: int) -> float:
         return steps / (time.process_time() - started)
 
 
-def wall(recipe: Recipe, data: Path, rounds: int = 2) -> None:
+def wall(recipe: Recipe, data: Path, rounds: int) -> None:
     """Prints the time of whole short runs, start of processes included."""
     policies = {name: replace(policy, steps=SHORT[name]) for name, policy in recipe.policies.items()}
     short = replace(recipe, policies=policies)
