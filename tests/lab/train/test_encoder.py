@@ -15,14 +15,14 @@ from specact.families.codes.bundle import load_bundle
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.sources import Source
 from specact.lab.train import checkpoint, stages
-from specact.lab.train.encoder import ImageEmbedding, ImageEncoder
-from specact.lab.train.encoder_stage import Scenes, Telling, encoded, encoder_stage, learned
+from specact.lab.train.encoder import ImageEmbedding, ImageEncoder, Scenes, Telling, encoded, encoder_stage, learned
 from specact.lab.train.export import LastPosition
 from specact.lab.train.loop import run
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
 from specact.lab.train.train import train
 from specact.lab.train.vqbet import VQBeT
+from specact.lab.train.windows import Dataset
 from specact.observation import Window
 
 SMALL = EncoderRecipe(
@@ -42,7 +42,7 @@ RECIPE = Recipe(
 )
 
 
-def dataset(recipe: Recipe = RECIPE) -> stages.Dataset:
+def dataset(recipe: Recipe = RECIPE) -> Dataset:
     return stages.prepare(demonstrations(), recipe)
 
 

@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from specact.errors import ConfigError
+from specact.errors import ConfigError, SpecactError
 from specact.lab.train import loop
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
@@ -167,6 +168,101 @@ def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
         made = [(folder / "bundles" / "tiny" / part).read_bytes() for folder in (out, tiny_run)]
         assert made[0] == made[1], f"{part} differs"
     assert not list(out.glob("*.checkpoint")) + list(out.glob("*.partial"))
+
+
+def side_by_side(recipe: Recipe, out: Path, progress: Callable[[str, int, int], None]) -> None:
+    """With two stages at a time; no process may be left, however it ends."""
+    try:
+        train(recipe, Path(), out, progress, jobs=2)
+    finally:
+        assert multiprocessing.active_children() == []
+
+
+def test_stages_side_by_side_end_like_one_after_the_other(never_stopped: Path, tmp_path: Path) -> None:
+    told, most = dict[str, tuple[int, int]](), 0
+
+    def progress(name: str, done: int, total: int) -> None:
+        nonlocal most
+        told[name], most = (done, total), max(most, len(multiprocessing.active_children()))
+
+    side_by_side(RECIPE, tmp_path / "run", progress)
+    assert most == 2
+    assert {name: told[name] for name in ORDER} == {"tokenizer": (130, 130), "target": (30, 30), "draft": (30, 30)}
+    assert weights(tmp_path / "run") == weights(never_stopped)
+    assert log(tmp_path / "run") == log(never_stopped)
+
+
+def test_a_stage_that_fails_beside_another_is_named_and_both_go_on_later(never_stopped: Path, tmp_path: Path) -> None:
+    out = reach("target", never_stopped, tmp_path / "run")
+    with pytest.raises(KilledError):
+        train(RECIPE, Path(), out, kill_at("target", 12))
+    (out / "draft.checkpoint").write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match=r"draft\.checkpoint is damaged") as caught:
+        side_by_side(RECIPE, out, quiet)
+    assert caught.value.__notes__ == ["this ended the stage draft; the checkpoints of all stages are kept"]
+    assert (out / "target.checkpoint").exists() or (out / "target.safetensors").exists()
+    (out / "draft.checkpoint").unlink()
+    side_by_side(RECIPE, out, quiet)
+    assert weights(out) == weights(never_stopped)
+    assert log(out) == log(never_stopped)
+
+
+LONG = replace(RECIPE, policies={name: replace(policy, steps=10**6) for name, policy in RECIPE.policies.items()})
+
+
+def test_a_stage_whose_process_is_killed_is_named(never_stopped: Path, tmp_path: Path) -> None:
+    def kill(name: str, done: int, total: int) -> None:
+        for process in multiprocessing.active_children():
+            if process.name == name == "draft":
+                process.kill()
+
+    with pytest.raises(SpecactError, match=r"trained draft ended with status -9 .* --jobs 1 .* checkpoints are kept"):
+        side_by_side(LONG, tmp_path / "run", kill)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_ends_the_command_ends_its_stages(
+    tiny_recipe: Path, tmp_path: Path, command: list[str], environment: dict[str, str], number: signal.Signals
+) -> None:
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(tiny_recipe.read_text().replace("steps = 300", "steps = 1000000").replace("steps = 60", ""))
+    process = subprocess.Popen(
+        [*command, "train", str(recipe), "--out", str(out), "--jobs", "2"], env=environment, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        while not all((out / f"{stage}.checkpoint").exists() for stage in ("target", "draft")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        _, said = process.communicate()
+    finally:
+        process.kill()
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+        assert f"ended by {number.name}; run the same command again to go on from here" in said
+        assert "Traceback" not in said
+    # Nobody reads what they tell any more.
+    until = time.monotonic() + 60.0
+    while in_session(process.pid):
+        assert time.monotonic() < until, "a process is left"
+        time.sleep(0.01)
+    assert not (out / ".lock").exists() or number == signal.SIGKILL
+
+
+def in_session(leader: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for process in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
+        with suppress(ProcessLookupError):
+            if os.getsid(process) == leader:
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize(

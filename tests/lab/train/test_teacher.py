@@ -18,8 +18,9 @@ from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.flow_train import train_flow
-from specact.lab.train.stages import Dataset, prepare
+from specact.lab.train.stages import prepare
 from specact.lab.train.teacher import check_teacher, teach
+from specact.lab.train.windows import Dataset
 from specact.observation import Field
 
 RECIPE = FlowRecipe("flow", "taught", "ball", generate_episodes=4, chunk=4, layers=1, width=16, steps=3, batch=8)

@@ -12,6 +12,7 @@ from specact.lab.train import stages
 from specact.lab.train.losses import chunk_of
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
 from specact.lab.train.tokenizer import ResidualVQ, measure
+from specact.lab.train.windows import Dataset
 from specact.observation import vectors
 
 SMALL = TokenizerRecipe(codebooks=2, codes=4, latent=6, hidden=32, steps=300, batch=128, dead_share=0.02)
@@ -182,7 +183,7 @@ def recipe(steps: int = 50) -> Recipe:
     )
 
 
-def dataset() -> stages.Dataset:
+def dataset() -> Dataset:
     rng = np.random.default_rng(0)
     episodes = Episodes(
         {"state": rng.normal(size=(60, 3)).astype(np.float32)},

@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.lab.evaluation.metrics import Table
-from specact.lab.statistics import Interval, wilson
+from specact.lab.statistics import Interval, bootstrap_interval, wilson
 from specact.lab.tised.curves import Curve, Place, restricted_time_s
 from specact.tised.decomposition import Averages
-
-_RESAMPLES = 2000
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -106,14 +104,6 @@ def _aggregate(place: Place, table: Table) -> Aggregate:
         path=_mean(table["path"]),
         transmission_rate=_mean(table["transmission_rate"]),
     )
-
-
-def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> Interval:
-    """The mean of ``[episodes]`` with a 95 % percentile interval from 2,000 bootstrap samples."""
-    rng = np.random.default_rng(seed)
-    means = values[rng.integers(len(values), size=(_RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(values.mean()), float(low), float(high))
 
 
 def _mean(values: NDArray[np.generic]) -> float:

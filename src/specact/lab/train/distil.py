@@ -21,7 +21,8 @@ from specact.lab.train.encoder import ImageEncoder
 from specact.lab.train.export import export_policy
 from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.rebuild import architecture, rebuild
-from specact.lab.train.vqbet import Statistics, VQBeT, moments, plain
+from specact.lab.train.vqbet import VQBeT, moments, plain
+from specact.lab.train.windows import Statistics
 from specact.locks import locked
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream

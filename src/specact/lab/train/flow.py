@@ -16,14 +16,8 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.recipe import EncoderRecipe
-from specact.lab.train.vqbet import (
-    Statistics,
-    flat,
-    hold_statistics,
-    plain,
-    standardised,
-    statistics_of,
-)
+from specact.lab.train.vqbet import flat, hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.windows import Statistics
 from specact.observation import ObservationSpec
 
 # Periods of the embedding of time, in units of the flow's time, which runs from 0 to 1.

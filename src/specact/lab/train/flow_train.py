@@ -20,12 +20,11 @@ from specact.lab.train.flow import Flow
 from specact.lab.train.flow_export import WRITERS
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.folder import check_free, claim, last_lines
-from specact.lab.train.loop import Metrics, Stage, autocast, cosine, run
-from specact.lab.train.stages import Dataset, Progress, decayed_apart
+from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, run
+from specact.lab.train.stages import Progress
 from specact.lab.train.teacher import check_teacher, forget_answers, teach
 from specact.lab.train.train import Trained
-from specact.lab.train.vqbet import Statistics
-from specact.lab.train.windows import Windows, observation_of
+from specact.lab.train.windows import Dataset, Statistics, Windows, observation_of
 from specact.locks import locked
 from specact.rng import Role, stream
 
@@ -118,7 +117,7 @@ def chunk_stage(
     return Stage(
         name=name,
         module=model,
-        optimizer=torch.optim.AdamW(decayed_apart(model, recipe.weight_decay), betas=(0.9, 0.99), fused=True),
+        optimizer=adamw(model, recipe.weight_decay),
         update=lambda step: (loss_on(draw(step), recipe.draws), {}),
         validate=validate,
         steps=recipe.steps,
@@ -182,7 +181,7 @@ def train_flow(
 
 def _train(
     recipe: FlowRecipe,
-    dataset: stages.Dataset,
+    dataset: Dataset,
     spec: ChunkSpec,
     out: Path,
     progress: Progress,

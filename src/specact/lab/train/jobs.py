@@ -18,14 +18,14 @@ import torch
 from specact.errors import SpecactError
 from specact.interrupts import Interrupts
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import checkpoint, encoder_stage, stages
-from specact.lab.train.encoder import ImageEncoder
-from specact.lab.train.encoder_stage import Scenes
+from specact.lab.train import checkpoint, stages
+from specact.lab.train.encoder import ImageEncoder, Scenes, encoded, encoder_stage
 from specact.lab.train.loop import Stage, run
 from specact.lab.train.recipe import EncoderRecipe, Recipe
-from specact.lab.train.stages import Dataset, Progress
+from specact.lab.train.stages import Progress
 from specact.lab.train.tokenizer import ResidualVQ
 from specact.lab.train.vqbet import VQBeT
+from specact.lab.train.windows import Dataset
 from specact.observation import ObservationSpec
 
 _SPAWN = get_context("spawn")  # a forked copy of a process with threads, such as those of PyTorch, can hang
@@ -97,11 +97,11 @@ class Work:
         for (camera, encoder), its_name in self.encoders.items():
             if name == its_name:
                 scenes = Scenes(stages.task_of(recipe), recipe.seed)
-                return encoder_stage.encoder_stage(name, encoder, camera, shown, scenes, recipe.seed)
+                return encoder_stage(name, encoder, camera, shown, scenes, recipe.seed)
         settings, trained = recipe.policies[name], dict[str, ImageEncoder]()
         for camera in self._cameras(name):
             trained[camera] = self._encoder(camera, settings.encoder)
-            shown = encoder_stage.encoded(shown, camera, trained[camera])
+            shown = encoded(shown, camera, trained[camera])
         stage = stages.policy_stage(name, settings, shown, recipe, self.tokenizer(), self.specs[name])
         assert isinstance(stage.module, VQBeT)
         for camera, network in trained.items():
@@ -185,8 +185,9 @@ class _Running:
     def __init__(self, work: Work, name: str, threads: int) -> None:
         self.name = name
         self.receiver, sender = _SPAWN.Pipe(duplex=False)
-        # Without what the work has computed so far.
-        self.process = _SPAWN.Process(target=_train, args=(replace(work), name, threads, sender), daemon=True)
+        self.process = _SPAWN.Process(
+            target=_train, args=(replace(work), name, threads, sender), name=name, daemon=True
+        )
         resource_tracker.ensure_running()  # starting it unblocks the signal
         # Ctrl-C goes to every process of a terminal; this one ends the others.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -71,6 +71,14 @@ def autocast(recipe: Precise) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16 and recipe.width >= _BFLOAT16_FROM)
 
 
+def adamw(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
+    """AdamW that does not decay biases, norms and other vectors."""
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
+
+
 def cosine(peak: float, warmup: int, steps: int, floor: float = 0.02) -> Callable[[int], float]:
     """Linear warm-up to ``peak``, then a cosine down to ``floor * peak``."""
 

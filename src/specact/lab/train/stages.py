@@ -6,9 +6,8 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,33 +20,16 @@ from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.train import tokenizer as rvq
-from specact.lab.train.loop import Metrics, Stage, autocast, cosine
+from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine
 from specact.lab.train.losses import Targets, policy_loss
 from specact.lab.train.recipe import Demonstrated, PolicyRecipe, Recipe
 from specact.lab.train.tokenizer import ResidualVQ
-from specact.lab.train.vqbet import Shapes, Statistics, VQBeT, moments
-from specact.lab.train.windows import Batch, Windows, observation_of
+from specact.lab.train.vqbet import Shapes, VQBeT, moments
+from specact.lab.train.windows import Batch, Dataset, Windows, observation_of
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Demonstrations ready for training.
-
-    Attributes:
-        train, held_out: windows of the episodes trained on, and of those kept back.
-        statistics: of the training observations.
-        centre, scale: action normalisation, ``[A]``: ``normalised = (action - centre) / scale`` lies in [-1, 1].
-    """
-
-    train: Windows
-    held_out: Windows
-    statistics: Statistics
-    centre: Tensor
-    scale: Tensor
 
 
 def task_of(recipe: Demonstrated) -> Task | None:
@@ -241,7 +223,7 @@ def policy_stage(
     return Stage(
         name=name,
         module=model,
-        optimizer=torch.optim.AdamW(decayed_apart(model, settings.weight_decay), betas=(0.9, 0.99), fused=True),
+        optimizer=adamw(model, settings.weight_decay),
         update=update,
         validate=validate,
         steps=settings.steps,
@@ -250,13 +232,6 @@ def policy_stage(
         average=settings.average,
         snapshot_at=round(settings.snapshot * settings.steps),
     )
-
-
-def decayed_apart(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups for AdamW: biases, norms and other vectors are not decayed."""
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def _some(seed: int, step: int, total: int, size: int) -> Tensor:

@@ -18,8 +18,8 @@ from specact.lab.rollout.distillation import data_of
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import COMPOSITION
-from specact.lab.train.stages import Dataset, Progress
-from specact.lab.train.windows import Windows
+from specact.lab.train.stages import Progress
+from specact.lab.train.windows import Dataset, Windows
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepAddress, stream
 

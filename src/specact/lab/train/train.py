@@ -10,7 +10,8 @@ import torch
 
 from specact import __version__
 from specact.families.codes.spec import PolicySpec
-from specact.lab.train import encoder_stage, stages
+from specact.lab.train import stages
+from specact.lab.train.encoder import learned
 from specact.lab.train.export import write_bundle
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.jobs import Work, train_stages
@@ -18,6 +19,7 @@ from specact.lab.train.loop import sort_log
 from specact.lab.train.recipe import PolicyRecipe, Recipe, as_dict
 from specact.lab.train.stages import Progress
 from specact.lab.train.vqbet import Shapes, VQBeT
+from specact.lab.train.windows import Dataset
 from specact.locks import locked
 
 
@@ -60,7 +62,7 @@ def train(
     task = stages.task_of(recipe)
     made = stages.demonstrated(recipe, task, data, progress)
     specs = stages.specs_of(recipe, made)
-    made = stages.needed(made, specs.values(), encoder_stage.learned(recipe, specs, made, task))
+    made = stages.needed(made, specs.values(), learned(recipe, specs, made, task))
     stages.prepare(made, recipe)  # what cannot be used is refused before there is a folder
     with locked(out):
         claim(out, as_dict(recipe))
@@ -103,7 +105,7 @@ def _export(work: Work) -> list[Path]:
     return folders
 
 
-def _spec(recipe: Recipe, dataset: stages.Dataset, draft: Shapes, target: Shapes, settings: PolicyRecipe) -> PolicySpec:
+def _spec(recipe: Recipe, dataset: Dataset, draft: Shapes, target: Shapes, settings: PolicyRecipe) -> PolicySpec:
     rate_hz = dataset.train.episodes.rate_hz
     assert rate_hz is not None, "a recipe or its task says it"
     return PolicySpec(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.recipe import PolicyRecipe
-from specact.lab.train.windows import positions
+from specact.lab.train.windows import Statistics, positions
 from specact.observation import Field, ObservationSpec
 
 
@@ -35,11 +35,6 @@ class Shapes:
     chunk: int
     actions: int
     goal_mode: Literal["token", "concatenate"]
-
-
-# Mean and standard deviation of the training observations that are not camera frames, by name, each of the shape of one
-# observation; normalisation travels inside the exported graph.
-Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,10 @@ from specact.lab.data.frames import Frames
 from specact.lab.train.recipe import Demonstrated, Seeing
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
+
+# Mean and standard deviation of the training observations that are not camera frames, by name, each of the shape of one
+# observation; normalisation travels inside the exported graph.
+Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def observation_of(policy: Seeing, recipe: Demonstrated, episodes: Episodes, who: str) -> ObservationSpec:
@@ -122,3 +127,20 @@ class Windows:
         predicting = rows(positions(spec))
         step = torch.from_numpy(np.maximum(predicting, first))
         return Batch(observation, step, torch.from_numpy((predicting >= first).astype(np.float32)))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Demonstrations ready for training.
+
+    Attributes:
+        train, held_out: windows of the episodes trained on, and of those kept back.
+        statistics: of the training observations.
+        centre, scale: action normalisation, ``[A]``: ``normalised = (action - centre) / scale`` lies in [-1, 1].
+    """
+
+    train: Windows
+    held_out: Windows
+    statistics: Statistics
+    centre: Tensor
+    scale: Tensor

@@ -1,0 +1,117 @@
+"""What fused updates, precision and stages side by side do to the time of training.
+
+Steps per second of CPU time of the target and the draft of a recipe, with AdamW in one fused kernel and parameter by
+parameter, with products in bfloat16 and in float32; then the time of a short training run with one and with two stages
+at a time. Variants take turns.
+
+Run: python benchmarks/training.py [RECIPE] [--data FOLDER] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from specact.lab.train import loop
+from specact.lab.train.jobs import Work
+from specact.lab.train.loop import Stage, run
+from specact.lab.train.recipe import Recipe, load_recipe
+from specact.lab.train.stages import demonstrated, needed, specs_of, task_of
+from specact.lab.train.train import train
+
+ROUNDS, SECONDS_A_ROUND = 9, 0.4
+EPISODES = 40
+SHORT = {"tokenizer": 100, "target": 500, "draft": 3500}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", type=Path, nargs="?", default=Path("recipes/ball.toml"))
+    parser.add_argument("--data", type=Path, default=Path())
+    parser.add_argument("--rounds", type=int, default=2, help="of whole runs; 0 for none")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe = load_recipe(given.recipe)
+    recipe = replace(
+        recipe,
+        generate_episodes=min(recipe.generate_episodes, EPISODES),
+        tokenizer=replace(recipe.tokenizer, steps=SHORT["tokenizer"]),
+        policies={name: recipe.policies[name] for name in ("target", "draft")},
+        bundles={},
+    )
+    print(f"{given.recipe.stem}, one thread for each stage, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
+    speeds(recipe, given.data)
+    if given.rounds:
+        wall(recipe, given.data, given.rounds)
+
+
+def speeds(recipe: Recipe, data: Path) -> None:
+    """Prints steps per second of every variant and its ratio to the first of them."""
+    loop._BFLOAT16_FROM = 0  # so that the recipe decides
+    with tempfile.TemporaryDirectory() as folder:
+        episodes = demonstrated(recipe, task_of(recipe), data, lambda *told: None)
+        work = Work(recipe, needed(episodes, specs_of(recipe, episodes).values()), Path(folder))
+        run(work.stage("tokenizer"), work.out, lambda done: None)
+        for name, policy in recipe.policies.items():
+            variants = {
+                (fused, bfloat16): variant(work, name, fused, bfloat16)
+                for fused in (False, True)
+                for bfloat16 in (True, False)
+            }
+            steps = max(1, round(SECONDS_A_ROUND * rate(variants[False, True], 3)))
+            found = {which: [] for which in variants}
+            for _ in range(ROUNDS):
+                for which, stage in variants.items():
+                    found[which].append(rate(stage, steps))
+            before = np.array(found[False, True])
+            for (fused, bfloat16), rates in found.items():
+                print(
+                    f"{name:8} width {policy.width:4}  {'fused' if fused else 'plain'}  "
+                    f"{'bfloat16' if bfloat16 else 'float32 '}  {np.median(rates):7.1f} steps/s  "
+                    f"{np.median(np.array(rates) / before):5.2f} times"
+                )
+
+
+def variant(work: Work, name: str, fused: bool, bfloat16: bool) -> Stage:
+    """A policy's stage."""
+    policies = {**work.recipe.policies, name: replace(work.recipe.policies[name], bfloat16=bfloat16)}
+    stage = replace(work, recipe=replace(work.recipe, policies=policies)).stage(name)
+    for group in stage.optimizer.param_groups:
+        group["fused"] = fused
+    return replace(stage, validate=lambda module: {})
+
+
+def rate(stage: Stage, steps: int) -> float:
+    """Steps per second of this process's CPU time."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.process_time()
+        run(replace(stage, steps=steps), Path(folder), lambda done: None)
+        return steps / (time.process_time() - started)
+
+
+def wall(recipe: Recipe, data: Path, rounds: int) -> None:
+    """Prints the time of whole short runs, start of processes included."""
+    policies = {name: replace(policy, steps=SHORT[name]) for name, policy in recipe.policies.items()}
+    short = replace(recipe, policies=policies)
+    found: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(rounds):
+        for jobs, times in found.items():
+            with tempfile.TemporaryDirectory() as folder:
+                started = time.perf_counter()
+                train(short, data, Path(folder) / "run", lambda *told: None, jobs=jobs)
+                times.append(time.perf_counter() - started)
+    for jobs, times in found.items():
+        ratio = np.median(np.array(times) / np.array(found[1]))
+        print(f"{' + '.join(f'{steps} {name}' for name, steps in SHORT.items())} steps, {jobs} at a time: "
+              f"{np.median(times):.1f} s, {ratio:.2f} of the time")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
