@@ -1,8 +1,11 @@
 """The command line as its users meet it: real processes, exit status, one sentence, pure JSON."""
 
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,12 @@ import numpy as np
 import pytest
 
 from specact import load_bundle
+from specact.cli.main import VERBS
 from specact.errors import BundleError
 from specact.gates.calibration import find_calibration
+from specact.gates.settings import GateChoices
 from specact.lab.data.readers import read
+from specact.lab.evaluation.evaluation import Evaluation
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -60,9 +66,22 @@ def test_help_names_every_verb(specact_run: Run) -> None:
 def test_help_of_eval_names_every_setting(specact_run: Run) -> None:
     done = specact_run("eval", "--help")
     assert done.returncode == 0
-    for flag in ("--bundle", "--out", "--env", "--methods", "--episodes", "--seed", "--rate", "--link", "--offset",
-                 "--max-skips", "--draft-ms", "--target-ms", "--kappa", "--workers", "--json"):  # fmt: skip
-        assert flag in done.stdout
+    settings = [field.name for kind in (Evaluation, GateChoices) for field in fields(kind) if field.name != "gates"]
+    for name in (*settings, "out", "workers", "json"):
+        assert re.search(rf"--{name.replace('_', '-')}[ ,]", done.stdout), name
+
+
+def test_a_verb_imports_no_other_verb(environment: dict[str, str]) -> None:
+    told = (
+        "import sys; from specact.cli.main import main; sys.argv = ['specact', 'run', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=environment, timeout=600)
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert "specact.cli.run" in imported, done.stderr
+    # The token is read where the server reads it.
+    assert not {f"specact.cli.{name}" for name in VERBS if name not in ("run", "serve")} & imported
 
 
 def test_eval_writes_the_documented_summary(specact_run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
