@@ -69,6 +69,7 @@ def calibrate(
         workers: processes; one per core if not given.
         json: print the calibration as JSON.
     """
+    from specact.cli.gating import check_gate_options
     from specact.families.load import load_pair
     from specact.lab.envs import env_of
     from specact.lab.evaluation.calibrate import CalibrationRun
@@ -77,6 +78,7 @@ def calibrate(
 
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
+    check_gate_options(gates.gate_options, [gate])
     loaded = load_pair(bundle, draft=draft, target=target)
     if offline:
         _calibrate_offline(

@@ -83,9 +83,13 @@ def eval_(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
+    from specact.cli.gating import check_gate_options
     from specact.lab.evaluation.evaluation import Evaluation
     from specact.lab.evaluation.run import evaluate, parse_methods
+    from specact.lab.rollout.methods import load_method
     from specact.lab.rollout.pool import Pool
+
+    check_gate_options(gates.gate_options, [load_method(name).gate for name in parse_methods(methods)])
 
     if offline:
         from specact.cli.shown import held_out

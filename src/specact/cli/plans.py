@@ -29,6 +29,7 @@ def plan_pair(
     *,
     draft: str | None,
     gate: str,
+    gate_options: tuple[str, ...],
     rate: float,
     hold: bool,
     latency_budget_ms: float | None,
@@ -87,7 +88,7 @@ def plan_pair(
             "--execution late cannot be combined with --sampling server or --audit-rate; leave these options out"
         )
     budget = wanted_budget(hold, rate, latency_budget_ms, link_share_kbit, loaded, 1.0 / chunk_s)
-    decides = deciding_gate(loaded, gate, rate, budget)
+    decides = deciding_gate(loaded, gate, rate, budget, gate_options)
     decides.audit_rate = audit_rate
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if latency_budget_ms else rate if budget is None else budget.rate

@@ -21,8 +21,8 @@ from specact.runtime.limits import RATES_HZ
 
 # Options that only a pair of policies has, and those that only a policy alone has.
 _OF_PAIRS = (
-    "server", "draft", "gate", "rate", "hold", "latency_budget_ms", "link_share_kbit", "audit_rate", "overlap",
-    "sampling",
+    "server", "draft", "gate", "gate_options", "rate", "hold", "latency_budget_ms", "link_share_kbit", "audit_rate",
+    "overlap", "sampling",
 )  # fmt: skip
 _OF_POLICIES = ("steps", "execute_actions", "overlap_actions", "idle")
 
@@ -35,6 +35,7 @@ def run(
     robot: str | None = None,
     env: str | None = None,
     gate: str = "deviation",
+    gate_options: tuple[str, ...] = (),
     rate: float = 0.6,
     hold: bool = False,
     latency_budget_ms: float | None = None,
@@ -83,6 +84,7 @@ def run(
         env: environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given.
         gate: selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always,
             never, or MODULE:GATE for one of your own.
+        gate_options: of MODULE:GATE, keywords of its constructor, each as NAME=VALUE; a calibration has its own.
         rate: wanted share of inferences to transmit.
         hold: hold that rate online, also under drift; needs no calibration.
         latency_budget_ms: hold this mean time of an inference instead of a rate.
@@ -137,7 +139,8 @@ def run(
     with Interrupts() as interrupts, ExitStack() as stack:
         if bundle is not None:
             plan = plan_pair(
-                stack, bundle, server or "ws://127.0.0.1:8600", draft=draft, gate=gate, rate=rate, hold=hold,
+                stack, bundle, server or "ws://127.0.0.1:8600", draft=draft, gate=gate,
+                gate_options=gate_options, rate=rate, hold=hold,
                 latency_budget_ms=latency_budget_ms, link_share_kbit=link_share_kbit, audit_rate=audit_rate,
                 deadline_ms=deadline_ms, fallback=fallback, age_s=age_s, overlap=overlap, late=execution == "late",
                 sampling=sampling, rate_hz=rate_hz, token=read_token(token_file), ca=ca, jpeg_quality=jpeg_quality,
