@@ -17,7 +17,6 @@ from specact.gates.controller import RateBudget
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 from specact.units import ActionUnits
 
-
 BEND = "my_gate:Bend"
 
 
