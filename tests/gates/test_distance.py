@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks import ChunkPair, load_chunk_pair, make_pair
+from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, make_pair
 from specact.families.chunks.head import load_distance_head
 from specact.families.head import HEAD, give_head
 from specact.families.load import AnyPair, load_pair
@@ -48,7 +48,7 @@ def shown(episodes: int, seed: int) -> Episodes:
 
 def taught(folder: Path, *, shuffled: bool = False) -> tuple[ChunkPair, dict[str, float]]:
     """The pair with a head, and the head's held-out metrics."""
-    make_pair(folder, SMALL, LARGE, execute=2, env="ball")
+    make_pair(folder, SMALL, LARGE, PairSettings(execute=2, env="ball"))
     pair = load_chunk_pair(folder, draft=SMALL, target=LARGE)
 
     def along(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
@@ -115,13 +115,13 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_p
 
 def test_a_head_of_another_pair_is_refused(learned: ChunkPair, tmp_path: Path) -> None:
     assert learned.path is not None
-    other = make_pair(tmp_path / "other", SMALL, LARGE, execute=3)
+    other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
     with pytest.raises(ConfigError, match=r"has no learned gate; train one with: .*--offline where there is no sim"):
         GateChoices().settings("learned", other)
     give_head(tmp_path / "other", learned.path / HEAD)
     with pytest.raises(BundleError, match=r"they do not match; train it again with: .*--retrain"):
         GateChoices().settings("learned", other).build(other)
-    backwards = make_pair(tmp_path / "backwards", LARGE, SMALL, execute=2)
+    backwards = make_pair(tmp_path / "backwards", LARGE, SMALL, PairSettings(execute=2))
     give_head(tmp_path / "backwards", learned.path / HEAD)
     with pytest.raises(BundleError, match="was trained for the pair"):
         GateChoices().settings("learned", backwards).build(backwards)
@@ -133,7 +133,7 @@ def test_a_head_of_another_pair_is_refused(learned: ChunkPair, tmp_path: Path) -
 def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> None:
     """Taught where the gated pair goes, in two rounds, the second under the gate of the first."""
     path = tmp_path / "pair"
-    pair = make_pair(path, SMALL, LARGE, execute=2, env="ball")
+    pair = make_pair(path, SMALL, LARGE, PairSettings(execute=2, env="ball"))
     recipe = replace(FEW, steps=60, rounds=2, rates=(0.4,))
     with Pool(1) as pool:
         metrics = teach_head(pair, recipe, collector(100, pool, quiet), path / "gate", quiet)
@@ -157,7 +157,7 @@ def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_tra
     np.savez(tmp_path / "demos.npz", state=made.numbers("state"), action=made.action, episode_ends=made.ends)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('kind = "flow"\nbundle = "mine"\nrate_hz = 20.0\ndata = ["demos.npz"]\nheld_out = 0.4\n')
-    make_pair(tmp_path / "pair", SMALL, LARGE, execute=2)
+    make_pair(tmp_path / "pair", SMALL, LARGE, PairSettings(execute=2))
     calibrate(
         str(tmp_path / "pair"), gate="learned", rate=0.5, rounds=1, offline=True, recipe=recipe, data=tmp_path,
         lessons=200, draft=SMALL, target=LARGE, workers=1, json=True,
