@@ -21,7 +21,7 @@ from study import RESULTS, ROOT
 
 from specact.cli.output import progress_bars
 from specact.cli.shown import held_out
-from specact.families.chunks import load_chunk_pair, make_pair
+from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
 from specact.families.head import HEAD
 from specact.gates.settings import BUNDLES_OWN
 from specact.lab.evaluation.evaluation import Evaluation
@@ -46,7 +46,7 @@ def main(data: Path, workers: int | None = None) -> None:
     folder = ROOT / "runs" / "chunk-gate"
     path = folder / "pair"
     if not path.exists():
-        make_pair(path, "pusht#draft", "pusht-flow", execute=4, env="pusht")
+        make_pair(path, "pusht#draft", "pusht-flow", PairSettings(execute=4, env="pusht"))
     pair = load_chunk_pair(path)
     result: dict[str, Any] = {}
     with Pool(workers) as pool, progress_bars() as update:

@@ -120,6 +120,11 @@ def test_your_own_simulator_robot_gate_policy_and_family(
     # A gate of one's own is calibrated, and evaluated, like any other.
     assert (tmp_path / "runs/sim/bundles/trolley/calibration/my_gate.Bend-0.50.json").is_file()
     assert (tmp_path / "runs/gates/steps/my_gate.Bend").is_dir()
+    stored = json.loads((tmp_path / "runs/sim/bundles/trolley/calibration/my_gate.Bend-0.40.json").read_text())
+    assert stored["settings"]["options"] == [["worst", True]]
+    # So is the learned gate of a pair whose target is one's own.
+    found = json.loads((tmp_path / "runs/learned/summary.json").read_text())["methods"]["learned"]
+    assert found["cost"]["head_parameters"] > 0 and 0.0 < found["transmission_rate"] < 1.0
     # So is a family, by its own gate too; what is skipped there is not what the target would have done.
     assert (tmp_path / "my_family.pair/calibration/my_family.Nearness-0.50.json").is_file()
     methods = json.loads((tmp_path / "runs/family/summary.json").read_text())["methods"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -71,6 +71,51 @@ def test_a_gate_that_does_not_take_its_limits_is_told_what_it_has_to_take() -> N
     own = f"{__name__}:Strict"
     with pytest.raises(ConfigError, match=r"cannot be created: TypeError.*takes threshold and \*\*limits"):
         GateSettings(own).build(load_bundle("ball"))
+
+
+class Choosy(Gate):
+    """Has options of every kind."""
+
+    def __init__(
+        self, threshold: float, *, window: int = 2, scale: float = 1.0, kind: Literal["a", "b"] = "a", name: str = "",
+        **limits: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(threshold, **limits)
+        self.options = (window, scale, kind, name)
+
+    def score(self, proposal: Any, rng: Any) -> float:
+        return 0.0
+
+
+CHOOSY = f"{__name__}:Choosy"
+
+
+def test_options_of_a_gate_of_ones_own_have_the_types_of_its_constructor() -> None:
+    ball = load_bundle("ball")
+    given = ("window=5", "scale=2", "kind=b", "name=7")
+    settings = GateChoices(gate_options=given).settings(CHOOSY, ball)
+    assert settings.options == (("window", 5), ("scale", 2.0), ("kind", "b"), ("name", "7"))
+    assert vars(settings.build(ball))["options"] == (5, 2.0, "b", "7")
+    # Nothing of it is for the gates that come with the package.
+    assert GateChoices(gate_options=given).settings("deviation", ball) == GateChoices().settings("deviation", ball)
+
+
+@pytest.mark.parametrize(
+    ("gate", "option", "said"),
+    [
+        (CHOOSY, "windw=5", "has no option 'windw'; it has kind, name, scale, window"),
+        (CHOOSY, "threshold=5", "has no option 'threshold'; .* Its threshold is found by specact calibrate"),
+        (CHOOSY, "max_skips=5", "has no option 'max_skips'; .* --max-skips limits its skips"),
+        (CHOOSY, "window=five", "the option 'window' of the gate .* must be of type int, got 'five'"),
+        (CHOOSY, "window=true", "must be of type int, got 'true'"),
+        (CHOOSY, "kind=c", "unknown value of the option 'kind' of the gate .* 'c'. Known: a, b"),
+        (CHOOSY, "window", "an option of a gate has the form NAME=VALUE, got 'window'"),
+        (f"{__name__}:Strict", "window=5", "has no option 'window'; its constructor has none of its own"),
+    ],
+)
+def test_options_that_a_gate_does_not_have_are_refused(gate: str, option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        GateChoices(gate_options=(option,)).settings(gate, load_bundle("ball"))
 
 
 def test_a_gate_of_ones_own_is_a_method() -> None:

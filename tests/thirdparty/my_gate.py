@@ -13,8 +13,9 @@ from specact.types import Proposal
 class Bend(Gate):
     """Queries the target where the actions change direction."""
 
-    def __init__(self, threshold: float, **limits: Any) -> None:
+    def __init__(self, threshold: float, *, worst: bool = False, **limits: Any) -> None:
         super().__init__(threshold, **limits)
+        self.worst = worst  # the dimension that changes most, instead of all of them
         self._last = deque[NDArray[np.float32]](maxlen=2)
 
     def reset(self) -> None:
@@ -28,4 +29,5 @@ class Bend(Gate):
         if len(self._last) < 2:
             return 0.0
         before, last = self._last
-        return float(np.linalg.norm(proposal.actions[0] - 2.0 * last + before))
+        change = proposal.actions[0] - 2.0 * last + before
+        return float(np.abs(change).max() if self.worst else np.linalg.norm(change))

@@ -74,11 +74,13 @@ def calibrate(options: Flat[CalibrateOptions]) -> None:
     A learned gate is trained first if the bundle has none: on states of the gated policy, or with --offline along the
     demonstrations that were trained on. Its head is written into the bundle.
     """
+    from specact.cli.gating import check_gate_options
     from specact.families.load import load_pair
 
     gate = options.gate
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
+    check_gate_options(options.gates.gate_options, [gate])
     pair = load_pair(options.bundle, draft=options.draft, target=options.target)
     folder = options.out or Path(pair.path or ".") / "calibration"
     check_folder(folder)

@@ -35,8 +35,11 @@ def eval_(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
+    from specact.cli.gating import check_gate_options
+    from specact.lab.rollout.methods import load_method
     from specact.lab.rollout.pool import Pool
 
+    check_gate_options(what.gates.gate_options, [load_method(name).gate for name in what.methods])
     with Pool(workers) as pool, progress_bars() as update:
         if offline:
             from specact.cli.shown import held_out

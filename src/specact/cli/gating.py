@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,8 @@ from specact.gates.audit import AuditEstimator, expected_true_skip
 from specact.gates.calibration import calibrated_gate, find_calibration
 from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
 from specact.gates.gate import Gate
-from specact.gates.settings import BUNDLES_OWN, load_gate
+from specact.gates.settings import GateChoices, load_gate
+from specact.plugins import is_plugin
 from specact.types import StepRecord
 from specact.wire.sizes import exchange_bytes
 
@@ -37,19 +39,50 @@ def wanted_budget(
     return RateBudget(rate) if hold else None
 
 
-def deciding_gate(bundle: AnyPair, name: str, rate: float, budget: Budget | None) -> Gate:
-    """The calibrated gate of this rate, or one under a controller where there is a budget.
+def check_gate_options(given: Sequence[str], gates: Iterable[str]) -> None:
+    """Refuses ``--gate-options`` where no gate takes them.
 
     Raises:
-        ConfigError: if there is no such gate, it has no threshold to control, or the bundle has no calibration.
+        ConfigError: if there are some, and no gate of the user's own.
     """
+    if given and not any(map(is_plugin, gates)):
+        raise ConfigError(
+            "--gate-options is for a gate of your own, MODULE:GATE; the built-in ones have --reading, --alpha, "
+            "--source, --uncertainty and --max-skips, of specact calibrate and eval"
+        )
+
+
+def deciding_gate(
+    bundle: AnyPair, name: str, rate: float, budget: Budget | None, gate_options: tuple[str, ...] = ()
+) -> Gate:
+    """The calibrated gate of this rate, or one under a controller where there is a budget.
+
+    Args:
+        bundle: the pair.
+        name: of the gate.
+        rate: wanted share of inferences to transmit.
+        budget: what is to be held, or None.
+        gate_options: of a gate of the user's own; a calibration's, where they are not given.
+
+    Raises:
+        ConfigError: if there is no such gate, it has no threshold to control or no such options, or the bundle has no
+            calibration, or one with other options.
+    """
+    check_gate_options(gate_options, [name])
+    choices = GateChoices(gate_options=gate_options)
     if load_gate(name).calibrated:
-        if budget is None:
-            return calibrated_gate(bundle, name, rate)
-        return Controller(BUNDLES_OWN.settings(name, bundle).build(bundle), budget)
+        if budget is not None:
+            return Controller(choices.settings(name, bundle).build(bundle), budget)
+        stored = find_calibration(bundle, name, rate)
+        if gate_options and stored is not None and stored.settings.options != choices.settings(name, bundle).options:
+            raise ConfigError(
+                f"{name!r} was calibrated with the options {dict(stored.settings.options)}; leave out --gate-options, "
+                "or calibrate again with these"
+            )
+        return calibrated_gate(bundle, name, rate)
     if budget is not None:
         raise ConfigError(f"--gate {name} has no threshold, so it cannot hold a budget; choose another gate")
-    return replace(BUNDLES_OWN.settings(name, bundle), threshold=rate).build(bundle)
+    return replace(choices.settings(name, bundle), threshold=rate).build(bundle)
 
 
 def audit_estimator(bundle: AnyPair, gate: str, rate: float | None) -> AuditEstimator:

@@ -45,6 +45,8 @@ class PairOptions:
     gate: str = "deviation"
     """Selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always, never, or
     MODULE:GATE for one of your own."""
+    gate_options: tuple[str, ...] = ()
+    """Of MODULE:GATE, keywords of its constructor, each as NAME=VALUE; a calibration has its own."""
     rate: float = 0.6
     """Wanted share of inferences to transmit."""
     hold: bool = False
@@ -214,7 +216,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
             "--execution late cannot be combined with --sampling server or --audit-rate; leave these options out"
         )
     budget = wanted_budget(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
-    gate = deciding_gate(loaded, pair.gate, pair.rate, budget)
+    gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options)
     gate.audit_rate = pair.audit_rate
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if pair.latency_budget_ms else pair.rate if budget is None else budget.rate

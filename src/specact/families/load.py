@@ -8,10 +8,10 @@ from typing import Any
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.folder import load_chunk_pair
 from specact.families.chunks.pair import ChunkPair
-from specact.families.chunks.sources import load_policy, names_folder, try_out
+from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
-from specact.families.own import load_own_pair, load_own_responder, names_own
+from specact.families.own import load_own_pair, load_own_responder
 from specact.pair import LoadedPair
 from specact.runtime.manifest import kind_of
 from specact.wire.messages import Responder
@@ -56,7 +56,7 @@ def load_pair(
         BundleError: if it cannot be used.
         ConfigError: if there is none of that name, or no such execution provider.
     """
-    own = names_own(name_or_path)
+    own = kind_of_source(str(name_or_path)) == "code"
     path = Path() if own else find_bundle(name_or_path)
     if not own and kind_of(path) == "chunks":
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
@@ -83,9 +83,10 @@ def load_responder(
         BundleError: if it cannot be used.
         ConfigError: if there is none of that name, or no such execution provider.
     """
-    if names_folder(source) and kind_of(find_bundle(source)) not in ("flow", "regression"):
+    kind = kind_of_source(source)
+    if kind == "folder" and kind_of(find_bundle(source)) not in ("flow", "regression"):
         return load_pair(source, provider=provider, threads=threads).responder
-    if names_own(source) and (own := load_own_responder(source)) is not None:
+    if kind == "code" and (own := load_own_responder(source)) is not None:
         return own
     loaded = load_policy(source, steps=steps, provider=provider, threads=threads)
     try_out(loaded)

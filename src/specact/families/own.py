@@ -12,7 +12,7 @@ from specact.errors import ConfigError, SpecactError
 from specact.families.chunks.sources import is_policy
 from specact.files import check_name, file_stem
 from specact.pair import LoadedPair, Pair
-from specact.plugins import is_plugin, load_object
+from specact.plugins import load_object
 from specact.wire.messages import Responder
 
 _PAIR = (
@@ -45,11 +45,6 @@ class OwnPair:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pair, name)
-
-
-def names_own(source: str | Path) -> bool:
-    """Whether this is the name of a Python object, and no file, folder or bundle."""
-    return is_plugin(str(source)) and not Path(source).exists()
 
 
 def load_own_pair(source: str) -> LoadedPair[Any]:

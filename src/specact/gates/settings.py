@@ -79,7 +79,7 @@ class GateChoices:
         max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation, the
             learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the bundle recommends none.
         learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
-        gate_options: of MODULE:GATE, each as NAME=VALUE: keywords of its constructor.
+        gate_options: of MODULE:GATE, each as NAME=VALUE: keywords of its constructor. No bundle recommends any.
 
     Raises:
         ConfigError: for a value that is not allowed.
@@ -91,7 +91,7 @@ class GateChoices:
     uncertainty: Kind | None = None
     max_skips: int | Literal["unlimited"] | None = None
     learned_max_skips: int | Literal["unlimited"] | None = None
-    gate_options: tuple[str, ...] | None = None
+    gate_options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, allowed in (("reading", Reading), ("source", Source), ("uncertainty", Kind)):
@@ -113,7 +113,7 @@ class GateChoices:
         Raises:
             ConfigError: for a recommendation of an unknown name, or a value that is not allowed.
         """
-        names = {field.name for field in fields(self)}
+        names = {field.name for field in fields(self)} - {"gate_options"}
         for name in recommended:
             if name not in names:
                 raise unknown_name("gate choice", name, names)
@@ -149,7 +149,7 @@ class GateChoices:
         if gate in LEARNED:
             options[gate]["weights"] = head_fingerprint(bundle)
         if is_plugin(gate):
-            options[gate] = dict(_read_options(gate, kind, choices.gate_options or ()))
+            options[gate] = dict(_read_options(gate, kind, self.gate_options))
         # A limit that helps the deviation can lower the success of a learned gate, so each has its own recommendation.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
         limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(
@@ -208,7 +208,7 @@ def _read_value(what: str, text: str, kind: Any) -> Any:
         value = text
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise unknown_name(what, str(value), [str(one) for one in get_args(kind)])
+            raise unknown_name(f"value of {what}", str(value), [str(one) for one in get_args(kind)])
     elif kind is float and type(value) in (int, float):
         return float(value)
     elif kind in (int, float, bool) and type(value) is not kind:

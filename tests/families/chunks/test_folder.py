@@ -12,7 +12,7 @@ import pytest
 
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks import folder
-from specact.families.chunks.folder import make_pair
+from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.load import load_pair
 
 FLOW = "pusht-flow"
@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def made(here: Path) -> Path:
-    make_pair(here / "pair", "still_life:still", "still_life:still", execute=2)
+    make_pair(here / "pair", "still_life:still", "still_life:still", PairSettings(execute=2))
     return here / "pair"
 
 

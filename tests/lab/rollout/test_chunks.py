@@ -8,7 +8,7 @@ pytest.importorskip("mujoco")
 from tests.lab.rollout import chunk_policies
 
 from specact.clock import VirtualClock
-from specact.families.chunks.folder import make_pair
+from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -29,7 +29,7 @@ GATES = {
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
     folder = tmp_path_factory.mktemp("chunks") / "pair"
-    return make_pair(folder, SMALL, LARGE, execute=4, accept_within=0.4, env="ball")
+    return make_pair(folder, SMALL, LARGE, PairSettings(execute=4, accept_within=0.4, env="ball"))
 
 
 def shard(pair: ChunkPair, method: str, episodes: tuple[int, ...]) -> Shard:

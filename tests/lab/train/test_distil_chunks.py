@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specact.errors import ConfigError
-from specact.families.chunks.folder import make_pair
+from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
 from specact.families.load import AnyPair, load_pair
 from specact.gates.settings import GateSettings
@@ -54,7 +54,7 @@ def pair(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> ChunkPair
     """A draft of a few demonstrations, before a flow policy."""
     folder = tmp_path_factory.mktemp("chunks")
     made = train_flow(DRAFT, folder, folder / "run", quiet)
-    return make_pair(folder / "pair", str(made.bundles[0]), str(tiny_flow), execute=2, env="ball")
+    return make_pair(folder / "pair", str(made.bundles[0]), str(tiny_flow), PairSettings(execute=2, env="ball"))
 
 
 def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: ChunkPair, tmp_path: Path) -> None:
@@ -68,6 +68,6 @@ def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: ChunkPair, t
 
 
 def test_a_draft_of_unknown_making_is_refused(tiny_bundle: Path, tiny_flow: Path, tmp_path: Path) -> None:
-    made = make_pair(tmp_path / "pair", f"{tiny_bundle}#draft", f"{tiny_bundle}#target", env="ball")
+    made = make_pair(tmp_path / "pair", f"{tiny_bundle}#draft", f"{tiny_bundle}#target", PairSettings(env="ball"))
     with pytest.raises(ConfigError, match=r'the draft of pair is no bundle .* kind = "regression" or "flow"'):
         distil_chunks(made, FEW, lambda *_: lessons(made, 0), tmp_path / "out", quiet)

@@ -9,7 +9,7 @@ import pytest
 
 from specact.errors import BundleError
 from specact.families.chunks.bundle import load_flow, load_regression
-from specact.families.chunks.folder import make_pair
+from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.sources import load_policy
 from specact.families.load import load_pair
 from specact.lab.train.flow_recipe import load_flow_recipe
@@ -92,7 +92,7 @@ def test_the_graph_was_checked_against_the_trained_network(run: Path) -> None:
 def test_it_is_a_draft_for_any_target(run: Path) -> None:
     """Same rate, actions and observations are what a pair asks for; here the target is the policy itself."""
     bundle = run / "bundles" / "line"
-    make_pair(run / "pair", str(bundle), str(bundle), execute=2)
+    make_pair(run / "pair", str(bundle), str(bundle), PairSettings(execute=2))
     pair = load_pair(run / "pair")
     assert pair.rate_hz == 10.0 and pair.observation.fields.keys() == {"state"}
     assert load_policy(str(bundle)).fingerprint == load_regression(bundle).fingerprint != ""

@@ -4,6 +4,7 @@ from specact.families.chunks.adapters import onnx_policy as onnx_policy
 from specact.families.chunks.bundle import FlowBundle as FlowBundle
 from specact.families.chunks.bundle import load_flow as load_flow
 from specact.families.chunks.flow import FlowPolicy as FlowPolicy
+from specact.families.chunks.folder import PairSettings as PairSettings
 from specact.families.chunks.folder import load_chunk_pair as load_chunk_pair
 from specact.families.chunks.folder import make_pair as make_pair
 from specact.families.chunks.pair import ChunkPair as ChunkPair

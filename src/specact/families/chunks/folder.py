@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ import numpy as np
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.policy import ChunkPolicy
-from specact.families.chunks.sources import LoadedPolicy, load_policy, names_code, names_folder, try_out
+from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import spec_of
 from specact.families.codes.bundle import find_bundle
 from specact.families.head import check_head
@@ -34,26 +35,39 @@ _PARTS = ("draft", "target")
 _OVERLAPS = ("drop", "average")
 
 
-def make_pair(
-    out: Path,
-    draft: str,
-    target: str,
-    *,
-    execute: int | None = None,
-    accept_within: float = 0.0,
-    overlap: Literal["drop", "average"] = "drop",
-    env: str = "",
-    draft_steps: int = 2,
-    target_steps: int = 10,
-) -> ChunkPair:
+@dataclass(frozen=True)
+class PairSettings:
+    """How two chunk policies work as a pair.
+
+    Attributes:
+        execute: actions of a chunk that are executed before the next inference; the whole of the shorter chunk if not
+            given.
+        accept_within: drafted actions are executed up to the first that is further than this from the target's (root
+            mean square, in units in which the range of the actions is [-1, 1]); 0 takes the target's chunk whole.
+        overlap: average takes the mean of all chunks that predict a control step.
+        env: environment the pair is for; --env of eval and calibrate if not given.
+        draft_steps: Euler steps of a draft that is a flow policy.
+        target_steps: Euler steps of a target that is a flow policy.
+    """
+
+    execute: int | None = None
+    accept_within: float = 0.0
+    overlap: Literal["drop", "average"] = "drop"
+    env: str = ""
+    draft_steps: int = 2
+    target_steps: int = 10
+
+
+_USUAL = PairSettings()
+
+
+def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _USUAL) -> ChunkPair:
     """Writes a pair's folder. A draft that is a bundle is copied into it; the target stays where it is.
 
     Args:
         out: the folder; must not exist.
         draft, target: as :func:`~specact.families.chunks.sources.load_policy` takes them.
-        execute: see :class:`~specact.families.chunks.pair.ChunkPair`; the whole of the shorter chunk if not given.
-        accept_within, overlap, env: likewise.
-        draft_steps, target_steps: Euler steps, of a flow policy.
+        settings: how they work together.
 
     Raises:
         ConfigError: if the folder exists, the policies do not fit together, or neither says the range of its actions.
@@ -63,7 +77,7 @@ def make_pair(
         raise ConfigError(f"{out} already exists; choose another folder")
     check_name("a pair", out.name)
     check_folder(out)
-    small, large = load_policy(draft, steps=draft_steps), load_policy(target, steps=target_steps)
+    small, large = load_policy(draft, steps=settings.draft_steps), load_policy(target, steps=settings.target_steps)
     for loaded in (small, large):
         try_out(loaded)
     units = small.units or large.units
@@ -73,21 +87,22 @@ def make_pair(
             "leave; give one of them low and high"
         )
     most = min(small.policy.spec.chunk, large.policy.spec.chunk)
-    count = most if execute is None else execute
-    ChunkPair(out.name, small.policy, units, large.policy.spec, None, count, accept_within, overlap)
+    count = most if settings.execute is None else settings.execute
+    within, overlap = settings.accept_within, settings.overlap
+    ChunkPair(out.name, small.policy, units, large.policy.spec, None, count, within, overlap)
     manifest = {
         "format": FORMAT,
         "kind": "chunks",
         "name": out.name,
-        "env": env,
+        "env": settings.env,
         "spec": {
             "target": large.policy.spec.describe(),
             "execute": count,
-            "accept_within": accept_within,
+            "accept_within": within,
             "overlap": overlap,
         },
         "sources": {"draft": _kept(draft), "target": _kept(target)},
-        "steps": {"draft": draft_steps, "target": target_steps},
+        "steps": {"draft": settings.draft_steps, "target": settings.target_steps},
         "units": {"centre": units.centre.tolist(), "scale": units.scale.tolist()},
         "fingerprints": {"draft": small.fingerprint, "target": large.fingerprint},
     }
@@ -95,7 +110,7 @@ def make_pair(
     partial_folder = out.with_name(f"{out.name}.{os.getpid()}.partial")
     try:
         partial_folder.mkdir(parents=True)
-        if names_folder(draft):
+        if kind_of_source(draft) == "folder":
             shutil.copytree(find_bundle(draft), partial_folder / DRAFT, ignore=shutil.ignore_patterns("calibration"))
         write_json(partial_folder / "manifest.json", manifest)
         partial_folder.rename(out)
@@ -166,7 +181,7 @@ def load_chunk_pair(
 
 def _trusted(path: Path, part: str, source: object) -> str | None:
     """What a manifest says of a source, which somebody else may have written: importing a module runs its code."""
-    if source is None or (isinstance(source, str) and not names_code(source) and not source.endswith(".toml")):
+    if source is None or (isinstance(source, str) and kind_of_source(source) in ("part", "folder")):
         return source
     raise BundleError(
         f"the manifest of {path} may name a bundle as its {part}, and no code, but names {source!r:.60}; "
@@ -190,7 +205,7 @@ def _target(source: str, steps: int, fingerprint: str, provider: str, threads: i
 
 def _kept(source: str) -> str | None:
     """What a manifest says of a source: a bundle. Code, and a graph that is not checked, have to be named again."""
-    if names_code(source) or source.endswith(".toml"):
+    if kind_of_source(source) not in ("part", "folder"):
         return None
     name, hash_, part = source.partition("#")
     return f"{find_bundle(name).resolve()}{hash_}{part}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -40,16 +41,14 @@ class LoadedPolicy:
     env: str = ""
 
 
-def names_folder(source: str) -> bool:
-    """Whether a name means a bundle's folder, and not a file, a part of a pair or a Python object."""
-    if source.endswith(".toml") or source.rpartition("#")[2] in _PARTS:
-        return False
-    return Path(source).exists() or not is_plugin(source)
-
-
-def names_code(source: str) -> bool:
-    """Whether a name means a Python object, so that loading it runs code."""
-    return not (source.endswith(".toml") or source.rpartition("#")[2] in _PARTS or names_folder(source))
+def kind_of_source(source: str) -> Literal["description", "part", "code", "folder"]:
+    """What a name means: a ``.toml`` file, a policy of a pair, a Python object (loading it runs code), or a bundle."""
+    name, _, part = source.rpartition("#")
+    if source.endswith(".toml"):
+        return "description"
+    if name and part in _PARTS:
+        return "part"
+    return "code" if is_plugin(source) and not Path(source).exists() else "folder"
 
 
 def load_policy(
@@ -69,17 +68,18 @@ def load_policy(
         ConfigError: if there is none of that name.
         BundleError: if it cannot be used.
     """
-    if source.endswith(".toml"):
+    kind = kind_of_source(source)
+    if kind == "description":
         found = onnx_policy(Path(source), provider=provider, threads=threads)
         return LoadedPolicy(Path(source).stem, found, found.units, found.fingerprint)
-    name, _, part = source.rpartition("#")
-    if name and part in _PARTS:
+    if kind == "part":
+        name, _, part = source.rpartition("#")
         pair = load_bundle(name, provider=provider, threads=threads)
         own = pair.draft if part == "draft" else pair.target
         codes = CodeChunks(own, pair.tokenizer, pair.spec, own.observation)
         units = ActionUnits(pair.tokenizer.centre, pair.tokenizer.scale)
         return LoadedPolicy(f"{pair.name}-{part}", codes, units, pair.manifest["fingerprints"][part], pair.env)
-    if names_code(source):
+    if kind == "code":
         return _plugin(source)
     path = find_bundle(source)
     if kind_of(path) == "pair":

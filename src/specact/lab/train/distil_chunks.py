@@ -16,7 +16,7 @@ from specact import __version__
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.flow import FlowUnits
-from specact.families.chunks.folder import DRAFT, make_pair
+from specact.families.chunks.folder import DRAFT, PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData, join
@@ -62,6 +62,8 @@ def distil_chunks(
     settings, units = _draft_of(pair)
     assert pair.path is not None, "its draft was read there"
     said = read_manifest(pair.path, "chunks", {})
+    steps = {f"{part}_steps": said["steps"][part] for part in ("draft", "target")}
+    played = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
     with locked(out):
         torch.set_num_threads(threads)
         gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
@@ -98,11 +100,7 @@ def distil_chunks(
             last = number == recipe.rounds - 1
             folder = out / ("bundles" if last else "rounds") / name
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
-            now = make_pair(
-                folder, str(draft), pair.named[1] or said["sources"]["target"], execute=pair.execute,
-                accept_within=pair.accept_within, overlap=pair.overlap, env=pair.env,
-                draft_steps=said["steps"]["draft"], target_steps=said["steps"]["target"],
-            )  # fmt: skip
+            now = make_pair(folder, str(draft), pair.named[1] or said["sources"]["target"], played)
     return folder
 
 

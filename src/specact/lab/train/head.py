@@ -192,8 +192,8 @@ class TargetHeadNetwork(HeadNetwork):
         """Cross-entropy to p, or to the acceptance probability of codes that are drawn anew in every step."""
         logits = self.logits(*_seen(data, "draft_probs"))
         if self.objective == "distribution":
-            p = torch.from_numpy(data.said["target_probs"])
-            return -(p * logits.log_softmax(-1)).sum((-2, -1)).mean()
+            wanted = torch.from_numpy(data.said["target_probs"])
+            return -(wanted * logits.log_softmax(-1)).sum((-2, -1)).mean()
         q, p = _distributions(data)
         codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
         accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()

@@ -1,0 +1,179 @@
+"""The learned gate of chunk pairs: it learns where the target differs, and is tied to its pair."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, make_pair
+from specact.families.chunks.head import load_distance_head
+from specact.families.head import HEAD, give_head
+from specact.families.load import AnyPair, load_pair
+from specact.gates import LearnedDistance
+from specact.gates.calibration import calibrated_gate
+from specact.gates.settings import GateChoices, GateSettings
+from specact.lab.data.distillation import DistillationData
+from specact.lab.data.episodes import Episodes
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.offline import calibrate_along
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.distillation import collector
+from specact.lab.rollout.pool import Pool
+from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.teacher import lessons_along
+from specact.observation import Window
+
+SMALL, LARGE = "tests.gates.chunk_policies:small", "tests.gates.chunk_policies:large"
+FEW = HeadRecipe(hidden=32, steps=300, batch=128, rounds=1)
+
+
+def quiet(*_: Any) -> None:
+    pass
+
+
+def shown(episodes: int, seed: int) -> Episodes:
+    rng = np.random.default_rng(seed)
+    state = rng.uniform(-1.0, 1.0, (25 * episodes, 8)).astype(np.float32)
+    return Episodes({"state": state}, np.zeros((len(state), 2), np.float32), 25 * np.arange(1, episodes + 1), 20.0)
+
+
+def taught(folder: Path, *, shuffled: bool = False) -> tuple[ChunkPair, dict[str, float]]:
+    """The pair with a head, and the head's held-out metrics."""
+    make_pair(folder, SMALL, LARGE, PairSettings(execute=2, env="ball"))
+    pair = load_chunk_pair(folder, draft=SMALL, target=LARGE)
+
+    def along(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
+        found = lessons_along(pair, shown(60, 0), 1500, folder / "gate", quiet)
+        if not shuffled:
+            return found
+        distance = np.random.default_rng(0).permutation(found.said["distance"])
+        return replace(found, said={**found.said, "distance": distance})
+
+    metrics = teach_head(pair, FEW, along, folder / "gate", quiet)
+    shutil.rmtree(folder / "gate")
+    return load_chunk_pair(folder, draft=SMALL, target=LARGE), metrics
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
+    return taught(tmp_path_factory.mktemp("learned") / "pair")[0]
+
+
+def correlation(pair: ChunkPair) -> float:
+    """Of the gate's score with the true distance, where the head was not taught."""
+    gate, rng = GateChoices().settings("learned", pair).build(pair), np.random.default_rng(0)
+    judged = lessons_along(pair, shown(8, 1), 200, Path(), quiet)
+    states, drafted = np.asarray(judged.observation["state"]), judged.said["drafted"]
+    drafts = [pair.drafter.propose(Window({"state": state}), rng) for state in states]
+    scores = [gate.score(replace(p, actions=d), rng) for p, d in zip(drafts, drafted, strict=True)]
+    return float(stats.spearmanr(scores, judged.said["distance"]).statistic)
+
+
+def test_its_score_says_how_far_the_targets_actions_are(learned: ChunkPair) -> None:
+    assert correlation(learned) > 0.9
+
+
+def test_a_head_that_was_taught_another_truth_says_nothing(tmp_path: Path) -> None:
+    """The distances are those of other steps. Five standard errors of a rank correlation of nothing are .35."""
+    pair, metrics = taught(tmp_path / "pair", shuffled=True)
+    assert abs(correlation(pair)) < 0.35
+    assert metrics["efficiency_0.4"] < 0.5
+
+
+def test_the_score_is_the_distance_itself(learned: ChunkPair) -> None:
+    head, zeros = load_distance_head(learned), np.zeros((4, 2), np.float32)
+    near, far = (head.estimate(Window({"state": np.full((1, 8), at, np.float32)}), zeros) for at in (0.05, 0.9))
+    assert near < 0.15 < 0.35 < far < 0.55  # the target's actions are .025 and .45 away
+    gate = GateChoices().settings("learned", learned).build(learned)
+    assert isinstance(gate, LearnedDistance) and gate.family == "chunks"
+
+
+def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(learned.path or "", tmp_path / "pair"))
+    pair = load_chunk_pair(path, draft=SMALL, target=LARGE)
+    with Pool(1) as pool:
+        made = calibrate_along(pair, GateChoices().settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
+    assert made.held_out["rate"] == pytest.approx(0.4, abs=0.15) and made.model["spearman"] > 0.8
+    made.save(path / "calibration")
+    assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
+    give_head(path, learned.path / HEAD if learned.path else Path())  # the same once more
+    assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
+    file = path / "calibration" / "learned-0.40.json"
+    file.write_text(file.read_text().replace(dict(made.settings.options)["weights"], "0123456789abcdef"))
+    with pytest.raises(BundleError, match=r"gate\.onnx has fingerprint \w+, but the gate was calibrated for 0123"):
+        calibrated_gate(pair, "learned", 0.4)
+
+
+def test_a_head_of_another_pair_is_refused(learned: ChunkPair, tmp_path: Path) -> None:
+    assert learned.path is not None
+    other = make_pair(tmp_path / "other", SMALL, LARGE, PairSettings(execute=3))
+    with pytest.raises(ConfigError, match=r"has no learned gate; train one with: .*--offline where there is no sim"):
+        GateChoices().settings("learned", other)
+    give_head(tmp_path / "other", learned.path / HEAD)
+    with pytest.raises(BundleError, match=r"they do not match; train it again with: .*--retrain"):
+        GateChoices().settings("learned", other).build(other)
+    backwards = make_pair(tmp_path / "backwards", LARGE, SMALL, PairSettings(execute=2))
+    give_head(tmp_path / "backwards", learned.path / HEAD)
+    with pytest.raises(BundleError, match="was trained for the pair"):
+        GateChoices().settings("learned", backwards).build(backwards)
+    (tmp_path / "other" / HEAD).write_bytes(b"another")
+    with pytest.raises(BundleError, match="but the manifest was written for"):
+        load_chunk_pair(tmp_path / "other", draft=SMALL, target=LARGE)
+
+
+def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> None:
+    """Taught where the gated pair goes, in two rounds, the second under the gate of the first."""
+    path = tmp_path / "pair"
+    pair = make_pair(path, SMALL, LARGE, PairSettings(execute=2, env="ball"))
+    recipe = replace(FEW, steps=60, rounds=2, rates=(0.4,))
+    with Pool(1) as pool:
+        metrics = teach_head(pair, recipe, collector(100, pool, quiet), path / "gate", quiet)
+        assert metrics["spearman"] > 0.2
+        what = Evaluation(
+            bundle=str(path), env=None, methods=("draft", "random_learned", "learned"), episodes=4, rate=0.4,
+            calibration_episodes=4, draft=SMALL, target=LARGE,
+        )  # fmt: skip
+        summary = evaluate(what, tmp_path / "run", quiet, pool)
+    rows = summary["methods"]
+    assert rows["draft"]["transmission_rate"] == 0.0 < rows["learned"]["transmission_rate"] < 1.0
+    assert rows["random_learned"]["cost"]["head_parameters"] == 0 < rows["learned"]["cost"]["head_parameters"]
+    assert rows["learned"]["cost"]["head_ms"] > 0.0 and rows["learned"]["cost"]["gate_ms"] > 0.0
+    assert json.loads((path / "manifest.json").read_text())["head"]
+
+
+def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_trained_on(tmp_path: Path) -> None:
+    from specact.cli.calibrate import calibrate
+
+    made = shown(20, 3)
+    np.savez(tmp_path / "demos.npz", state=made.numbers("state"), action=made.action, episode_ends=made.ends)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('kind = "flow"\nbundle = "mine"\nrate_hz = 20.0\ndata = ["demos.npz"]\nheld_out = 0.4\n')
+    make_pair(tmp_path / "pair", SMALL, LARGE, PairSettings(execute=2))
+    calibrate(
+        str(tmp_path / "pair"), gate="learned", rate=0.5, rounds=1, offline=True, recipe=recipe, data=tmp_path,
+        lessons=200, draft=SMALL, target=LARGE, workers=1, json=True,
+    )  # fmt: skip
+    pair = load_pair(tmp_path / "pair", draft=SMALL, target=LARGE)
+    assert isinstance(calibrated_gate(pair, "learned", 0.5), LearnedDistance)
+    assert not (tmp_path / "pair" / "gate").exists()
+
+
+def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
+        GateChoices().settings("learned_action", learned)
+    monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
+    own = load_pair("my_family:pair")
+    with Pool(1) as pool, pytest.raises(ConfigError, match="family of your own, of which nobody knows what a gate"):
+        teach_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
+    blind = replace(shown(2, 0), observation={"joints": shown(2, 0).numbers("state")})
+    with pytest.raises(ConfigError, match="sees state, which the demonstrations do not hold"):
+        lessons_along(learned, blind, 10, tmp_path, quiet)
