@@ -151,7 +151,7 @@ def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> Non
 
 
 def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_trained_on(tmp_path: Path) -> None:
-    from specact.cli.calibrate import calibrate
+    from specact.cli.calibrate import CalibrateOptions, calibrate
 
     made = shown(20, 3)
     np.savez(tmp_path / "demos.npz", state=made.numbers("state"), action=made.action, episode_ends=made.ends)
@@ -159,8 +159,10 @@ def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_tra
     recipe.write_text('kind = "flow"\nbundle = "mine"\nrate_hz = 20.0\ndata = ["demos.npz"]\nheld_out = 0.4\n')
     make_pair(tmp_path / "pair", SMALL, LARGE, PairSettings(execute=2))
     calibrate(
-        str(tmp_path / "pair"), gate="learned", rate=0.5, rounds=1, offline=True, recipe=recipe, data=tmp_path,
-        lessons=200, draft=SMALL, target=LARGE, workers=1, json=True,
+        CalibrateOptions(
+            str(tmp_path / "pair"), gate="learned", rate=0.5, rounds=1, offline=True, recipe=recipe, data=tmp_path,
+            lessons=200, draft=SMALL, target=LARGE, workers=1, json=True,
+        )
     )  # fmt: skip
     pair = load_pair(tmp_path / "pair", draft=SMALL, target=LARGE)
     assert isinstance(calibrated_gate(pair, "learned", 0.5), LearnedDistance)
