@@ -13,10 +13,8 @@ import numpy as np
 from specact.gates.calibration import file_name
 from specact.lab.evaluation.metrics import Table
 from specact.lab.evaluation.rejection import Fit, RejectionModel, fit_rejection
-from specact.lab.report.drawing import Drawing, blank, legend_below
-from specact.lab.report.runs import Run
-from specact.lab.report.studies import Study
-from specact.lab.report.style import MUTED, style_of
+from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
+from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.steps import REASONS
 
