@@ -45,6 +45,12 @@ def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with running_browser(tmp_path / "profile") as running:
+def browser() -> Iterator[Browser]:
+    with running_browser(1200) as running:
+        yield running
+
+
+@pytest.fixture
+def phone() -> Iterator[Browser]:
+    with running_browser(390) as running:
         yield running
