@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
     """A report on :func:`runs` without films."""
     out = tmp_path_factory.mktemp("report") / "report.html"
     return write_report([runs], out, out.parent / "files", lambda *_: None, films=False)
+
+
+@pytest.fixture(scope="session")
+def filmed(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A report with a film; skipped where nothing can be drawn."""
+    folder = tmp_path_factory.mktemp("filmed")
+    shutil.copytree(runs / "table", folder / "table")
+    written = write_report([folder], folder / "report.html", folder / "files", lambda *_: None)
+    for gap in written.missing["ball"]:
+        if "cannot draw" in gap.what:
+            pytest.skip(gap.what)
+    return written
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
-import pytest
 from tests.browser import until
 
 from specact.files import write_json
@@ -21,18 +20,6 @@ if TYPE_CHECKING:
     from tests.browser import Browser
 
 HOSTILE = '</script><script>document.title = "broken"</script><img src=x onerror=alert(1)>"&$title'
-
-
-@pytest.fixture(scope="module")
-def filmed(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """A report with a film; skipped where nothing can be drawn."""
-    folder = tmp_path_factory.mktemp("filmed")
-    shutil.copytree(runs / "table", folder / "table")
-    written = write_report([folder], folder / "report.html", folder / "files", lambda *_: None)
-    for gap in written.missing["ball"]:
-        if "cannot draw" in gap.what:
-            pytest.skip(gap.what)
-    return written
 
 
 def measured_in_its_own_font(browser: Browser) -> None:
