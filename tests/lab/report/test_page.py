@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 from pathlib import Path
@@ -119,8 +120,11 @@ def test_names_are_never_markup(browser: Browser, runs: Path, tmp_path: Path) ->
     folder = Path(shutil.copytree(runs / "table", tmp_path / "run"))
     run = find_runs([folder])[0][0]
     write_json(folder / "summary.json", run.summary | {"bundle": HOSTILE, "score": HOSTILE, "link": HOSTILE})
-    manifest = run.manifest | {"command": HOSTILE}
-    manifest["evaluation"] = run.evaluation | {"bundle": HOSTILE}
+    manifest = run.manifest | {"command": HOSTILE, "machine": {HOSTILE: HOSTILE}}
+    manifest["evaluation"] = run.evaluation | dict.fromkeys(("bundle", "env", "fingerprint"), HOSTILE)
+    calibration = next((folder / "calibration").glob("*.json"))
+    made = json.loads(calibration.read_text())
+    write_json(calibration, made | {"settings": made["settings"] | {"name": HOSTILE, "options": [[HOSTILE, HOSTILE]]}})
     write_json(folder / "manifest.json", manifest)
     written = write_report([folder], tmp_path / "report.html", tmp_path / "files", lambda *_: None)
     browser.open(written.page)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -103,7 +103,7 @@ def _section(study: Study, beside: _Beside, shown: Callable[[], Shown | None]) -
     """What the page shows of one study, see ``templates/study.html``."""
     run, slug = study.table, study.slug
     lacking, figures = gaps_of(study), list[tuple[Drawing, Markup, list[str]]]()
-    for draw in (_rejections, draw_tradeoffs, draw_sweep):
+    for draw in (draw_rejection, draw_tradeoffs, draw_sweep):
         try:
             figures += [beside.figure(drawing, slug) for drawing in draw(study)]
         except DataError as error:
@@ -127,12 +127,6 @@ def _section(study: Study, beside: _Beside, shown: Callable[[], Shown | None]) -
         "shown": telling,
         "manifests": manifests,
     }
-
-
-def _rejections(study: Study) -> Iterator[Drawing]:
-    drawing = draw_rejection(study)
-    if drawing is not None:
-        yield drawing
 
 
 @dataclass(frozen=True)
