@@ -65,7 +65,9 @@ def test_every_frame_says_what_was_sent(folder: Path) -> None:
     path = next((folder / "films").glob("*.webm"))
     with av.open(path) as video:
         assert video.streams.video[0].codec_context.name in ("vp9", "libvpx-vp9")
-        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        frames: list[Frame] = [
+            np.asarray(frame.to_ndarray(format="rgb24"), np.uint8) for frame in video.decode(video=0)
+        ]
     longest = max(screen.seconds for screen in film.screens)
     moving = len(frames) - round(films.LAST_S * films.RATE_HZ)
     assert moving == round(longest * films.RATE_HZ / film.speed) + 1, "from before the first step to after the last"

@@ -124,7 +124,8 @@ def test_names_are_never_markup(browser: Browser, runs: Path, tmp_path: Path) ->
     manifest["evaluation"] = run.evaluation | dict.fromkeys(("bundle", "env", "fingerprint"), HOSTILE)
     calibration = next((folder / "calibration").glob("*.json"))
     made = json.loads(calibration.read_text())
-    write_json(calibration, made | {"settings": made["settings"] | {"name": HOSTILE, "options": [[HOSTILE, HOSTILE]]}})
+    made["settings"] |= {"name": HOSTILE, "options": [*made["settings"]["options"], [HOSTILE, HOSTILE]]}
+    write_json(calibration, made)
     write_json(folder / "manifest.json", manifest)
     written = write_report([folder], tmp_path / "report.html", tmp_path / "files", lambda *_: None)
     browser.open(written.page)

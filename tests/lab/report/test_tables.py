@@ -58,7 +58,7 @@ def test_every_network_stands_with_its_parameters_and_its_time() -> None:
     ]
     assert [in_short(n) for n in (950, 999_600, 41_300)] == ["950", "1 M", "41.3 k"]
     shown = column("networks", {"adahi": metrics(cost=COST | TIMES), "learned": learned, "other": metrics()})
-    assert [[note for _, note in cell] for cell in shown] == [
+    assert [[note for _, note in cell] for cell in shown if not isinstance(cell, str)] == [
         ["draft 8.42 k, 0.081 ms", "target 1.02 M, 0.94 ms", "gate 0.031 ms"],
         ["draft 8.42 k, 0.081 ms", "head 119 k, 0.052 ms", "target 1.02 M, 0.94 ms", "gate 0.031 ms"],
         [],

@@ -235,7 +235,8 @@ def _film(order: _Order, takes: Sequence[_Take]) -> Film:
     file = io.BytesIO()
     poster = _side_by_side([_tile(take, last, _four_moments(take.frames), "four moments") for take in takes])
     poster.save(file, "WEBP", quality=70, method=4)
-    moments = range(max(len(take.frames) for take in takes))
+    count = max(len(take.frames) for take in takes)
+    moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
     video = _video(_side_by_side([_moment(take, last, moment) for take in takes]) for moment in moments)
     rate_hz = load_task(order.manifest["evaluation"]["env"]).rate_hz
     speed = RATE_HZ * _stride(order, rate_hz) / rate_hz
@@ -292,9 +293,7 @@ def _video(frames: Iterable[Image.Image]) -> bytes:
         stream = container.add_stream("libvpx-vp9", round(RATE_HZ), VP9)
         stream.width, stream.height, stream.pix_fmt = WIDTH_PX, HEIGHT_PX, "yuv420p"
         for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_image(frame)))
-        for _ in range(round(LAST_S * RATE_HZ)):
-            container.mux(stream.encode(av.VideoFrame.from_image(frame)))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), "rgb24")))
         container.mux(stream.encode())
     return file.getvalue()
 
