@@ -22,12 +22,10 @@ from pages import fill
 from study_tables import Summary
 
 from specact.lab.evaluation.study import PAIRS
-from specact.lab.report.drawing import legend_below, style
+from specact.lab.report.drawing import legend_below, style, style_of
 from specact.lab.report.goals import count, goals_of
 from specact.lab.report.rejection import rejections_of
-from specact.lab.report.runs import find_runs
-from specact.lab.report.studies import Study, group
-from specact.lab.report.style import style_of
+from specact.lab.report.runs import Study, find_runs, group
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

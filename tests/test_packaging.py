@@ -98,8 +98,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    # A package's public names are read from its stub.
-    sources = [path for ending in ("*.py", "*.pyi") for path in (ROOT / "src/specact").rglob(ending)]
+    # A package's public names are read from its stub, pages from their templates.
+    sources = [path for ending in ("*.py", "*.pyi", "*.html", "*.css") for path in (ROOT / "src/specact").rglob(ending)]
     expected = {str(path.relative_to(ROOT / "src")) for path in sources}
     assert expected <= names
     assert "specact/py.typed" in names

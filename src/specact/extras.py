@@ -11,7 +11,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "gymnasium": "gymnasium", "mujoco": "mujoco", "gymnasium_robotics": "gymnasium-robotics",
         "gym_pusht": "gym-pusht", "metaworld": "metaworld", "pymunk": "pymunk", "pyarrow": "pyarrow", "scipy": "scipy",
     },
-    "report": {"matplotlib": "matplotlib", "PIL": "pillow"},
+    "report": {"matplotlib": "matplotlib", "PIL": "pillow", "jinja2": "jinja2", "av": "av"},
     "train": {
         "torch": "torch", "onnx": "onnx", "onnxscript": "onnxscript", "zarr": "zarr", "h5py": "h5py",
         "pyarrow": "pyarrow", "av": "av", "PIL": "pillow",

@@ -31,35 +31,38 @@ REQUESTS, P99 = 2, 9  # columns of the robots' table
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with running_browser(tmp_path / "profile") as running:
+def browser() -> Iterator[Browser]:
+    with running_browser(1200) as running:
+        yield running
+
+
+@pytest.fixture
+def phone() -> Iterator[Browser]:
+    with running_browser(390) as running:
         yield running
 
 
 def pretend(browser: Browser, status: dict[str, Any]) -> None:
     """Opens the page without a server: this is what it hears."""
-    answer = f"window.fetch = async () => new Response({json.dumps(json.dumps(status))})"
-    script = browser.call("Page.addScriptToEvaluateOnNewDocument", source=answer)
-    browser.open(PAGE, width=390)
+    browser.page.add_init_script(f"window.fetch = async () => new Response({json.dumps(json.dumps(status))})")
+    browser.open(PAGE)
     until(lambda: browser.text("#age"), "numbers are shown")
-    browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script["identifier"])
 
 
 def column(browser: Browser, number: int) -> list[str]:
-    """One column of the robots' table."""
-    rows = "[...document.querySelector('#robots').tBodies[0].rows]"
-    return list(browser.evaluate(f"{rows}.map((row) => row.cells[{number}].innerText)"))
+    """One column of the robots' table, as it is at one moment."""
+    return browser.page.locator(f"#robots tbody tr > :nth-child({number + 1})").all_inner_texts()
 
 
 def sort(browser: Browser, number: int) -> list[str]:
     """The column after a click on its head."""
-    browser.evaluate(f"document.querySelectorAll('#robots thead button')[{number}].click()")
+    browser.page.locator("#robots thead button").nth(number).click()
     return column(browser, number)
 
 
 def enter(browser: Browser, token: str) -> None:
-    browser.evaluate(f"document.querySelector('#token').value = {json.dumps(token)}")
-    browser.evaluate("document.querySelector('#ask button').click()")
+    browser.page.fill("#token", token)
+    browser.page.click("#ask button")
 
 
 class Server:
@@ -119,10 +122,11 @@ def test_it_shows_the_server_and_its_robots(serve: Serve, browser: Browser) -> N
         until(lambda: browser.shows("Ready requests are answered"), "the server is ready", work)
         assert browser.text("h1") == "ball"
         assert sorted(column(browser, 0)) == sorted(["ball-07", HOSTILE])
-        assert browser.evaluate("document.querySelectorAll('main img').length") == 0
+        assert browser.page.locator("main img").count() == 0
         seen = sort(browser, REQUESTS)
         until(lambda: column(browser, REQUESTS) != seen, "requests are counted", work)
-        until(lambda: "L" in browser.evaluate("document.querySelector('#rates path.first').outerHTML"), "a line", work)
+        line = browser.page.locator("#rates path.first")
+        until(lambda: "L" in str(line.get_attribute("d")), "a line", work)
         until(lambda: column(browser, 0) == ["ball-07", HOSTILE], "who asks most comes first", work)
         until(lambda: re.search(r"ok\s+[1-9]\d*\s+100.0 %", browser.text("#outcomes")), "answers are counted", work)
         until(lambda: re.search(r"total(\s+\d+\.\d+){3}", browser.text("#stages")), "stages are timed", work)
@@ -146,8 +150,8 @@ def test_it_asks_for_the_token(serve: Serve, browser: Browser) -> None:
     until(lambda: browser.shows("Ready"), "it is accepted")
     assert "/v1/status" in browser.requests[asked]
     assert not browser.shows("Token")
-    assert browser.evaluate("document.querySelector('#token').value") == ""
-    assert browser.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
+    assert browser.page.input_value("#token") == ""
+    assert browser.page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
     browser.open(server.url)
     until(lambda: browser.shows("Ready"), "the tab remembers it")
     assert not any("odd" in request for request in browser.requests)
@@ -158,7 +162,7 @@ def test_a_token_in_the_address_is_used_and_removed(serve: Serve, browser: Brows
     server = serve(token=TOKEN)
     browser.open(f"{server.url}#token={fragment}")
     until(lambda: browser.shows("Ready"), "it is accepted")
-    assert browser.evaluate("location.href") == server.url
+    assert browser.page.url == server.url
     assert browser.complaints == []
 
 
@@ -178,29 +182,29 @@ def test_it_says_when_the_server_is_gone_and_when_it_is_back(serve: Serve, brows
     assert browser.text("#age").startswith("live")
 
 
-def test_it_shows_a_server_nobody_has_asked_yet(browser: Browser) -> None:
-    pretend(browser, Telemetry("ball").status(queued=0, ready=False))
-    assert browser.shows("Not ready")
-    assert browser.shows("No robot is connected")
-    assert browser.shows("no request yet")
-    assert browser.complaints == []
+def test_it_shows_a_server_nobody_has_asked_yet(phone: Browser) -> None:
+    pretend(phone, Telemetry("ball").status(queued=0, ready=False))
+    assert phone.shows("Not ready")
+    assert phone.shows("No robot is connected")
+    assert phone.shows("no request yet")
+    assert phone.complaints == []
 
 
-def test_it_holds_256_robots_on_a_phone(browser: Browser) -> None:
+def test_it_holds_256_robots_on_a_phone(phone: Browser) -> None:
     telemetry = Telemetry("a-bundle-with-a-name-that-is-longer-than-the-screen-of-a-phone-is-wide")
     keys = [telemetry.connected(f"robot-{number}") for number in range(255)]
     keys.append(telemetry.connected("W" * 64))
     for place, key in enumerate(keys[10:]):
         telemetry.answered("infer", ServerTimes(0.1, 0.5, 1.0 + place, 1), telemetry.robots[key])
     telemetry.refused("infer", "expired", telemetry.robots[keys[0]])
-    pretend(browser, telemetry.status(queued=3, ready=True))
-    assert browser.shows("Robots (256)")
-    assert browser.shows("the deadline passed in the queue")
-    assert column(browser, 0)[:3] == ["robot-0", "robot-1", "robot-2"], "numbers count as numbers"
+    pretend(phone, telemetry.status(queued=3, ready=True))
+    assert phone.shows("Robots (256)")
+    assert phone.shows("the deadline passed in the queue")
+    assert column(phone, 0)[:3] == ["robot-0", "robot-1", "robot-2"], "numbers count as numbers"
     for _ in range(2):
-        tails = sort(browser, P99)
+        tails = sort(phone, P99)
         assert tails[-10:] == ["\u2013"] * 10, "who has no value comes last, in both directions"
     assert tails[0] == "1.00"
-    assert sort(browser, P99)[0] == "246"
-    assert browser.evaluate("document.documentElement.scrollWidth") == 390
-    assert browser.complaints == []
+    assert sort(phone, P99)[0] == "246"
+    assert phone.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert phone.complaints == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,15 +24,21 @@ RUNS = {
 }
 
 
+@contextmanager
+def shared(name: str, factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Path]:
+    """A folder that all processes of one test run share, for one of them at a time."""
+    base = factory.getbasetemp()
+    if worker_id != "master":
+        base = base.parent
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield base / name
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """A folder with a run per entry of :data:`RUNS`. Read only: copy before damaging it."""
-    shared = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
-        shared = shared.parent  # the folder that all processes of one test run share
-    folder = shared / "report-runs"
-    with (shared / "report-runs.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with shared("report-runs", tmp_path_factory, worker_id) as folder:
         for name, what in RUNS.items():
             if not (folder / name / "summary.json").exists():
                 evaluate(what, folder / name, lambda *_: None, Pool(1), command=f"specact eval {name}")
@@ -44,7 +52,26 @@ def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write_report([runs], out, out.parent / "files", lambda *_: None, films=False)
 
 
+@pytest.fixture(scope="session")
+def filmed(runs: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Written:
+    """A report with a film, on the run folder ``table`` beside it; skipped where nothing can be drawn."""
+    with shared("report-filmed", tmp_path_factory, worker_id) as folder:
+        if not folder.exists():
+            shutil.copytree(runs / "table", folder / "table")
+        written = write_report([folder / "table"], folder / "report.html", folder / "files", lambda *_: None)
+    for gap in written.missing["ball"]:
+        if "cannot draw" in gap.what:
+            pytest.skip(gap.what)
+    return written
+
+
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with running_browser(tmp_path / "profile") as running:
+def browser() -> Iterator[Browser]:
+    with running_browser(1200) as running:
+        yield running
+
+
+@pytest.fixture
+def phone() -> Iterator[Browser]:
+    with running_browser(390) as running:
         yield running

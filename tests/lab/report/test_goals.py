@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from specact.lab.evaluation.metrics import Table
 from specact.lab.report.goals import Goal, count, goals_of, goals_rows
-from specact.lab.report.runs import Run
-from specact.lab.report.studies import group
+from specact.lab.report.runs import Run, group
 
 STEPS = 10
 

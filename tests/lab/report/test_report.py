@@ -17,11 +17,8 @@ import pytest
 
 from specact.errors import ConfigError
 from specact.files import write_json
-from specact.lab.report.films import Films
-from specact.lab.report.html import Html
 from specact.lab.report.report import Written, write_report
-from specact.lab.report.runs import Run, find_runs
-from specact.lab.report.studies import group
+from specact.lab.report.runs import Run, find_runs, group
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -54,16 +51,15 @@ def test_a_stopped_report_does_not_wait_for_films_that_have_not_begun(
         write_json(copy / "manifest.json", manifest)
     begun, stopped = list[Run](), Event()
 
-    def slow(run: Run) -> Films:
+    def slow(run: Run) -> None:
         begun.append(run)
         stopped.wait(timeout=60.0)
-        return Html(), None
 
     def interrupted(*_: object) -> None:
         Timer(0.5, stopped.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specact.lab.report.report.show_films", slow)
+    monkeypatch.setattr("specact.lab.report.report.show_film", slow)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
         write_report([tmp_path / "runs"], tmp_path / "report.html", tmp_path / "files", interrupted)

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation as short films: simulated again from the run folder, by the same robots, and drawn."""
+"""Episodes of an evaluation as short films: simulated again from the run folder by the same robots, and drawn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -16,9 +16,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from specact.errors import BundleError, ConfigError, RenderError, SpecactError
 from specact.families.load import AnyPair, load_pair
@@ -30,73 +31,85 @@ from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import Robot, Shard
 
-SIZE_PX = 256
-COLUMNS = 10  # frames in a row of a sheet
 RATE_HZ = 10.0  # frames of simulated time shown per second
 MOST_FRAMES = 120
-MOST_BYTES = 360_000  # of one sheet
-QUALITIES = (70, 55, 40, 25, 10)
+MOST_METHODS = 3
+# Of each method a picture in a frame, and above it a text and a bar with its steps.
+SIZE_PX, BORDER_PX, BAR_PX, TEXT_PX, PAD_PX = 256, 4, 12, 26, 8
+FRAME_PX = SIZE_PX + 2 * BORDER_PX
+ABOVE_PX = TEXT_PX + BAR_PX + 4
+WIDTH_PX, HEIGHT_PX = PAD_PX + MOST_METHODS * (FRAME_PX + PAD_PX), ABOVE_PX + FRAME_PX + 2 * PAD_PX
+GROUND, INK, SENT, OWN = "#191f26", "#e4e9ee", "#6db1f2", "#3b5069"
+LAST_S = 1.0  # for which the last picture stays
+# Constant quality; one in 30 frames is whole, so that a film can be searched.
+VP9 = {"crf": "40", "b": "0", "g": "30", "deadline": "realtime", "cpu-used": "5"}
+
+
+@dataclass(frozen=True)
+class Screen:
+    """How the episode went under one method, this time.
+
+    Attributes:
+        method: its name.
+        success, steps: of the episode.
+        sent: share of the control steps whose inference went to the target.
+        seconds: simulated time.
+    """
+
+    method: str
+    success: bool
+    steps: int
+    sent: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{'success' if self.success else 'failure'} after {self.seconds:.1f} s, {self.sent:.0%} sent"
 
 
 @dataclass(frozen=True)
 class Film:
-    """One episode of one method.
+    """One episode under several methods, side by side.
 
     Attributes:
-        method, episode: which.
-        success, score, steps: how it went, this time.
-        sent: per control step, whether the inference behind it went to the target.
-        frame_steps: control steps done before each frame.
-        rate_hz: control steps per second of simulated time.
-        size_px: width and height of a frame.
-        columns: frames in a row of the sheet.
-        sheet: all frames, row by row, as WebP.
-        poster: four moments, from the first to the last, as one WebP of a frame's size.
+        episode: its number.
+        screens: from left to right.
+        speed: simulated seconds per second.
+        video: WebM with VP9, of ``WIDTH_PX`` by ``HEIGHT_PX``.
+        poster: four moments of each method, from the first to the last, as one WebP of the same size.
     """
 
-    method: str
     episode: int
-    success: bool
-    score: float
-    steps: int
-    sent: tuple[bool, ...]
-    frame_steps: tuple[int, ...]
-    rate_hz: float
-    size_px: int
-    columns: int
-    sheet: bytes
+    screens: tuple[Screen, ...]
+    speed: float
+    video: bytes
     poster: bytes
 
 
-def load_films(
-    folder: Path, manifest: dict[str, Any], episode: int, methods: Sequence[str], longest: int
-) -> list[Film]:
-    """The films of an episode, from the run folder's ``films/``; those that are not there yet are made and kept there.
+def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Sequence[str], longest: int) -> Film:
+    """The film of an episode, from the run folder's ``films/``; if it is not there yet, it is made and kept there.
 
     The episode runs alone and not in a batch with others, so it can differ from the evaluation's in the last bits of
-    a float, and then in how it goes on: compare :attr:`Film.success`.
+    a float, and then in how it goes on: compare :attr:`Screen.success`.
 
     Args:
         folder: run folder.
         manifest: of the run.
         episode: its number.
-        methods: names; of those whose gate is calibrated, the run folder holds the calibration.
+        methods: at most three names; of those whose gate is calibrated, the run folder holds the calibration.
         longest: control steps of the longest of these episodes, which decides how many steps pass between two frames.
 
     Raises:
         ConfigError: if this machine cannot draw the environment; the message says why.
         BundleError: if the bundle is no longer the one that was evaluated.
     """
-    films = {method: _read(folder, episode, method) for method in methods}
-    missing = tuple(method for method, film in films.items() if film is None)
-    if missing:
+    film = _read(folder, episode, methods)
+    if film is None:
         _check_bundle(manifest["evaluation"])
-    for film in _make(_Order(folder, manifest, episode, missing, longest)) if missing else ():
-        films[film.method] = film
+        film = _make(_Order(folder, manifest, episode, tuple(methods), longest))
         # A run folder that cannot be written to can still be shown.
         with suppress(ConfigError):
             _write(folder, film)
-    return [film for film in films.values() if film is not None]
+    return film
 
 
 def _check_bundle(what: dict[str, Any]) -> None:
@@ -110,7 +123,7 @@ def _check_bundle(what: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Order:
-    """What a process that draws has to know; see :func:`load_films`."""
+    """What a process that draws has to know; see :func:`load_film`."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -119,16 +132,16 @@ class _Order:
     longest: int
 
 
-def _make(order: _Order) -> list[Film]:
+def _make(order: _Order) -> Film:
     """In a process of its own: MuJoCo chooses how to draw when it is imported, and some ways end the process."""
     reasons = []
     for renderer in _renderers():
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             try:
-                found = process.submit(_shoot_all, order, renderer).result()
+                found = process.submit(_shoot, order, renderer).result()
             except BrokenProcessPool:
                 found = "the process that drew ended"
-        if isinstance(found, list):
+        if isinstance(found, Film):
             return found
         reasons.append(f"{renderer or 'default'}: {found}")
     raise ConfigError(
@@ -142,12 +155,12 @@ def _renderers() -> tuple[str, ...]:
     return (chosen,) if chosen or sys.platform != "linux" else ("egl", "osmesa")
 
 
-def _shoot_all(order: _Order, renderer: str) -> list[Film] | str:
-    """All films of an order; a sentence where drawing failed."""
+def _shoot(order: _Order, renderer: str) -> Film | str:
+    """The film of an order; a sentence where drawing failed."""
     if renderer:
         os.environ["MUJOCO_GL"] = renderer
     try:
-        return [_shoot(order, method) for method in order.methods]
+        return _film(order, [_take(order, method) for method in order.methods])
     except RenderError as error:
         return str(error)
     except SpecactError:
@@ -156,14 +169,30 @@ def _shoot_all(order: _Order, renderer: str) -> list[Film] | str:
         return f"{type(error).__name__}: {error}"
 
 
-def _shoot(order: _Order, method: str) -> Film:
+@dataclass(frozen=True)
+class _Take:
+    """What was seen of one method.
+
+    Attributes:
+        screen: how it went.
+        frames, steps: pictures, and control steps done before each.
+        sent: per control step, whether the inference behind it went to the target.
+    """
+
+    screen: Screen
+    frames: list[Image.Image]
+    steps: list[int]
+    sent: list[bool]
+
+
+def _take(order: _Order, method: str) -> _Take:
     what = order.manifest["evaluation"]
     pair, task = load_pair(what["bundle"], draft=what["draft"], target=what["target"]), load_task(what["env"])
     family = rollout_of(pair, load_method(method), what["offset"])
     env = task.make(render_mode="rgb_array")
     robot = Robot(_shard(order, method, pair), pair, family, env, order.episode)
-    every = max(1, round(task.rate_hz / RATE_HZ), math.ceil(order.longest / MOST_FRAMES))
-    frames, frame_steps, sent = [_frame(env)], [0], []
+    every = _stride(order, task.rate_hz)
+    frames, steps, sent = [_frame(env)], [0], []
     while not robot.done:
         window = robot.policy.observe(robot.observation)
         if robot.policy.wants_inference:
@@ -174,13 +203,16 @@ def _shoot(order: _Order, method: str) -> Film:
         sent.append(record is not None and record.decision.transmit)
         if robot.steps % every == 0 or robot.done:
             frames.append(_frame(env))
-            frame_steps.append(robot.steps)
+            steps.append(robot.steps)
     env.close()
     outcome = robot.outcome()
-    return Film(
-        method, order.episode, outcome.success, outcome.score, outcome.steps, tuple(sent), tuple(frame_steps),
-        task.rate_hz, SIZE_PX, COLUMNS, _sheet(frames), _poster(frames),
-    )  # fmt: skip
+    screen = Screen(method, outcome.success, outcome.steps, sum(sent) / len(sent), outcome.steps / task.rate_hz)
+    return _Take(screen, frames, steps, sent)
+
+
+def _stride(order: _Order, rate_hz: float) -> int:
+    """Control steps between two frames."""
+    return max(1, round(rate_hz / RATE_HZ), math.ceil(order.longest / MOST_FRAMES))
 
 
 def _shard(order: _Order, method: str, bundle: AnyPair) -> Shard:
@@ -198,56 +230,94 @@ def _frame(env: Any) -> Image.Image:
     return ImageOps.pad(Image.fromarray(pixels), (SIZE_PX, SIZE_PX), Image.Resampling.BOX)
 
 
-def _sheet(frames: Sequence[Image.Image]) -> bytes:
-    """All frames in one picture, at the best quality that keeps it small enough."""
-    rows = math.ceil(len(frames) / COLUMNS)
-    sheet = Image.new("RGB", (COLUMNS * SIZE_PX, rows * SIZE_PX))
-    for place, frame in enumerate(frames):
-        row, column = divmod(place, COLUMNS)
-        sheet.paste(frame, (column * SIZE_PX, row * SIZE_PX))
-    for quality in QUALITIES:
-        packed = _webp(sheet, quality)
-        if len(packed) <= MOST_BYTES:
-            break
-    return packed
+def _film(order: _Order, takes: Sequence[_Take]) -> Film:
+    last = max(take.screen.steps for take in takes)
+    file = io.BytesIO()
+    poster = _side_by_side([_tile(take, last, _four_moments(take.frames), "four moments") for take in takes])
+    poster.save(file, "WEBP", quality=70, method=4)
+    count = max(len(take.frames) for take in takes)
+    moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
+    video = _video(_side_by_side([_moment(take, last, moment) for take in takes]) for moment in moments)
+    rate_hz = load_task(order.manifest["evaluation"]["env"]).rate_hz
+    speed = RATE_HZ * _stride(order, rate_hz) / rate_hz
+    return Film(order.episode, tuple(take.screen for take in takes), speed, video, file.getvalue())
 
 
-def _poster(frames: Sequence[Image.Image]) -> bytes:
+def _moment(take: _Take, last: int, moment: int) -> Image.Image:
+    """A picture of the film; one that is over stays at its last."""
+    own = min(moment, len(take.frames) - 1)
+    over, sent = moment > own, take.sent[max(0, take.steps[own] - 1)]
+    text = "over" if over else "sent" if sent else "the draft's own"
+    return _tile(take, last, take.frames[own], text, take.steps[own], SENT if sent and not over else OWN)
+
+
+def _tile(
+    take: _Take, last: int, picture: Image.Image, text: str, step: int | None = None, frame: str = OWN
+) -> Image.Image:
+    """A picture in its frame; above it the text and the steps, up to the last of the film, with a line at this one."""
+    tile = Image.new("RGB", (FRAME_PX, ABOVE_PX + FRAME_PX), GROUND)
+    draw = ImageDraw.Draw(tile)
+    draw.text((0, 0), text, INK, ImageFont.load_default(20))
+    for place, sent in enumerate(take.sent):
+        left, right = (round(FRAME_PX * at / last) for at in (place, place + 1))
+        draw.rectangle((left, TEXT_PX, max(left, right - 1), TEXT_PX + BAR_PX - 1), SENT if sent else OWN)
+    if step is not None:
+        at = min(round(FRAME_PX * step / last), FRAME_PX - 2)
+        draw.rectangle((at, TEXT_PX - 2, at + 1, TEXT_PX + BAR_PX + 1), INK)
+    draw.rectangle((0, ABOVE_PX, FRAME_PX, ABOVE_PX + FRAME_PX), frame)
+    tile.paste(picture, (BORDER_PX, ABOVE_PX + BORDER_PX))
+    return tile
+
+
+def _side_by_side(tiles: Sequence[Image.Image]) -> Image.Image:
+    row = Image.new("RGB", (WIDTH_PX, HEIGHT_PX), GROUND)
+    for place, tile in enumerate(tiles):
+        row.paste(tile, (PAD_PX + place * (FRAME_PX + PAD_PX), PAD_PX))
+    return row
+
+
+def _four_moments(frames: Sequence[Image.Image]) -> Image.Image:
     half = SIZE_PX // 2
-    poster = Image.new("RGB", (SIZE_PX, SIZE_PX))
+    picture = Image.new("RGB", (SIZE_PX, SIZE_PX))
     for place in range(4):
         moment = frames[round(place * (len(frames) - 1) / 3)]
         row, column = divmod(place, 2)
-        poster.paste(moment.resize((half, half), Image.Resampling.BOX), (column * half, row * half))
-    return _webp(poster, QUALITIES[0])
+        picture.paste(moment.resize((half, half), Image.Resampling.BOX), (column * half, row * half))
+    return picture
 
 
-def _webp(image: Image.Image, quality: int) -> bytes:
+def _video(frames: Iterable[Image.Image]) -> bytes:
     file = io.BytesIO()
-    image.save(file, "WEBP", quality=quality, method=4)
+    # Bit-exact: nothing of the day and the machine is in the file.
+    with av.open(file, "w", "webm", options={"fflags": "+bitexact"}) as container:
+        stream = container.add_stream("libvpx-vp9", round(RATE_HZ), VP9)
+        stream.width, stream.height, stream.pix_fmt = WIDTH_PX, HEIGHT_PX, "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.asarray(frame), "rgb24")))
+        container.mux(stream.encode())
     return file.getvalue()
 
 
-def _paths(folder: Path, episode: int, method: str) -> tuple[Path, Path, Path]:
-    stem = folder / "films" / f"{episode:06d}-{method}"
-    return stem.with_suffix(".json"), stem.with_suffix(".webp"), stem.with_suffix(".poster.webp")
+def _paths(folder: Path, episode: int) -> tuple[Path, Path, Path]:
+    stem = folder / "films" / f"{episode:06d}"
+    return stem.with_suffix(".json"), stem.with_suffix(".webm"), stem.with_suffix(".webp")
 
 
 def _write(folder: Path, film: Film) -> None:
-    metadata, sheet, poster = _paths(folder, film.episode, film.method)
-    write_whole(sheet, film.sheet)
+    metadata, video, poster = _paths(folder, film.episode)
+    write_whole(video, film.video)
     write_whole(poster, film.poster)
-    # Written last: it says that the pictures are there.
-    write_json(metadata, asdict(replace(film, sheet=b"", poster=b"")) | {"sheet": sheet.name, "poster": poster.name})
+    # Written last: it says that the others are there.
+    write_json(metadata, asdict(replace(film, video=b"", poster=b"")) | {"video": video.name, "poster": poster.name})
 
 
-def _read(folder: Path, episode: int, method: str) -> Film | None:
-    """The film that is kept; None if there is none that can be read."""
-    metadata, sheet, poster = _paths(folder, episode, method)
+def _read(folder: Path, episode: int, methods: Sequence[str]) -> Film | None:
+    """The film that is kept; None if there is none of these methods that can be read."""
+    metadata, video, poster = _paths(folder, episode)
     try:
         kept = json.loads(metadata.read_text())
-        pictures = {"sheet": sheet.read_bytes(), "poster": poster.read_bytes()}
-        lists = {name: tuple(kept[name]) for name in ("sent", "frame_steps")}
-        return Film(**kept | lists | pictures)
+        screens = tuple(Screen(**screen) for screen in kept["screens"])
+        film = Film(**kept | {"screens": screens, "video": video.read_bytes(), "poster": poster.read_bytes()})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return film if [screen.method for screen in film.screens] == [*methods] else None

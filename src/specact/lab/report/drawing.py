@@ -1,10 +1,11 @@
-"""A figure of a report: drawn once, written as PNG, SVG and CSV, and put into the page as SVG."""
+"""Figures of a report: how they look, and each written as PNG, SVG and CSV and put into the page as SVG."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,13 +18,63 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specact.files import write_whole
-from specact.lab.report.html import Html
-from specact.lab.report.style import GROUND, INK, RULE
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 # One axes to a figure and large type: on a phone a figure is as wide as the screen, and still to be read.
 WIDTH_IN, HEIGHT_IN = 4.6, 3.7
 Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How something looks in every figure: colours as lower-case ``#rrggbb``, and a marker of Matplotlib.
+
+    The colours are from the schemes of Okabe & Ito (2008) and Tol (2021), which stay apart under the common kinds of
+    colour blindness; some are darkened to be readable as thin lines on white.
+
+    Attributes:
+        light, dark: colours on light and on dark ground.
+        marker: of a point, for those who see no colour.
+    """
+
+    light: str
+    dark: str
+    marker: str
+
+
+INK = Style("#1b222b", "#e4e9ee", "")
+MUTED = Style("#586372", "#9ba6b2", "")
+RULE = Style("#dfe3e8", "#2d3640", "")
+GROUND = Style("#ffffff", "#191f26", "")
+
+_METHODS = {
+    "draft": Style("#4477aa", "#7fb0e0", "v"),
+    "head_draft": Style("#3f6f5f", "#86bfa9", ">"),
+    "target": Style("#117733", "#4fbf76", "^"),
+    "target_on_device": Style("#5a8f00", "#a4d44a", "d"),
+    "hybrid": Style("#aa3377", "#e07ab3", "s"),
+    "random": Style("#77787b", "#a9abb0", "X"),
+    "plain_random": Style("#a08c7d", "#cdbcae", "."),
+    "random_learned": Style("#8a7f9c", "#b9afcb", "H"),
+    "head_random": Style("#b0607a", "#dc97ac", "8"),
+    "adahi": Style("#d55e00", "#f08a3c", "o"),
+    "gated_target": Style("#8f8f2b", "#c9c95e", "<"),
+    "uncertainty": Style("#1f97b5", "#66ccee", "D"),
+    "learned": Style("#332288", "#9d8df0", "P"),
+    "learned_action": Style("#996d00", "#e0b04a", "p"),
+    "oracle": Style("#000001", "#fffffe", "*"),
+    "oracle_action": Style("#882256", "#d0789f", "h"),
+}
+# As sweeps call them.
+_METHODS |= {"head as draft": _METHODS["head_draft"], "target on device": _METHODS["target_on_device"]}
+# For methods that come later.
+_SPARE = (Style("#44aa99", "#6fd0c0", "d"), Style("#cc6677", "#e898a5", ">"), Style("#5d4e9c", "#a99be0", "8"))
+STYLES = (INK, MUTED, RULE, GROUND, *_METHODS.values(), *_SPARE)
+
+
+def style_of(method: str) -> Style:
+    """The same for the same name, always."""
+    return _METHODS.get(method) or _SPARE[zlib.crc32(method.encode()) % len(_SPARE)]
 
 
 def style() -> AbstractContextManager[None]:
@@ -89,27 +140,27 @@ def as_csv(rows: Rows) -> bytes:
     return text.getvalue().encode()
 
 
-def save(drawing: Drawing, folder: Path, stem: str) -> tuple[Html, list[Path]]:
+def save(drawing: Drawing, folder: Path, stem: str) -> tuple[bytes, list[Path]]:
     """Writes ``STEM.png``, ``STEM.svg`` and ``STEM.csv``, under :func:`style`.
 
     Returns:
-        The figure as part of a page, and the files.
+        The figure as SVG, and the files.
     """
-    pictures = {}
+    written = {}
     # The salt makes ids that are the same in every report, and different in every figure of a page.
     with mpl.rc_context({"svg.hashsalt": stem}):
         for kind in ("png", "svg"):
             file = io.BytesIO()
             drawing.figure.savefig(file, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-            pictures[kind] = file.getvalue()
-    paths = []
-    for kind, content in {**pictures, "csv": as_csv(drawing.rows)}.items():
-        paths.append(folder / f"{stem}.{kind}")
-        write_whole(paths[-1], content)
-    return inline(pictures["svg"], f"{drawing.title}. {drawing.caption}"), paths
+            written[folder / f"{stem}.{kind}"] = file.getvalue()
+    svg = file.getvalue()
+    written[folder / f"{stem}.csv"] = as_csv(drawing.rows)
+    for path, content in written.items():
+        write_whole(path, content)
+    return svg, list(written)
 
 
-def inline(svg: bytes, label: str) -> Html:
+def inline(svg: bytes, label: str) -> str:
     """An SVG of Matplotlib as an element of a page.
 
     Styles become presentation attributes: a page's security policy forbids the former, and its style sheet overrules
@@ -134,4 +185,4 @@ def inline(svg: bytes, label: str) -> Html:
     attributes = {"role": "img", "aria-label": label, "class": "plot"}
     for name, value in (attributes | {"stroke-linejoin": "round", "stroke-linecap": "butt"}).items():
         root.set(name, value)
-    return Html(ElementTree.tostring(root, encoding="unicode"))
+    return ElementTree.tostring(root, encoding="unicode")

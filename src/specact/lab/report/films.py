@@ -2,53 +2,45 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from itertools import groupby
+from dataclasses import dataclass
 
-from specact.errors import SpecactError
-from specact.lab.evaluation.film import RATE_HZ, Film, load_films
-from specact.lab.report.html import Html, fill, join
+from specact.errors import DataError
+from specact.lab.evaluation.film import Film, load_film
 from specact.lab.report.runs import Run
-from specact.lab.report.tables import name_of
 
 FILMED = ("draft", "adahi", "target")
 
-# Part of a page, and why there are no films, where there are none.
-Films = tuple[Html, str | None]
+
+@dataclass(frozen=True)
+class Shown:
+    """A film, and why it shows this episode."""
+
+    film: Film
+    why: str
 
 
-def show_films(run: Run) -> Films:
-    """The films of a telling episode of this run."""
+def show_film(run: Run) -> Shown:
+    """The film of a telling episode of this run.
+
+    Raises:
+        DataError: if no method of the run is filmed, or its table of episodes cannot be read.
+        ConfigError, BundleError: see :func:`~specact.lab.evaluation.film.load_film`.
+    """
     methods = [method for method in FILMED if method in run.methods]
     if not methods:
-        return Html(), f"no films: {run.folder} has none of the methods {', '.join(FILMED)}"
-    try:
-        outcomes = {method: run.outcomes(method) for method in methods}
-        episode, why = _choose({m: dict(zip(o["episode"], o["success"], strict=True)) for m, o in outcomes.items()})
-        longest = max(int(o["steps"][o["episode"] == episode].max()) for o in outcomes.values())
-        films = load_films(run.folder, run.manifest, episode, methods, longest)
-    except SpecactError as error:
-        return Html(), f"no films: {error}"
-    recorded = {m: bool(o["success"][o["episode"] == episode][0]) for m, o in outcomes.items()}
-    other = [film.method for film in films if film.success != recorded[film.method]]
+        raise DataError(f"{run.folder} has none of the methods {', '.join(FILMED)}")
+    outcomes = {method: run.outcomes(method) for method in methods}
+    won = {method: dict(zip(o["episode"], o["success"], strict=True)) for method, o in outcomes.items()}
+    episode, why = _choose(won)
+    longest = max(int(o["steps"][o["episode"] == episode].max()) for o in outcomes.values())
+    film = load_film(run.folder, run.manifest, episode, methods, longest)
+    other = [screen.method for screen in film.screens if screen.success != won[screen.method][episode]]
     if other:
         why += (
             f" Simulated again, alone instead of in a batch, {', '.join(other)} ended otherwise than in the tables: "
             "the last bits of a float differ."
         )
-    last = max(film.steps for film in films)
-    clock = max((film.frame_steps for film in films), key=lambda steps: steps[-1])
-    return fill(
-        "film.html",
-        episode=episode,
-        why=why,
-        screens=join(_screen(film, last) for film in films),
-        frames=len(clock) - 1,
-        rate=f"{RATE_HZ:g}",
-        speed=f"{RATE_HZ * clock[1] / films[0].rate_hz:g}",
-        clock=json.dumps([round(step / films[0].rate_hz, 2) for step in clock]),
-    ), None
+    return Shown(film, why)
 
 
 def _choose(success: dict[str, dict[int, bool]]) -> tuple[int, str]:
@@ -65,39 +57,3 @@ def _choose(success: dict[str, dict[int, bool]]) -> tuple[int, str]:
         f"One of {len(gained)} episodes, out of {len(episodes)}, in which the draft failed and ADAHI succeeded; "
         f"in {lost} it is the other way round."
     )
-
-
-def _screen(film: Film, last: int) -> Html:
-    share = sum(film.sent) / len(film.sent)
-    ending = "success" if film.success else "failure"
-    return fill(
-        "screen.html",
-        method=name_of(film.method),
-        plain=film.method,
-        ending=ending,
-        share=f"{share:.0%}",
-        seconds=f"{film.steps / film.rate_hz:.1f}",
-        sheet=_data(film.sheet),
-        poster=_data(film.poster),
-        size=film.size_px,
-        columns=film.columns,
-        steps=json.dumps(film.frame_steps),
-        sent="".join("1" if sent else "0" for sent in film.sent),
-        last=last,
-        done=film.steps,
-        path=_marks(film.sent),
-    )
-
-
-def _marks(sent: tuple[bool, ...]) -> str:
-    """The transmitted steps as an SVG path: a bar per run of them, one unit per step."""
-    path, start = "", 0
-    for was_sent, run in groupby(sent):
-        count = len(list(run))
-        path += f"M{start} 0h{count}v1h-{count}z" if was_sent else ""
-        start += count
-    return path
-
-
-def _data(webp: bytes) -> str:
-    return "data:image/webp;base64," + base64.b64encode(webp).decode()

@@ -6,17 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal
 
 import numpy as np
 
 from specact.errors import DataError
 from specact.lab.report.drawing import Rows
-from specact.lab.report.html import Html, join, table
 from specact.lab.report.margins import efficiency, skip_margin
-from specact.lab.report.runs import Run
-from specact.lab.report.studies import Study
+from specact.lab.report.runs import Run, Study
 from specact.lab.statistics import Interval, success_margin
 
 GATES = ("adahi", "uncertainty", "learned", "learned_action")
@@ -107,29 +104,8 @@ def count(goals: Sequence[Goal]) -> str:
     return ", ".join(f"{found[result]} {result}" for result in RESULTS)
 
 
-def goals_tables(goals: Sequence[Goal]) -> Html:
-    """A table per kind of goal."""
-    return join(_one_kind(what, list(same)) for what, same in groupby(goals, key=lambda goal: goal.what))
-
-
-def _one_kind(what: str, goals: Sequence[Goal]) -> Html:
-    rows = [
-        [
-            goal.bundle,
-            f"{goal.rate:g}",
-            goal.episodes,
-            goal.reached,
-            Html(f"<b>{goal.result}</b>") if goal.result == "not met" else goal.result,
-            goal.beside,
-        ]
-        for goal in goals
-    ]
-    caption = f"{what[0].upper()}{what[1:]}: {count(goals)}"
-    return table(caption, ["bundle", "rate", "episodes", "reached, 95 % interval", "result", "beside it"], rows)
-
-
 def goals_rows(goals: Sequence[Goal]) -> Rows:
-    """The same for CSV, a row per part."""
+    """Every goal for CSV, a row per part."""
     return [
         {
             "what": goal.what, "bundle": goal.bundle, "rate": goal.rate, "episodes": goal.episodes, "part": part.what,

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specact.lab.report.studies import Study
+from specact.lab.report.runs import Study
 from specact.lab.rollout.methods import METHODS
 
 _REALTIME = "draft,target,hybrid,random,adahi"

@@ -5,6 +5,7 @@ The paper shows the rejection of the primary code, r; a step is transmitted for 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,8 @@ import numpy as np
 from specact.gates.calibration import file_name
 from specact.lab.evaluation.metrics import Table
 from specact.lab.evaluation.rejection import Fit, RejectionModel, fit_rejection
-from specact.lab.report.drawing import Drawing, blank, legend_below
-from specact.lab.report.runs import Run
-from specact.lab.report.studies import Study
-from specact.lab.report.style import MUTED, style_of
+from specact.lab.report.drawing import MUTED, Drawing, blank, legend_below, style_of
+from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.steps import REASONS
 
@@ -54,15 +53,15 @@ def rejections_of(study: Study) -> Rejections | None:
     return Rejections(run, every, primary)
 
 
-def draw_rejection(study: Study) -> Drawing | None:
-    """Both rejections over the deviation; None where there are none.
+def draw_rejection(study: Study) -> Iterator[Drawing]:
+    """Both rejections over the deviation; nothing where there are none.
 
     Raises:
         DataError: if a step table cannot be read.
     """
     found = rejections_of(study)
     if found is None:
-        return None
+        return
     run, every, primary = found.run, found.every, found.primary
     figure, axes = blank()
     x = np.array(every.scores)
@@ -84,9 +83,7 @@ def draw_rejection(study: Study) -> Drawing | None:
     axes.set(xlabel=f"action deviation ({_reading(run)})", ylabel="rejection", ylim=(0, 1.02))
     axes.set_xscale("log" if wide else "linear")
     legend_below(figure, columns=2)
-    return Drawing(
-        "rejection", "Rejection over deviation", _caption(run, every, primary), figure, _rows(every, primary)
-    )
+    yield Drawing("rejection", "Rejection over deviation", _caption(run, every, primary), figure, _rows(every, primary))
 
 
 def _free(steps: Table) -> Table:

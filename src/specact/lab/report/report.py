@@ -5,31 +5,32 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from specact import __version__
-from specact.errors import DataError
+from specact.errors import DataError, SpecactError
 from specact.files import write_whole
+from specact.lab.evaluation import film
 from specact.lab.report import tables
-from specact.lab.report.artifacts import ArtifactWriter
-from specact.lab.report.drawing import Drawing, style
-from specact.lab.report.films import Films, show_films
-from specact.lab.report.goals import count, goals_of, goals_rows, goals_tables
-from specact.lab.report.html import Html, fill, html, items, join
-from specact.lab.report.metadata import manifests, run_metadata, runs_table
+from specact.lab.report.drawing import STYLES, Drawing, Rows, as_csv, inline, save, style, style_of
+from specact.lab.report.films import Shown, show_film
+from specact.lab.report.goals import count, goals_of, goals_rows
 from specact.lab.report.missing import Gap, by_gap, gaps_of
 from specact.lab.report.rejection import draw_rejection
-from specact.lab.report.runs import Skipped, find_runs
-from specact.lab.report.studies import Study, group
-from specact.lab.report.style import dark_rules
+from specact.lab.report.runs import Skipped, Study, find_runs, group
 from specact.lab.report.sweep import draw_sweep
-from specact.lab.report.tradeoff import draw_tradeoffs
+from specact.lab.report.tradeoff import draw_tradeoffs, time_of
+from specact.lab.rollout.methods import METHODS
 
 Progress = Callable[[str, int, int], None]
 
@@ -67,101 +68,123 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         ConfigError: if there is no run, or something cannot be written.
     """
     runs, skipped = find_runs(paths)
-    studies, artifacts = group(runs), ArtifactWriter(out, files)
-    sections, missing = [], dict[str, list[Gap]]()
+    studies, beside = group(runs), _Beside(out, files)
+    sections = []
     # Films are made by processes of their own, a bundle each, while figures are drawn in this one.
     with style(), ExitStack() as stack:
         filming = ThreadPoolExecutor(os.cpu_count())
         # Whoever stops the report does not wait for films that have not begun.
         stack.callback(filming.shutdown, cancel_futures=True)
-        filmed = [filming.submit(show_films, study.table).result if films else _no_films for study in studies]
+        filmed = [filming.submit(show_film, study.table).result if films else _no_film for study in studies]
         for done, (study, shown) in enumerate(zip(studies, filmed, strict=True)):
             progress("bundles", done, len(studies))
-            section, missing[study.title] = _section(study, artifacts, shown)
-            sections.append(section)
+            sections.append(_section(study, beside, shown))
         progress("bundles", len(studies), len(studies))
-    page = fill(
-        "page.html",
-        dark=Html(dark_rules()),
-        version=__version__,
-        made=time.strftime("%Y-%m-%d %H:%M"),
-        count=f"{_count(runs, 'run')} of {_count(studies, 'bundle')}",
-        links=join(Html(f'<a href="#{study.slug}">{html(study.title)}</a> ') for study in studies),
-        summary=join([tables.summary_table(studies), artifacts.table("summary", tables.summary_rows(studies))]),
-        goals=_goals(studies, artifacts),
-        skipped=_box("Skipped folders", [f"{one.folder}: {one.reason}" for one in skipped]),
-        missing=_box("What is missing", by_gap(missing)),
-        sections=join(sections),
+    goals, missing = goals_of(studies), {section["study"].title: section["lacking"] for section in sections}
+    page = _render(
+        runs=runs,
+        sections=sections,
+        summary=tables.summary_table(studies),
+        summary_files=beside.table("summary", tables.summary_rows(studies)),
+        goals=goals,
+        goals_files=beside.table("goals", goals_rows(goals)),
+        skipped=skipped,
+        missing=by_gap(missing),
     )
-    write_whole(out, _sealed(page).encode())
-    return Written(out, artifacts.written, len(runs), skipped, missing)
+    write_whole(out, page.encode())
+    return Written(out, beside.written, len(runs), skipped, missing)
 
 
-def _no_films() -> Films:
-    return Html(), None
+def _no_film() -> None:
+    return None
 
 
-def _section(study: Study, artifacts: ArtifactWriter, films: Callable[[], Films]) -> tuple[Html, list[Gap]]:
-    """The part of one study, and what is missing in it."""
+def _section(study: Study, beside: _Beside, shown: Callable[[], Shown | None]) -> dict[str, Any]:
+    """What the page shows of one study, see ``templates/study.html``."""
     run, slug = study.table, study.slug
-    lacking, figures = gaps_of(study), []
-    for draw in (_rejections, draw_tradeoffs, draw_sweep):
+    lacking, figures = gaps_of(study), list[tuple[Drawing, Markup, list[str]]]()
+    for draw in (draw_rejection, draw_tradeoffs, draw_sweep):
         try:
-            figures += [artifacts.figure(drawing, slug) for drawing in draw(study)]
+            figures += [beside.figure(drawing, slug) for drawing in draw(study)]
         except DataError as error:
             lacking.append(Gap(str(error)))
-    shown, no_films = films()
-    lacking += [Gap(no_films)] if no_films else []
-    section = fill(
-        "study.html",
-        slug=slug,
-        title=study.title,
-        facts=run_metadata(study),
-        methods=join([tables.methods_table(run), artifacts.table(f"{slug}-methods", tables.methods_rows(run))]),
-        explained=tables.columns_explained(run),
-        contrasts=join([tables.contrasts_table(run), artifacts.table(f"{slug}-contrasts", tables.contrasts_rows(run))]),
-        figures=join(figures),
-        films=shown,
-        missing=_box("Missing here", [_gap(gap) for gap in lacking]),
-        runs=runs_table(study),
-        manifests=manifests(study),
-        count=_count(study.runs, "run"),
+    telling = None
+    try:
+        telling = shown()
+    except SpecactError as error:
+        lacking.append(Gap(f"no films: {error}"))
+    manifests = {"Manifest of the table's run": run}
+    if study.timed is not run:
+        manifests["Manifest of the run over real sockets"] = study.timed
+    return {
+        "study": study,
+        "lacking": lacking,
+        "methods": tables.methods_table(run),
+        "methods_files": beside.table(f"{slug}-methods", tables.methods_rows(run)),
+        "contrasts": tables.contrasts_table(run),
+        "contrasts_files": beside.table(f"{slug}-contrasts", tables.contrasts_rows(run)),
+        "figures": figures,
+        "shown": telling,
+        "manifests": manifests,
+    }
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Writes figures and tables, and remembers which.
+
+    Attributes:
+        page: the report.
+        folder: of everything beside it.
+        written: the files so far.
+    """
+
+    page: Path
+    folder: Path
+    written: list[Path] = field(default_factory=list)
+
+    def figure(self, drawing: Drawing, slug: str) -> tuple[Drawing, Markup, list[str]]:
+        """The figure, the same as part of the page, and its files."""
+        svg, paths = save(drawing, self.folder, f"{slug}-{drawing.name}")
+        return drawing, Markup(inline(svg, f"{drawing.title}. {drawing.caption}")), self._links(paths)
+
+    def table(self, stem: str, rows: Rows) -> list[str]:
+        """The rows as CSV; nothing if there are none."""
+        path = self.folder / f"{stem}.csv"
+        if rows:
+            write_whole(path, as_csv(rows))
+        return self._links([path] if rows else [])
+
+    def _links(self, paths: Sequence[Path]) -> list[str]:
+        self.written.extend(paths)
+        base = self.page.resolve().parent
+        return [Path(os.path.relpath(path.resolve(), base)).as_posix() for path in paths]
+
+
+def _render(**shown: Any) -> str:
+    # What is not known to be HTML is escaped, so that no name in a manifest can become markup.
+    templates = Environment(
+        autoescape=True,
+        loader=PackageLoader("specact.lab.report"),
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
     )
-    return section, lacking
-
-
-def _goals(studies: Sequence[Study], artifacts: ArtifactWriter) -> Html:
-    goals = goals_of(studies)
-    if not goals:
-        return Html()
-    return fill(
-        "goals.html", count=count(goals), tables=goals_tables(goals), link=artifacts.table("goals", goals_rows(goals))
+    templates.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    templates.globals |= {
+        "by_claim": lambda goals: [(what, list(same)) for what, same in groupby(goals, key=lambda goal: goal.what)],
+        "columns": {column.head: column.says for column in tables.COLUMNS},
+        "count": lambda things, name: f"{len(things)} {name}{'' if len(things) == 1 else 's'}",
+        "count_results": count,
+        "dash": tables.NONE,
+        "methods": METHODS,
+        "style_of": style_of,
+        "time_of": time_of,
+    }
+    css = templates.get_template("style.css").render(
+        styles=STYLES, width=film.WIDTH_PX, height=film.HEIGHT_PX, ground=film.GROUND
     )
-
-
-def _rejections(study: Study) -> Iterator[Drawing]:
-    drawing = draw_rejection(study)
-    if drawing is not None:
-        yield drawing
-
-
-def _gap(gap: Gap) -> Html:
-    return Html(f"{html(gap.what)}: <code>{html(gap.how)}</code>") if gap.how else html(gap.what)
-
-
-def _box(title: str, texts: Sequence[str]) -> Html:
-    return fill("box.html", title=title, list=items(texts)) if texts else Html()
-
-
-def _count(things: Sequence[object], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
-
-
-def _sealed(page: str) -> str:
-    """The page with a policy that allows its own style sheet and script, by their content, and nothing else."""
-    for kind in ("style", "script"):
-        found = re.search(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
-        assert found is not None
-        digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
-        page = page.replace(f"SEAL-OF-{kind.upper()}", f"'sha256-{digest}'", 1)
-    return page
+    seal = "sha256-" + base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    return templates.get_template("page.html").render(
+        shown, style=Markup(css), seal=seal, version=__version__, made=time.strftime("%Y-%m-%d %H:%M")
+    )

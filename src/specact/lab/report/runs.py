@@ -1,8 +1,10 @@
-"""Run folders of ``specact eval``, as a report finds them; what cannot be used is named, with the reason."""
+"""Run folders of ``specact eval`` as a report finds them, and the studies that runs of one pair of policies make up."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,13 @@ _OF_CALIBRATION = {"settings", "held_out"}
 _OF_METHOD = (
     "success", "score", "inferences", "transmission_rate", "true_skip_ratio", "acceptance", "gated_loss",
     "gate_efficiency", "choice_efficiency", "action_change_loss", "latency",
+)  # fmt: skip
+# In these the runs of a sweep may differ. The bundle is known by its fingerprint, wherever it was read from; errors
+# along demonstrations are measured beside the episodes; shards are how they were shared out; a head is named only where
+# a method has it for its draft.
+_FREE_IN_SWEEP = (
+    "rate", "methods", "episodes", "shard", "calibration_episodes", "bundle", "mse", "data", "demonstrations",
+    "head",
 )  # fmt: skip
 
 
@@ -64,6 +73,10 @@ class Run:
             name: made for name, made in found.items() if isinstance(made, dict) and made.keys() >= _OF_CALIBRATION
         }
         return {name: {**made, "model": "left out"} for name, made in whole.items()}
+
+    def as_json(self) -> str:
+        """Its manifest and calibrations."""
+        return json.dumps({**self.manifest, "calibration": self.calibrations}, indent=2)
 
     def outcomes(self, method: str) -> Table:
         """One row per episode.
@@ -183,3 +196,96 @@ def _lacks(file: str, found: Any, names: Iterable[str]) -> str | None:
         return f"{file} is damaged: an object is missing in it"
     missing = [name for name in names if name not in found]
     return f"{file} lacks {', '.join(missing)}: another version of specact wrote it" if missing else None
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs of one bundle in one environment.
+
+    Attributes:
+        title: the bundle's name, told apart where two bundles have the same.
+        slug: the title as part of a file name.
+        runs: all of them.
+        table: the run with the most methods, then episodes; in virtual time where there is one.
+        sweep: runs that differ only in rate, methods and episodes, by rate; at least one.
+        realtime: the largest run over real sockets, or None.
+        rejections: the run with the most inferences of ADAHI, or None.
+    """
+
+    title: str
+    slug: str
+    runs: tuple[Run, ...]
+    table: Run
+    sweep: tuple[Run, ...]
+    realtime: Run | None
+    rejections: Run | None
+
+    @property
+    def timed(self) -> Run:
+        """The run whose times are told: measured ones where there are any."""
+        return self.realtime or self.table
+
+    def use(self, run: Run) -> str:
+        """What one of the runs is used for."""
+        uses = {
+            "table": run is self.table,
+            "times": run is self.timed,
+            "rejections": run is self.rejections,
+            "rates": len(self.sweep) > 1 and any(run is one for one in self.sweep),
+        }
+        return ", ".join(use for use, true in uses.items() if true) or "not shown, another run has more"
+
+
+def group(runs: Iterable[Run]) -> list[Study]:
+    """Studies by bundle and environment, in the order of their names."""
+    parts: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        parts[run.summary["bundle"], run.evaluation["env"], run.evaluation["fingerprint"]].append(run)
+    studies: list[Study] = []
+    for (name, env, fingerprint), members in sorted(parts.items()):
+        title = name
+        if len({other_env for other, other_env, _ in parts if other == name}) > 1:
+            title += f" in {env}"
+        if sum((name, env) == other[:2] for other in parts) > 1:
+            title += f" ({fingerprint})"
+        studies.append(_study(title, members, {study.slug for study in studies}))
+    return studies
+
+
+def _study(title: str, runs: list[Run], taken: set[str]) -> Study:
+    realtime = [run for run in runs if run.summary["realtime"]]
+    accounted = [run for run in runs if not run.summary["realtime"]]
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", title).strip("-.") or "bundle"
+    while slug in taken:
+        slug += "-"
+    return Study(
+        title=title,
+        slug=slug,
+        runs=tuple(runs),
+        table=max(accounted or realtime, key=_size),
+        sweep=_sweep(accounted or realtime),
+        realtime=max(realtime, key=_size, default=None),
+        rejections=max((run for run in runs if "adahi" in run.methods), key=_inferences, default=None),
+    )
+
+
+def _size(run: Run) -> tuple[int, int]:
+    return len(run.methods), int(run.summary["episodes"])
+
+
+def _inferences(run: Run) -> int:
+    return int(run.methods["adahi"]["inferences"])
+
+
+def _sweep(runs: list[Run]) -> tuple[Run, ...]:
+    """Of the runs that differ only in rate, those that cover the most rates; then the most episodes."""
+    alike: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        kept: dict[str, Any] = {key: value for key, value in run.evaluation.items() if key not in _FREE_IN_SWEEP}
+        alike[json.dumps(kept, sort_keys=True)].append(run)
+
+    def worth(members: list[Run]) -> tuple[int, int]:
+        return len({run.summary["rate"] for run in members}), sum(run.summary["episodes"] for run in members)
+
+    widest = max(alike.values(), key=worth)
+    return tuple(sorted(widest, key=lambda run: float(run.summary["rate"])))

@@ -7,9 +7,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from specact.lab.report.drawing import Drawing, blank, legend_below
-from specact.lab.report.studies import Study
-from specact.lab.report.style import style_of
+from specact.lab.report.drawing import Drawing, blank, legend_below, style_of
+from specact.lab.report.runs import Study
 from specact.lab.rollout.methods import METHODS
 
 Metrics = Mapping[str, Any]

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from specact.lab.report.drawing import Drawing, blank, legend_below
+from specact.lab.report.drawing import GROUND, Drawing, blank, legend_below, style_of
 from specact.lab.report.latency import STAGES as STAGE_COLOURS
-from specact.lab.report.runs import Run
-from specact.lab.report.studies import Study
-from specact.lab.report.style import GROUND, style_of
+from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.steps import STAGES
 
 # A method with more than this times the throughput of the slowest one would leave no room for the others.

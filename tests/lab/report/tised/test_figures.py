@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tests.lab.tised.made_up import BASELINES, episodes, join, overlap_sweep, steps_sweep
 
-from specact.lab.report.drawing import Drawing, style
-from specact.lab.report.style import style_of
+from specact.lab.report.drawing import Drawing, style, style_of
 from specact.lab.report.tised.figures import draw_figures, save_figures
 from specact.lab.tised.analysis import Analysis, analyse
 from specact.lab.tised.frontier import FRONTIER as METHODS_DRAWN

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from specact.lab.report.drawing import Drawing, blank, legend_below
-from specact.lab.report.style import INK, MUTED, Style, style_of
+from specact.lab.report.drawing import INK, MUTED, Drawing, Style, blank, legend_below, style_of
 from specact.lab.rollout.methods import METHODS
 from specact.lab.tised.aggregates import Aggregate, grouped
 from specact.lab.tised.analysis import Analysis, as_rows

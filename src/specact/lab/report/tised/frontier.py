@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specact.lab.report.drawing import Drawing, blank, legend_below
-from specact.lab.report.style import style_of
+from specact.lab.report.drawing import Drawing, blank, legend_below, style_of
 from specact.lab.report.tised.curves import stem
 from specact.lab.statistics import Interval
 from specact.lab.tised.aggregates import Aggregate, grouped
