@@ -118,7 +118,7 @@ def plan_pair(
             "line": dict(client.counts),
         }
 
-    return Plan(loaded.env, period_s, fallback.stop_action, lambda robot: policy, note, told)
+    return Plan(loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, told)
 
 
 def plan_policy(
@@ -202,4 +202,4 @@ def plan_policy(
             journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.client.counts)}
         )
 
-    return Plan(env, period_s, fallback.stop_action, make, lambda tick: None, told)
+    return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, told)

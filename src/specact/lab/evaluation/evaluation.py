@@ -99,7 +99,8 @@ def check_fit(bundle: AnyPair, task: Task) -> None:
     Raises:
         ConfigError: if a shape differs.
     """
-    wanted, seen = task.shapes(), bundle.observation.fields
+    seen = bundle.observation.fields
+    wanted = task.seeing(seen).shapes()
     found = {"action": bundle.units.centre.shape, **{name: field.shape for name, field in seen.items()}}
     if any(wanted.get(name) != shape for name, shape in found.items()):
         raise ConfigError(

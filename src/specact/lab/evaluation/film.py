@@ -158,7 +158,8 @@ def _shoot_all(order: _Order, renderer: str) -> list[Film] | str:
 
 def _shoot(order: _Order, method: str) -> Film:
     what = order.manifest["evaluation"]
-    pair, task = load_pair(what["bundle"], draft=what["draft"], target=what["target"]), load_task(what["env"])
+    pair = load_pair(what["bundle"], draft=what["draft"], target=what["target"])
+    task = load_task(what["env"], pair.observation)
     family = rollout_of(pair, load_method(method), what["offset"])
     env = task.make(render_mode="rgb_array")
     robot = Robot(_shard(order, method, pair), pair, family, env, order.episode)

@@ -16,7 +16,7 @@ from metaworld import MT1
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
-from specact.lab.envs.metaworld import START_HIGH, START_LOW, TASK, PegExpert, PegInsertSide, features, hole, observe
+from specact.lab.envs.peg import START_HIGH, START_LOW, TASK, PegExpert, PegInsertSide, features, hole, observe
 
 DATA = Path(os.environ.get("SPECACT_DATA", Path(__file__).parents[4] / "shared" / "data"))
 FILE = DATA / "metaworld" / "peg-insert-side-v3.npz"
