@@ -23,7 +23,7 @@ from specact.lab.envs.task import Task
 
 _BURST_EVERY = 20  # mean number of calm steps between two bursts of noise
 _BURST_STEPS = (3, 8)  # shortest and longest burst
-_MOST_TRIES = 10  # episodes tried per episode wanted before giving up
+MOST_TRIES = 10  # episodes tried per episode wanted before giving up
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,13 @@ def generate(
         ConfigError: if the task has no expert, or a number is out of range.
         DataError: if the expert fails nearly always.
     """
-    if task.expert is None:
-        raise ConfigError(f"task {task.name!r} has no scripted expert; train on recorded demonstrations instead")
-    if episodes < 1 or not 0 <= noise < math.inf:
-        raise ConfigError(f"episodes must be at least 1 and noise at least 0 and finite, got {episodes} and {noise}")
-    if seed < 0:
-        raise ConfigError(f"seed must be at least 0, got {seed}")
+    check_generation(task, episodes, seed, noise)
     env = task.make(render_mode=None)
     kept: list[Demonstration] = []
     tried = 0
     try:
         while len(kept) < episodes:
-            if tried >= _MOST_TRIES * episodes:
+            if tried >= MOST_TRIES * episodes:
                 raise DataError(
                     f"the expert of {task.name!r} succeeded in only {len(kept)} of {tried} episodes; "
                     f"use less noise than {noise}"
@@ -177,6 +172,20 @@ def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"cannot write demonstrations to {str(path)!r}: {error.strerror or error}") from error
+
+
+def check_generation(task: Task, episodes: int, seed: int, noise: float) -> None:
+    """Refuses what :func:`generate` cannot make.
+
+    Raises:
+        ConfigError: if the task has no expert, or a number is out of range.
+    """
+    if task.expert is None:
+        raise ConfigError(f"task {task.name!r} has no scripted expert; train on recorded demonstrations instead")
+    if episodes < 1 or not 0 <= noise < math.inf:
+        raise ConfigError(f"episodes must be at least 1 and noise at least 0 and finite, got {episodes} and {noise}")
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}")
 
 
 def demonstrate(

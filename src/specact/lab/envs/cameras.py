@@ -43,8 +43,8 @@ def free_camera(lookat: Sequence[float], distance: float, azimuth: float, elevat
 class Cameras:
     """Draws what the cameras of one model see.
 
-    Frames are drawn at twice their size and averaged, up to the size of MuJoCo's buffer. In a small frame that shows where
-    between two pixels something is, at a fraction of the time that multisampling takes. Nothing is asked of the
+    Frames are drawn at twice their size and averaged, where MuJoCo's buffer is large enough. In a small frame that
+    shows where between two pixels something is, and takes less time than multisampling. Nothing is asked of the
     machine's graphics before the first frame.
 
     Args:

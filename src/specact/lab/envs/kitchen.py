@@ -132,8 +132,8 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """FrankaKitchen-v1 asking for a chain of four of its seven subtasks.
 
     Observation: ``state`` float32 ``[30]``, see :func:`observe`, and ``goal`` float32 ``[7]``, the present subtask
-    one-hot; and ``image.scene`` uint8 ``[H, W, 3]`` where it is asked for. **The goal is an oracle planner's**: it goes to the next subtask of the chain at the very step at which
-    the simulator's completion test holds. A subtask of the chain that is completed before its turn counts and is
+    one-hot; and where it is asked for ``image.scene``, uint8 ``[H, W, 3]``. **The goal is an oracle planner's**: it
+    goes to the next subtask of the chain at the very step at which the simulator's completion test holds. A subtask of the chain that is completed before its turn counts and is
     skipped; one that is undone later stays counted.
     Action: float32 ``[9]`` in [-1, 1], joint velocities as FrankaKitchen-v1 scales them.
     Reward: number of subtasks of the chain completed by this step. ``info``: ``score`` subtasks of the chain completed
@@ -183,9 +183,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         observation, _ = self._sim.reset(seed=seed)
         return self._observe(observation), self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
         """Act for 0.08 s."""
         before = self._score()
         observation, *_ = self._sim.step(np.asarray(action, dtype=np.float64))

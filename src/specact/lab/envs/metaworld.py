@@ -1,4 +1,4 @@
-"""Meta-World's MT10 seen through two cameras: ten tasks of one robot arm, told apart by an instruction (Yu et al. 2019).
+"""Meta-World's MT10 through two cameras: ten tasks of one robot arm, told apart by an instruction (Yu et al. 2019).
 
 ``metaworld`` is the suite, ``metaworld/reach-v3`` one of its tasks. An episode's task follows from its seed; seeds that
 count up go through the tasks in turn. Objects and goals stand somewhere else in every episode. Policies see the arm's
