@@ -126,7 +126,8 @@ class Episodes:
         if self.disturbed is None:
             return there
         before = np.concatenate([[0], np.cumsum(self.disturbed)])
-        return there & (before[np.minimum(ahead, self.steps)] == before[:-1, None])
+        undisturbed: NDArray[np.bool_] = before[np.minimum(ahead, self.steps)] == before[:-1, None]
+        return there & undisturbed
 
     def with_numbers(self, action: NDArray[np.float32], **numbers: NDArray[np.float32]) -> Episodes:
         """With this action and these numbers in the place of all others; cameras stay as they are."""

@@ -234,13 +234,11 @@ def _pngs(frames: NDArray[np.uint8]) -> Iterator[bytes]:
 
 def _statistics(values: NDArray[Any]) -> dict[str, Any]:
     """As LeRobot keeps them; of images by channel, of pixels between 0 and 1, ``[3, 1, 1]``."""
-    if values.ndim == 4:
-        numbers, axes = values / 255.0, (0, 1, 2)
-    else:
-        numbers, axes = values.reshape(len(values), -1).astype(np.float64), (0,)
-    found = {name: getattr(numbers, name)(axis=axes) for name in _STATISTICS[:-1]}
-    shaped = {name: value[:, None, None] if values.ndim == 4 else value for name, value in found.items()}
-    return {**{name: value.tolist() for name, value in shaped.items()}, "count": [len(values)]}
+    image = values.ndim == 4
+    numbers = (values / 255.0).reshape(-1, 3) if image else values.reshape(len(values), -1).astype(np.float64)
+    found = {name: getattr(numbers, name)(axis=0) for name in _STATISTICS[:-1]}
+    shaped = {name: (value.reshape(3, 1, 1) if image else value).tolist() for name, value in found.items()}
+    return {**shaped, "count": [len(values)]}
 
 
 def _flat(statistics: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -39,6 +39,9 @@ class Order:
         seed: of everything random here.
         noise: see :func:`~specact.lab.data.generate.generate`.
         pixels: height and width of camera frames; 0 for none.
+
+    Raises:
+        ConfigError: for a number of pixels below 0.
     """
 
     env: str
@@ -46,11 +49,15 @@ class Order:
     noise: float
     pixels: int
 
+    def __post_init__(self) -> None:
+        if self.pixels < 0:
+            raise ConfigError(f"pixels must be at least 0, got {self.pixels}")
+
     def task(self) -> Task:
         """The task, seen through its cameras."""
         task = load_task(self.env)
-        fields = {name: Field((self.pixels, self.pixels, 3), "uint8") for name in task.cameras}
-        return task.seeing(fields) if self.pixels else task
+        cameras = task.cameras if self.pixels else ()
+        return task.seeing({name: Field((self.pixels, self.pixels, 3), "uint8") for name in cameras})
 
 
 def record(order: Order, out: Path, episodes: int, each: Each, progress: Callable[[int, int], None]) -> Written:
@@ -70,8 +77,6 @@ def record(order: Order, out: Path, episodes: int, each: Each, progress: Callabl
     """
     task = order.task()
     check_generation(task, episodes, order.seed, order.noise)
-    if order.pixels < 0:
-        raise ConfigError(f"pixels must be at least 0, got {order.pixels}")
     env = task.make(render_mode=None)
     env.reset(seed=0)  # what cannot be drawn is told before anything is written
     env.close()

@@ -133,8 +133,8 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     Observation: ``state`` float32 ``[30]``, see :func:`observe`, and ``goal`` float32 ``[7]``, the present subtask
     one-hot; and where it is asked for ``image.scene``, uint8 ``[H, W, 3]``. **The goal is an oracle planner's**: it
-    goes to the next subtask of the chain at the very step at which the simulator's completion test holds. A subtask of the chain that is completed before its turn counts and is
-    skipped; one that is undone later stays counted.
+    goes to the next subtask of the chain at the very step at which the simulator's completion test holds. A subtask of
+    the chain that is completed before its turn counts and is skipped; one that is undone later stays counted.
     Action: float32 ``[9]`` in [-1, 1], joint velocities as FrankaKitchen-v1 scales them.
     Reward: number of subtasks of the chain completed by this step. ``info``: ``score`` subtasks of the chain completed
     so far (0..4), ``success`` all of them, ``chain`` their numbers. Terminates on success; truncated after 560 steps

@@ -194,7 +194,7 @@ def scripted(policy: Any, raw: NDArray[np.float64]) -> NDArray[np.float32]:
     """The action of one of Meta-World's scripted policies, float32 ``[4]`` in [-1, 1]."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it announces every action that will be cut
-        return np.clip(policy.get_action(raw), -1.0, 1.0).astype(np.float32)
+        return np.asarray(np.clip(policy.get_action(raw), -1.0, 1.0), dtype=np.float32)
 
 
 def hold(last: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -25,8 +25,8 @@ class Task:
     """An environment with everything evaluation and training need to know of it.
 
     The environment's observation is a dict: float32 arrays, such as ``state`` ``[O]`` and, for goal-conditioned tasks,
-    ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera; and ``instruction``, a text, where there is one. Its actions are a
-    float32 :class:`gymnasium.spaces.Box` ``[A]``.
+    ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera; and ``instruction``, a text, where there is one. Its actions are
+    a float32 :class:`gymnasium.spaces.Box` ``[A]``.
     The ``info`` of every ``reset`` and ``step`` holds ``success`` (bool: reached at any time so far) and ``score``
     (float: the best so far); in a suite also ``task``, the name of the present one.
 
