@@ -87,7 +87,7 @@ class Generate:
 
     def run(self) -> None:
         if self.out.suffix not in ("", ".npz"):
-            raise ConfigError(f"--out must be a .npz file or a folder, got {self.out}")
+            raise ConfigError(f"--out must be a .npz file, or a folder whose name has no dot, got {self.out}")
         check_folder(self.out.parent)
         counts = {"path": str(self.out), **(self._file() if self.out.suffix else self._folder())}
         if self.json:
@@ -145,5 +145,5 @@ def _short(value: Any) -> str:
     if isinstance(value, dict) and all(isinstance(entry, list) for entry in value.values()):
         return "".join(f"\n  {name:>16} {_short(entry)}" for name, entry in value.items())
     if isinstance(value, list):
-        return " ".join(_short(entry) for entry in value)
+        return (", " if value and isinstance(value[0], str) else " ").join(_short(entry) for entry in value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -153,7 +153,7 @@ def test_frames_follow_the_arm_and_repeat_with_the_seed() -> None:
     for _ in range(5):
         later, *_ = env.step(np.array([1.0, 0.0, 0.0, 0.0], np.float32))
     changed = {name: (later[name] != kept[name]).any(axis=-1).mean() for name in kept}
-    assert 0.0 < changed[FIXED] < 0.25 and 0.5 < changed[MOVING]  # the arm before the scene, and the whole scene
+    assert 0.0 < changed[FIXED] < 0.25 and changed[MOVING] > 0.5  # the arm before the scene, and the whole scene
     assert all(np.array_equal(first[name], kept[name]) for name in kept)  # no buffer is used twice
     again, _ = env.reset(seed=0)
     assert all(np.array_equal(again[name], kept[name]) for name in kept)
