@@ -142,7 +142,7 @@ def live(life: Life) -> dict[str, np.ndarray]:
     episode = 0
     while len(rows["sent"]) < END:
         policy.reset(episode)
-        observation, _ = env.reset(seed=start_of(life.robot, episode))
+        observation, _ = env.reset(seed=start_of(life.robot, episode, task))
         for _ in range(task.max_steps):
             if len(rows["sent"]) >= CHANGE:
                 sigma = change(life, bundle, draft, far, rate)

@@ -146,7 +146,7 @@ def test_brackets_in_a_message_are_not_taken_for_markup(specact_run: Run, tmp_pa
 
 def test_brackets_and_colons_in_names_are_printed_as_they_are(specact_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "[x] and :x:.npz"
-    made = specact_run("data", "generate", "ball", "--out", path, "--episodes", "1")
+    made = specact_run("data", "generate", "--env", "ball", "--out", path, "--episodes", "1")
     assert made.returncode == 0, made.stderr
     assert "[x] and :x:.npz" in made.stdout.replace("\n", "")
     told = specact_run("data", "info", tmp_path / "[" / "b].npz")
@@ -158,7 +158,7 @@ def test_brackets_and_colons_in_names_are_printed_as_they_are(specact_run: Run, 
 
 def test_data_generate_and_info(specact_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "made.npz"
-    done = specact_run("data", "generate", "ball", "--out", path, "--episodes", "2", "--seed", "1", "--json")
+    done = specact_run("data", "generate", "--env", "ball", "--out", path, "--episodes", "2", "--seed", "1", "--json")
     assert done.returncode == 0, done.stderr
     counts = strictly(done.stdout)
     assert counts == {"path": str(path), "kept": 2, "tried": counts["tried"], "steps": read(path).steps}

@@ -31,7 +31,7 @@ main()
     ("words", "extra"),
     [
         (["demo"], "sim"),
-        (["data", "generate", "ball", "--out", "OUT"], "sim"),
+        (["data", "generate", "--env", "ball", "--out", "OUT"], "sim"),
         (["train", "RECIPE", "--out", "OUT"], "train"),
         (["train", "--distil", "ball", "--out", "OUT"], "train"),
         (["calibrate", "--bundle", "ball", "--out", "OUT"], "sim"),

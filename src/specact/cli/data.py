@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,41 +65,63 @@ class Info:
 
 @dataclass(frozen=True)
 class Generate:
-    """Generate demonstrations with a scripted expert."""
+    """Generate demonstrations with a scripted expert; a folder is recorded on several processes, and resumes."""
 
-    env: tyro.conf.Positional[str]
-    """A task with a scripted expert: ball, ball-chase, swarm, peg, or MODULE:TASK for one of your own."""
+    env: str
+    """A task with a scripted expert: ball, ball-chase, swarm, peg, metaworld or one of its tasks (metaworld/reach-v3),
+    or MODULE:TASK for one of your own."""
     out: Path
-    """The .npz file to write."""
+    """What to write: an .npz file, or a folder for a LeRobot dataset (v3.0) with camera frames and instructions."""
     episodes: int = 200
-    """Successful episodes to keep."""
+    """Successful episodes to keep; of a suite, of each of its tasks."""
     seed: int = 0
     """Random seed."""
     noise: float = 0.0
     """Standard deviation of bursts of noise on executed actions. Recorded actions are the expert's."""
+    pixels: int = 64
+    """Height and width of the frames of each camera, in a folder; 0 for no frames."""
+    workers: int | None = None
+    """Processes that record a folder; as many as there are processors if not given."""
     json: bool = False
     """Print the counts as JSON."""
 
     def run(self) -> None:
+        if self.out.suffix not in ("", ".npz"):
+            raise ConfigError(f"--out must be a .npz file, or a folder whose name has no dot, got {self.out}")
+        check_folder(self.out.parent)
+        counts = {"path": str(self.out), **(self._file() if self.out.suffix else self._folder())}
+        if self.json:
+            print_json(counts)
+            return
+        results.print(
+            f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {self.out}",
+            highlight=False,
+        )
+        for name, task in counts.get("tasks", {}).items():
+            results.print(f"{name:40} {task['kept']} of {task['tried']}", highlight=False)
+
+    def _file(self) -> dict[str, Any]:
         from specact.lab.data.generate import generate, save
         from specact.lab.envs import load_task
 
-        if self.out.suffix != ".npz":
-            raise ConfigError(f"--out must be a .npz file, got {self.out}")
-        check_folder(self.out.parent)
         task = load_task(self.env)
         with progress_bars() as update:
-            bar: Callable[[int], None] = lambda done: update("demonstrations", done, self.episodes)  # noqa: E731
-            made = generate(task, self.episodes, self.seed, self.noise, bar)
-        save(self.out, made.episodes)
-        counts = {"path": str(self.out), "kept": len(made.episodes), "tried": made.tried, "steps": made.episodes.steps}
-        if self.json:
-            print_json(counts)
-        else:
-            results.print(
-                f"{counts['kept']} episodes ({counts['steps']} steps) of {counts['tried']} tried: {self.out}",
-                highlight=False,
+            made = generate(
+                task, self.episodes, self.seed, self.noise, lambda done: update("demonstrations", done, self.episodes)
             )
+        save(self.out, made.episodes)
+        return {"kept": len(made.episodes), "tried": made.tried, "steps": made.episodes.steps}
+
+    def _folder(self) -> dict[str, Any]:
+        from specact.lab.data.record import Order, record
+        from specact.lab.rollout.pool import Pool
+
+        order = Order(self.env, self.seed, self.noise, self.pixels)
+        with Pool(self.workers) as pool, progress_bars() as update:
+            made = record(order, self.out, self.episodes, pool.each, partial(update, "demonstrations"))
+        tasks = {name: {"kept": made.kept[name], "tried": made.tried[name]} for name in made.kept}
+        kept, tried = sum(made.kept.values()), sum(made.tried.values())
+        return {"kept": kept, "tried": tried, "steps": made.steps, "tasks": tasks}
 
 
 def data(
@@ -123,5 +145,5 @@ def _short(value: Any) -> str:
     if isinstance(value, dict) and all(isinstance(entry, list) for entry in value.values()):
         return "".join(f"\n  {name:>16} {_short(entry)}" for name, entry in value.items())
     if isinstance(value, list):
-        return " ".join(_short(entry) for entry in value)
+        return (", " if value and isinstance(value[0], str) else " ").join(_short(entry) for entry in value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)

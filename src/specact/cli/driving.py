@@ -16,6 +16,7 @@ from specact.interrupts import Interrupts
 from specact.plugins import make_object
 
 if TYPE_CHECKING:
+    from specact.observation import ObservationSpec
     from specact.robot.loop import Acting, Journal, Robot, Tick
 
 
@@ -25,6 +26,7 @@ class Plan:
 
     Attributes:
         env: name of the environment that the policies were made for; empty where nobody said.
+        observation: what they look at.
         period_s: control period [s].
         still: the stop action ``[A]``, or None.
         make: what chooses the actions, given the robot.
@@ -33,6 +35,7 @@ class Plan:
     """
 
     env: str
+    observation: ObservationSpec
     period_s: float
     still: NDArray[np.float32] | None
     make: Callable[[Any], Acting]
@@ -84,7 +87,7 @@ def drive(
             with progress_bars() as update:
                 for episode in range(episodes):
                     update("episodes", episode, episodes)
-                    simulated.start(start_of(seed, episode))
+                    simulated.start(start_of(seed, episode, simulated.task))
                     acting.reset(episode)
                     run(simulated, acting, lambda: not simulated.done)
                     outcome = {"success": simulated.success, "score": simulated.score, "stopped": acting.stopped}
@@ -180,4 +183,4 @@ def _simulated(env: str | None, plan: Plan) -> tuple[Any, Any]:
         from specact.lab.rollout.rollout import start_of
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
-    return SimulatedRobot(load_task(env or env_of(plan, None))), start_of
+    return SimulatedRobot(load_task(env or env_of(plan, None), plan.observation)), start_of

@@ -249,7 +249,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
             "line": dict(client.counts),
         }
 
-    return Plan(loaded.env, period_s, fallback.stop_action, lambda robot: policy, note, told)
+    return Plan(loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, told)
 
 
 def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
@@ -305,7 +305,7 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
             journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.client.counts)}
         )
 
-    return Plan(env, period_s, fallback.stop_action, make, lambda tick: None, told)
+    return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, told)
 
 
 def _check_still(fallback: Fallback, units: ActionUnits | None) -> None:

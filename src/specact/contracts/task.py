@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.contracts.expectations import call, expect, outline, same
+from specact.observation import Field
 
 if TYPE_CHECKING:
     from specact.lab.envs.task import Task
@@ -36,11 +37,13 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
         seen, acts = env.observation_space, env.action_space
         expect(isinstance(seen, gym.spaces.Dict), f"observation_space must be a gymnasium Dict, it is {seen}")
         for name, space in seen.spaces.items():
+            text = name == "instruction" and isinstance(space, gym.spaces.Text)
             numbers = isinstance(space, gym.spaces.Box) and space.dtype == np.float32
             frames = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and space.shape[2:] == (3,)
             expect(
-                numbers or frames,
-                f"the observation {name!r} must be a Box, float32 or, for a camera, uint8 [H, W, 3]; it is {space}",
+                numbers or frames or text,
+                f"the observation {name!r} must be a Box, float32 or, for a camera, uint8 [H, W, 3], or Text where it "
+                f"is the instruction; it is {space}",
             )
         expect(
             isinstance(acts, gym.spaces.Box) and acts.dtype == np.float32 and len(acts.shape) == 1,
@@ -52,6 +55,7 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
         expect(same(played, again), f"reset(seed={seed}) and the same actions must give the same episode again")
         expect(same(played, elsewhere), f"seed {seed} and the same actions must give the same episode in a second env")
         _check_functions(task, env, acts, played[0], actions[0])
+        _check_cameras(task)
     finally:
         env.close()
         twin.close()
@@ -98,12 +102,28 @@ def _observed(observation: Any, spaces: Any, where: str) -> dict[str, NDArray[An
     )
     for name, space in spaces.spaces.items():
         value = observation[name]
+        if name == "instruction" and not space.shape:
+            expect(space.contains(value), f"the instruction of {where} must be a text of {space}, got {value!r:.60}")
+            continue
         expect(
             isinstance(value, np.ndarray) and value.dtype == space.dtype and value.shape == space.shape,
             f"the observation {name!r} of {where} must be {space.dtype} {list(space.shape)}, got {outline(value)}",
         )
         expect(bool(np.isfinite(value).all()), f"the observation {name!r} of {where} must be finite, got {value}")
-    return {name: value.copy() for name, value in observation.items()}
+    return {name: np.array(value) for name, value in observation.items()}
+
+
+def _check_cameras(task: Task) -> None:
+    """The spaces of frames that are asked for; none is drawn."""
+    fields = {name: Field((48, 64, 3), "uint8") for name in task.cameras}
+    env = call("make", task.seeing(fields).make, render_mode=None)
+    for name, field in fields.items():
+        space = env.observation_space.spaces.get(name)
+        expect(
+            space is not None and space.dtype == np.uint8 and space.shape == field.shape,
+            f"make(frames={{{name!r}: (48, 64)}}) must give frames uint8 [48, 64, 3], got the space {space}",
+        )
+    env.close()
 
 
 def _check_functions(

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,7 @@ def without_display(script: str, *arguments: str, **variables: str) -> subproces
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo draws without a display")
-@pytest.mark.parametrize("task", ["ball", "kitchen", "relocate", "peg"])
+@pytest.mark.parametrize("task", ["ball", "kitchen", "relocate", "peg", "metaworld"])
 def test_no_display(task: str) -> None:
     done = without_display(DRAW, task)
     assert done.stdout.strip() == f"no display is available for rendering; {ADVICE}", done.stderr
@@ -44,6 +45,21 @@ def test_a_renderer_that_mujoco_cannot_load() -> None:
     assert f"; {ADVICE}, or unset it if nothing is rendered" in done.stdout
 
 
-def test_what_draws_nothing_needs_no_display() -> None:
-    done = without_display("from specact.lab.envs import load_task; print(load_task('ball').make().reset(seed=0)[1])")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MuJoCo draws without a display")
+def test_frames_are_not_recorded_without_a_display(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    words = ["data", "generate", "--env", "metaworld/reach-v3", "--out", out, "--episodes", "1"]
+    done = without_display("from specact.cli.main import main; main()", *words)
+    assert done.returncode == 2
+    assert f"no display is available for rendering; {ADVICE}" in " ".join(done.stderr.split())
+    assert not Path(out).exists()
+    done = without_display("from specact.cli.main import main; main()", *words, "--pixels", "0")
+    assert done.returncode == 0 and "1 episodes" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("task", ["ball", "kitchen", "metaworld"])
+def test_what_draws_nothing_needs_no_display(task: str) -> None:
+    done = without_display(
+        f"from specact.lab.envs import load_task; print(load_task('{task}').make().reset(seed=0)[1])"
+    )
     assert "success" in done.stdout, done.stderr

@@ -60,7 +60,7 @@ def test_a_rollout_is_what_the_policy_does_on_a_robot(pair: ChunkPair, method: s
         policy = SpeculativePolicy(pair, GATES[method].build(pair), seed=SEED, clock=VirtualClock())
         policy.reset(episode)
         env = task.make()
-        observation, info = env.reset(seed=start_of(SEED, episode))
+        observation, info = env.reset(seed=start_of(SEED, episode, task))
         steps, done, transmitted = 0, False, []
         while not done:
             inferring = policy.wants_inference

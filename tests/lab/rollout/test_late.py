@@ -23,7 +23,7 @@ def run(
     bundle: Bundle, method: str = "hybrid", late_for_s: float = inf, **changes: object
 ) -> tuple[Episode, Mapping[str, int], list[np.ndarray]]:
     late, world = pairing(method, bundle, late_for_s=late_for_s, **changes), MovingWorld(TASK)
-    result, counts = run_pair(world, bundle, late, start=start_of(SEED, 0), seed=SEED, episode=0)
+    result, counts = run_pair(world, bundle, late, start=start_of(SEED, 0, TASK), seed=SEED, episode=0)
     assert isinstance(world.env, TapedBall)
     return result, counts, world.env.commands[1:]
 
@@ -78,7 +78,7 @@ def test_what_the_gate_wanted_is_told_apart_from_what_was_sent(ball: Bundle) -> 
     told: list[tuple[bool, bool]] = []
     how = pairing("hybrid", ball, late_for_s=inf, target_s=0.3)
     _, counts = run_pair(
-        MovingWorld(TASK), ball, how, start=start_of(SEED, 0), seed=SEED, episode=0,
+        MovingWorld(TASK), ball, how, start=start_of(SEED, 0, TASK), seed=SEED, episode=0,
         decided=lambda decision, wanted: told.append((decision.transmit, wanted)),
     )  # fmt: skip
     sent, wanted = zip(*told, strict=True)

@@ -49,7 +49,7 @@ def test_a_rollout_is_what_the_policy_does_on_a_robot(method: str) -> None:
         policy = SpeculativePolicy(pair, GATES[method].build(load_pair(SOURCE)), seed=SEED, clock=VirtualClock())
         policy.reset(episode)
         env = task.make()
-        observation, info = env.reset(seed=start_of(SEED, episode))
+        observation, info = env.reset(seed=start_of(SEED, episode, task))
         steps, done, changes = 0, False, []
         while not done:
             inferring = policy.wants_inference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,9 @@ class Episodes:
         action: the action taken on each observation, float32 ``[N, A]``.
         ends: exclusive end index of each episode, int64 ``[E]``, strictly increasing, last one equal to N.
         rate_hz: control rate of the recording; None where the file does not tell.
+        instructions: what each episode was to do, in words, ``E`` of them; None where nobody said.
+        disturbed: the steps at which something else was done than the action says, bool ``[N]``, see
+            :meth:`followed`; None where it was always done.
 
     Raises:
         DataError: if there is no step or no observation, or lengths or types contradict each other.
@@ -36,6 +40,8 @@ class Episodes:
     action: NDArray[np.float32]
     ends: NDArray[np.int64]
     rate_hz: float | None = None
+    instructions: tuple[str, ...] | None = None
+    disturbed: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         seen = {
@@ -63,6 +69,10 @@ class Episodes:
                 f"episode ends must increase strictly and stop at the number of steps {steps}; "
                 f"they start at {ends[0]}, stop at {ends[-1]}, and {int(np.sum(np.diff(ends) <= 0))} do not increase"
             )
+        if self.instructions is not None and len(self.instructions) != len(ends):
+            raise DataError(f"there are {len(self.instructions)} instructions for {len(ends)} episodes")
+        if self.disturbed is not None and self.disturbed.shape != (steps,):
+            raise DataError(f"disturbed has shape {self.disturbed.shape}, expected [{steps}]")
 
     def __len__(self) -> int:
         """Number of episodes."""
@@ -105,6 +115,20 @@ class Episodes:
             raise DataError(f"there are no camera frames {name!r} among the observations {', '.join(self.observation)}")
         return found
 
+    def followed(self, chunk: int) -> NDArray[np.bool_]:
+        """Which actions of the chunk that begins at each step are what follows from those before, bool ``[N, chunk]``.
+
+        An action says what is right where it was recorded. After a disturbance that is not where the chunk's own
+        actions lead, so they are right together only up to the first disturbed step. None counts beyond the episode.
+        """
+        ahead = np.arange(self.steps)[:, None] + np.arange(chunk)
+        there = ahead < np.repeat(self.ends, np.diff(self.ends, prepend=0))[:, None]
+        if self.disturbed is None:
+            return there
+        before = np.concatenate([[0], np.cumsum(self.disturbed)])
+        undisturbed: NDArray[np.bool_] = before[np.minimum(ahead, self.steps)] == before[:-1, None]
+        return there & undisturbed
+
     def with_numbers(self, action: NDArray[np.float32], **numbers: NDArray[np.float32]) -> Episodes:
         """With this action and these numbers in the place of all others; cameras stay as they are."""
         return replace(
@@ -131,6 +155,8 @@ class Episodes:
             },
             action=self.action[rows],
             ends=np.cumsum([len(span) for span in spans]).astype(np.int64),
+            instructions=None if self.instructions is None else tuple(self.instructions[e] for e in episodes),
+            disturbed=None if self.disturbed is None else self.disturbed[rows],
         )
 
     def split(self, held_out: float, seed: int) -> tuple[Episodes, Episodes]:
@@ -151,7 +177,7 @@ class Episodes:
 
 
 def concatenate(parts: list[Episodes]) -> Episodes:
-    """Episodes of several sources, one after the other.
+    """Episodes of several sources, one after the other; with instructions if all have them.
 
     Raises:
         DataError: if they do not have the same observations and actions.
@@ -174,10 +200,14 @@ def concatenate(parts: list[Episodes]) -> Episodes:
         for name in {*first.observation} ^ {*part.observation}:
             raise DataError(f"some of these demonstrations have a {name} and some do not; they cannot be joined")
     action = join("action", [part.action for part in parts])
+    told = [part.instructions for part in parts if part.instructions is not None]
+    disturbed = [np.zeros(part.steps, np.bool_) if part.disturbed is None else part.disturbed for part in parts]
     assert isinstance(action, np.ndarray)
     return replace(
         first,
         observation={name: join(name, [part.observation[name] for part in parts]) for name in first.observation},
         action=action,
         ends=np.concatenate([part.ends + offset for part, offset in zip(parts, offsets, strict=True)]),
+        instructions=tuple(itertools.chain(*told)) if len(told) == len(parts) else None,
+        disturbed=None if all(part.disturbed is None for part in parts) else np.concatenate(disturbed),
     )

@@ -11,6 +11,7 @@ from specact.families.load import AnyPair
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.info import not_finite
 from specact.lab.envs.task import Task
+from specact.observation import Field
 
 _RATE_TOLERANCE = 1e-3  # relative; a rate that is stored as float32 is not the decimal that was meant
 
@@ -78,7 +79,9 @@ def _checked(task: Task, episodes: Episodes, source: str) -> Episodes:
 
     Numbers must be exactly the environment's; a camera of its own may be missing, for policies that do without it.
     """
-    shown, cameras = task.shapes(), episodes.cameras
+    cameras = episodes.cameras
+    # A camera that is drawn where it is asked for has frames of any size.
+    shown = task.seeing({name: Field(episodes.frames(name).shape[1:], "uint8") for name in cameras}).shapes()
     kept = [name for name in episodes.observation if name in shown or name not in cameras]
     found = {"action": episodes.action.shape[1:]}
     found |= {name: episodes.observation[name].shape[1:] for name in sorted(kept)}
@@ -96,7 +99,8 @@ def check_fit(bundle: AnyPair, task: Task) -> None:
     Raises:
         ConfigError: if a shape differs.
     """
-    wanted, seen = task.shapes(), bundle.observation.fields
+    seen = bundle.observation.fields
+    wanted = task.seeing(seen).shapes()
     found = {"action": bundle.units.centre.shape, **{name: field.shape for name, field in seen.items()}}
     if any(wanted.get(name) != shape for name, shape in found.items()):
         raise ConfigError(

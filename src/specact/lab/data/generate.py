@@ -23,7 +23,37 @@ from specact.lab.envs.task import Task
 
 _BURST_EVERY = 20  # mean number of calm steps between two bursts of noise
 _BURST_STEPS = (3, 8)  # shortest and longest burst
-_MOST_TRIES = 10  # episodes tried per episode wanted before giving up
+MOST_TRIES = 10  # episodes tried per episode wanted before giving up
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One episode of an expert.
+
+    Attributes:
+        observations, actions: of its steps.
+        disturbed: whether something else was done at a step than its action says.
+        success: whether it succeeded.
+    """
+
+    observations: list[dict[str, Any]]
+    actions: list[NDArray[np.float32]]
+    disturbed: list[bool]
+    success: bool
+
+    def episode(self, rate_hz: float) -> Episodes:
+        """The same as arrays."""
+        first = self.observations[0]
+        seen = {name: np.stack([each[name] for each in self.observations]) for name in first if name != "instruction"}
+        return Episodes(
+            # Camera frames stay as they are, everything else is a number.
+            {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in seen.items()},
+            np.stack(self.actions).astype(np.float32),
+            np.array([len(self.actions)], np.int64),
+            rate_hz,
+            instructions=(first["instruction"],) if "instruction" in first else None,
+            disturbed=np.array(self.disturbed),
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +76,8 @@ def generate(
 
     With noise, the expert is disturbed as in DART (Laskey et al. 2017): in short bursts the action *executed* is the
     expert's plus a constant offset, while the action *recorded* stays the expert's own. The demonstrations then also
-    show how to recover. Unlike DART the noise is not fitted to a learner's error, and comes in bursts.
+    show how to recover. Unlike DART the noise is not fitted to a learner's error, and comes in bursts. What follows a
+    disturbed step is not what its action leads to, see :meth:`Episodes.followed`.
 
     Args:
         task: a task with an expert.
@@ -59,40 +90,26 @@ def generate(
         ConfigError: if the task has no expert, or a number is out of range.
         DataError: if the expert fails nearly always.
     """
-    if task.expert is None:
-        raise ConfigError(f"task {task.name!r} has no scripted expert; train on recorded demonstrations instead")
-    if episodes < 1 or not 0 <= noise < math.inf:
-        raise ConfigError(f"episodes must be at least 1 and noise at least 0 and finite, got {episodes} and {noise}")
-    if seed < 0:
-        raise ConfigError(f"seed must be at least 0, got {seed}")
+    check_generation(task, episodes, seed, noise)
     env = task.make(render_mode=None)
-    kept: list[tuple[list[dict[str, Any]], list[Any]]] = []
+    kept: list[Demonstration] = []
     tried = 0
     try:
         while len(kept) < episodes:
-            if tried >= _MOST_TRIES * episodes:
+            if tried >= MOST_TRIES * episodes:
                 raise DataError(
                     f"the expert of {task.name!r} succeeded in only {len(kept)} of {tried} episodes; "
                     f"use less noise than {noise}"
                 )
-            steps, success = _episode(task, env, np.random.default_rng([seed, tried]), noise)
+            shown = demonstrate(task, env, np.random.default_rng([seed, tried]), noise, tried)
             tried += 1
-            if success:
-                kept.append(steps)
+            if shown.success:
+                kept.append(shown)
                 if progress is not None:
                     progress(len(kept))
     finally:
         env.close()
-    seen = [observation for observations, _ in kept for observation in observations]
-    arrays = {name: np.stack([observation[name] for observation in seen]) for name in seen[0]}
-    made = Episodes(
-        # Camera frames stay as they are, everything else is a number.
-        {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in arrays.items()},
-        np.concatenate([actions for _, actions in kept]).astype(np.float32),
-        np.cumsum([len(actions) for _, actions in kept]).astype(np.int64),
-        rate_hz=task.rate_hz,
-    )
-    return Generated(made, tried)
+    return Generated(concatenate([shown.episode(task.rate_hz) for shown in kept]), tried)
 
 
 def demonstrations(
@@ -130,13 +147,15 @@ def demonstrations(
 def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
     """Write demonstrations as an .npz with the observations by name, ``action``, ``episode_ends`` and ``rate_hz``.
 
-    Numbers are float32, camera frames uint8, ends int64; a rate that is None is left out. The file appears whole or not
-    at all.
+    Numbers are float32, camera frames uint8, ends int64; a rate that is None is left out, and so is what was disturbed.
+    The file appears whole or not at all.
 
     Raises:
-        DataError: if it cannot be written.
+        DataError: if it cannot be written, or there are instructions.
     """
     path = Path(path)
+    if episodes.instructions is not None:
+        raise DataError("these demonstrations have instructions, which an .npz file does not hold; write a folder")
     fields: dict[str, Any] = {
         **{name: np.asarray(array) for name, array in episodes.observation.items()},
         "action": episodes.action,
@@ -155,16 +174,38 @@ def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
         raise DataError(f"cannot write demonstrations to {str(path)!r}: {error.strerror or error}") from error
 
 
-def _episode(
-    task: Task, env: gym.Env[Any, Any], random: np.random.Generator, noise: float
-) -> tuple[tuple[list[dict[str, Any]], list[Any]], bool]:
-    """One episode: observations and actions of its steps, and whether it succeeded."""
+def check_generation(task: Task, episodes: int, seed: int, noise: float) -> None:
+    """Refuses what :func:`generate` cannot make.
+
+    Raises:
+        ConfigError: if the task has no expert, or a number is out of range.
+    """
+    if task.expert is None:
+        raise ConfigError(f"task {task.name!r} has no scripted expert; train on recorded demonstrations instead")
+    if episodes < 1 or not 0 <= noise < math.inf:
+        raise ConfigError(f"episodes must be at least 1 and noise at least 0 and finite, got {episodes} and {noise}")
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}")
+
+
+def demonstrate(
+    task: Task, env: gym.Env[Any, Any], random: np.random.Generator, noise: float, episode: int
+) -> Demonstration:
+    """One episode of the task's expert.
+
+    Args:
+        task: it has an expert.
+        env: the task's.
+        random: decides the start and everything else.
+        noise: see :func:`generate`.
+        episode: its number; in a suite the tasks take turns.
+    """
     assert task.expert is not None
     env_seed, expert_seed = random.integers(2**31, size=2).tolist()
-    observation, info = env.reset(seed=env_seed)
+    observation, info = env.reset(seed=task.start(env_seed, episode))
     expert = task.expert(expert_seed)
     expert.reset(env)
-    observations, actions = [], []
+    observations, actions, disturbed = [], [], []
     offset: NDArray[np.float64] = np.zeros(env.action_space.shape or ())
     burst = 0  # steps left
     for _ in range(task.max_steps):
@@ -177,7 +218,8 @@ def _episode(
         observations.append(observation)
         actions.append(action)
         executed = np.clip(action + offset, -1.0, 1.0).astype(np.float32) if burst > 0 else action
+        disturbed.append(not np.array_equal(executed, action))
         observation, _, terminated, truncated, info = env.step(executed)
         if terminated or truncated:
             break
-    return (observations, actions), bool(info["success"])
+    return Demonstration(observations, actions, disturbed, bool(info["success"]))

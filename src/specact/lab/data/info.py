@@ -28,6 +28,7 @@ class Description:
         rate_hz: control rate; None where unknown.
         shapes: shape of the actions and of each observation, by its name.
         cameras: names of the observations that are camera frames.
+        instructions: what episodes are to do, each text once.
         length_min, length_median, length_max: steps per episode.
         action_min, action_max: over all finite values of each action dimension ``[A]``; None where there is none.
         action_quantiles: the same for each of :data:`QUANTILES`, by its name (``"0.01"``).
@@ -41,6 +42,7 @@ class Description:
     rate_hz: float | None
     shapes: dict[str, list[int]]
     cameras: list[str]
+    instructions: list[str]
     length_min: int
     length_median: float
     length_max: int
@@ -66,6 +68,7 @@ def describe(episodes: Episodes, source: Path | str) -> Description:
         rate_hz=episodes.rate_hz,
         shapes={name: [int(n) for n in array.shape] for name, array in arrays.items()},
         cameras=list(episodes.cameras),
+        instructions=sorted(set(episodes.instructions or ())),
         length_min=int(lengths.min()),
         length_median=float(np.median(lengths)),
         length_max=int(lengths.max()),

@@ -20,6 +20,8 @@ from specact.lab.data.sources import Recording
 
 SUPPORTED = ("v2.0", "v2.1", "v3.0")
 STATE, ACTION, EPISODE, FRAME, TIME = "observation.state", "action", "episode_index", "frame_index", "timestamp"
+# Ours: whether something else was done at this step than the action says, see Episodes.followed.
+DISTURBED = "disturbed"
 PREFIX = "observation."
 Kind = Literal["numbers", "image", "other"]
 
@@ -28,7 +30,8 @@ def read_lerobot(path: Path) -> Recording:
     """Read ``observation.*`` and ``action``, ordered by episode and frame; the rate is the dataset's ``fps``.
 
     ``observation.X`` is known as ``X``, a camera ``observation.images.front`` as ``image.front``. Camera frames stay on
-    disk, whether they are images in the parquet files or videos.
+    disk, whether they are images in the parquet files or videos. The text of an episode's task is its instruction,
+    where each has exactly one.
 
     Raises:
         DataError: for other versions, damaged or missing files, and counts that contradict the metadata.
@@ -44,7 +47,8 @@ def read_lerobot(path: Path) -> Recording:
     features = info.get("features")
     features = features if isinstance(features, dict) else {}
     videos = {key: each for key, each in features.items() if isinstance(each, dict) and each.get("dtype") == "video"}
-    lengths, files, filmed = _packed(path, info, videos) if version == "v3.0" else _file_per_episode(path, info, videos)
+    listed = _packed if version == "v3.0" else _file_per_episode
+    lengths, files, filmed, tasks = listed(path, info, videos)
     announced = info.get("total_episodes", len(lengths))
     if len(lengths) == 0 or announced != len(lengths):
         raise DataError(
@@ -54,7 +58,8 @@ def read_lerobot(path: Path) -> Recording:
     index = [_columns(path, name, (EPISODE, FRAME, ACTION)) for name in files]
     episode, frame, action = (_join(name, [table[name] for table in index]) for name in (EPISODE, FRAME, ACTION))
     order = _order(episode[:, 0], frame[:, 0], lengths)
-    kinds = _observations(path, files[0])
+    schema = _schema(path, files[0])
+    kinds = {field.name: _kind(field.type) for field in schema if field.name.startswith(PREFIX)}
     # What is neither numbers nor frames, such as text, is left alone.
     columns = [key for key, kind in kinds.items() if kind != "other"]
     keys = [*columns, *(key for key in videos if key.startswith(PREFIX) and key not in columns)]
@@ -73,7 +78,12 @@ def read_lerobot(path: Path) -> Recording:
         found = _join(key, [_columns(path, name, (key,))[key] for name in files])
         return npz.matrix("observations", found[order])
 
-    fps = info.get("fps")
+    fps, disturbed = info.get("fps"), None
+    if DISTURBED in schema.names:
+        found = _join(DISTURBED, [_columns(path, name, (DISTURBED,))[DISTURBED] for name in files])
+        disturbed = found[order, 0].astype(np.bool_)
+    told = [tasks.get(episode) for episode in sorted(lengths)]
+    texts = tuple(each[0] for each in told if isinstance(each, list) and len(each) == 1 and isinstance(each[0], str))
     return Recording(
         names={_known_as(key): key for key in keys},
         keys=tuple(keys),
@@ -81,6 +91,8 @@ def read_lerobot(path: Path) -> Recording:
         action=npz.matrix("actions", action[order]),
         ends=np.cumsum([lengths[episode] for episode in sorted(lengths)]).astype(np.int64),
         rate_hz=None if fps is None else npz.positive_rate(fps),
+        instructions=texts if len(texts) == len(told) else None,
+        disturbed=disturbed,
     )
 
 
@@ -90,28 +102,29 @@ def _known_as(key: str) -> str:
     return ".".join(re.sub(r"\W", "_", part) for part in name.split("."))
 
 
-def _observations(path: Path, name: str) -> dict[str, Kind]:
-    """Of a data file's columns those that are observations, and what each holds."""
+def _schema(path: Path, name: str) -> Any:
+    with _parquet(path, name) as file:
+        return file.schema_arrow
+
+
+def _kind(column: Any) -> Kind:
+    """What a column of this type holds."""
     import pyarrow as pa
 
-    with _parquet(path, name) as file:
-        schema = file.schema_arrow
-
-    def kind_of(column: Any) -> Kind:
-        if pa.types.is_struct(column) and column.get_field_index("bytes") >= 0:
-            return "image"
-        if pa.types.is_list(column) or pa.types.is_large_list(column) or pa.types.is_fixed_size_list(column):
-            column = column.value_type
-        plain = pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_boolean(column)
-        return "numbers" if plain else "other"
-
-    return {field.name: kind_of(field.type) for field in schema if field.name.startswith(PREFIX)}
+    if pa.types.is_struct(column) and column.get_field_index("bytes") >= 0:
+        return "image"
+    if pa.types.is_list(column) or pa.types.is_large_list(column) or pa.types.is_fixed_size_list(column):
+        column = column.value_type
+    plain = pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_boolean(column)
+    return "numbers" if plain else "other"
 
 
-def _file_per_episode(
-    path: Path, info: dict[str, Any], videos: Collection[str]
-) -> tuple[dict[int, int], list[str], dict[str, Films]]:
-    """Length of each episode, the data files, and where the videos are, of v2.x."""
+# Length of each episode, the data files that hold them, where in which video they are, and the texts of their tasks.
+Listed = tuple[dict[int, int], list[str], dict[str, Films], dict[int, Any]]
+
+
+def _file_per_episode(path: Path, info: dict[str, Any], videos: Collection[str]) -> Listed:
+    """What the metadata of v2.x list."""
     name = "meta/episodes.jsonl"
     lines = [_parse(name, line) for line in _text(name, path / name).splitlines() if line.strip()]
     lengths = _lengths(name, [line.get(EPISODE) for line in lines], [line.get("length") for line in lines])
@@ -127,13 +140,12 @@ def _file_per_episode(
     films = {
         key: Films({e: (named("video_path", video, e, video_key=key), 0.0) for e in sorted(lengths)}) for key in videos
     }
-    return lengths, [named("data_path", data, e) for e in sorted(lengths)], films
+    tasks = {line[EPISODE]: line.get("tasks") for line in lines}
+    return lengths, [named("data_path", data, e) for e in sorted(lengths)], films, tasks
 
 
-def _packed(
-    path: Path, info: dict[str, Any], videos: Collection[str]
-) -> tuple[dict[int, int], list[str], dict[str, Films]]:
-    """Length of each episode, the data files that hold them, and where in which video they are, of v3.0."""
+def _packed(path: Path, info: dict[str, Any], videos: Collection[str]) -> Listed:
+    """What the metadata of v3.0 list."""
     filmed = ("chunk_index", "file_index", "from_timestamp")
     wanted = (
         EPISODE, "length", "data/chunk_index", "data/file_index",
@@ -158,7 +170,13 @@ def _packed(
         films[key] = Films(
             {episode: (named("video_path", video, c, f, video_key=key), start) for episode, c, f, start in places}
         )
-    return lengths, [named("data_path", data, c, f) for c, f in files], films
+    tasks: dict[int, Any] = {}
+    for name, table in zip(names, tables, strict=True):
+        with _parquet(path, name) as file:
+            if "tasks" in file.schema_arrow.names:
+                texts = file.read(columns=["tasks"]).column("tasks").to_pylist()
+                tasks |= dict(zip(table[EPISODE][:, 0].tolist(), texts, strict=True))
+    return lengths, [named("data_path", data, c, f) for c, f in files], films, tasks
 
 
 def _lengths(name: str, index: list[Any], length: list[Any]) -> dict[int, int]:

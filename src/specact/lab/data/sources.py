@@ -54,7 +54,7 @@ class Recording:
         names: the name that an observation is known by, and the dataset's own name of it.
         keys: the dataset's own names of everything that can be loaded.
         load: gives the array of one of these keys; camera frames are not read.
-        action, ends, rate_hz: see :class:`~specact.lab.data.episodes.Episodes`.
+        action, ends, rate_hz, instructions, disturbed: see :class:`~specact.lab.data.episodes.Episodes`.
     """
 
     names: Mapping[str, str]
@@ -63,6 +63,8 @@ class Recording:
     action: NDArray[np.float32]
     ends: NDArray[np.int64]
     rate_hz: float | None
+    instructions: tuple[str, ...] | None = None
+    disturbed: NDArray[np.bool_] | None = None
 
     def episodes(self, sources: Sources) -> Episodes:
         """The observations that are asked for; without any request, all under the names they are known by.
@@ -78,7 +80,7 @@ class Recording:
                 "array is which, or rename one"
             )
         seen = {name: self._observation(name, source) for name, source in wanted.items()}
-        return Episodes(seen, self.action, self.ends, self.rate_hz)
+        return Episodes(seen, self.action, self.ends, self.rate_hz, self.instructions, self.disturbed)
 
     def _observation(self, name: str, source: Source) -> Observed:
         key = source.key if source.key in self.keys else self.names.get(source.key)

@@ -12,6 +12,7 @@ from specact.plugins import is_plugin, load_object
 
 if TYPE_CHECKING:
     from specact.lab.envs.task import Task
+    from specact.observation import ObservationSpec
 
 # Modules are imported only when asked for: each needs a simulator of its own.
 TASKS = {
@@ -22,18 +23,32 @@ TASKS = {
     "pusht-camera": "specact.lab.envs.pusht_camera",
     "kitchen": "specact.lab.envs.kitchen",
     "relocate": "specact.lab.envs.adroit",
-    "peg": "specact.lab.envs.metaworld",
+    "peg": "specact.lab.envs.peg",
+    "metaworld": "specact.lab.envs.metaworld",
 }
 
 
-def load_task(name: str) -> Task:
+def load_task(name: str, sees: ObservationSpec | None = None) -> Task:
     """The task of this name: a built-in one, or ``MODULE:TASK``, an instance of :class:`~specact.lab.envs.task.Task`.
+
+    Args:
+        name: of a task; ``NAME/TASK`` for one task of a suite.
+        sees: what is looked at there; None for what the environment shows anyway, see
+            :meth:`~specact.lab.envs.task.Task.seeing`.
 
     Raises:
         ConfigError: if there is none, or it cannot be imported.
         MissingExtraError: if its simulator is not installed.
         RenderError: if MUJOCO_GL names a renderer that MuJoCo cannot load.
     """
+    suite, _, part = name.partition("/")
+    task = _load(suite)
+    if part:
+        task = task.only(part)
+    return task if sees is None else task.seeing(sees.fields)
+
+
+def _load(name: str) -> Task:
     if name not in TASKS and not is_plugin(name):
         raise unknown_name("environment", name, TASKS, plugins=True)
     try:

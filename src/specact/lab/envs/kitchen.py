@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import farama_notifications  # type: ignore[import-untyped, unused-ignore]
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
+from specact.lab.envs.cameras import Cameras, Sizes, free_camera
 from specact.lab.envs.drawing import drawing
 from specact.lab.envs.task import Task
 
@@ -35,6 +37,8 @@ ROBOT = 9
 RAW_WIDTH = 59  # robot positions 9 and velocities 9, objects' positions 21 and velocities 20
 WIDTH = 30
 BOUND = 100.0  # [rad or m] far outside anything reachable; finite, so that the spaces can be checked and sampled
+# The view of FrankaKitchen-v1's own pictures.
+CAMERAS = {"image.scene": free_camera((-0.2, 0.5, 2.0), distance=2.2, azimuth=70.0, elevation=-35.0)}
 # In the order in which the demonstrations number them.
 SUBTASKS = (
     "microwave", "kettle", "slide cabinet", "light switch", "top burner", "bottom burner", "hinge cabinet",
@@ -128,31 +132,36 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
     """FrankaKitchen-v1 asking for a chain of four of its seven subtasks.
 
     Observation: ``state`` float32 ``[30]``, see :func:`observe`, and ``goal`` float32 ``[7]``, the present subtask
-    one-hot. **The goal is an oracle planner's**: it goes to the next subtask of the chain at the very step at which
-    the simulator's completion test holds. A subtask of the chain that is completed before its turn counts and is
-    skipped; one that is undone later stays counted.
+    one-hot; and where it is asked for ``image.scene``, uint8 ``[H, W, 3]``. **The goal is an oracle planner's**: it
+    goes to the next subtask of the chain at the very step at which the simulator's completion test holds. A subtask of
+    the chain that is completed before its turn counts and is skipped; one that is undone later stays counted.
     Action: float32 ``[9]`` in [-1, 1], joint velocities as FrankaKitchen-v1 scales them.
     Reward: number of subtasks of the chain completed by this step. ``info``: ``score`` subtasks of the chain completed
     so far (0..4), ``success`` all of them, ``chain`` their numbers. Terminates on success; truncated after 560 steps
     (45 s).
+
+    Args:
+        render_mode: None or ``rgb_array``.
+        frames: height and width of the frames of each camera that is looked through.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 12}  # type: ignore[misc]
 
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
+    def __init__(self, render_mode: str | None = None, frames: Sizes = MappingProxyType({})) -> None:
+        self.render_mode, self._frames = render_mode, frames
         kinds = len(SUBTASKS)
         self.observation_space = gym.spaces.Dict(
             {
                 "state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32),
                 "goal": gym.spaces.Box(0.0, 1.0, (kinds,), np.float32),
+                **{name: gym.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in frames.items()},
             }
         )
         self.action_space = gym.spaces.Box(-1.0, 1.0, (ROBOT,), np.float32)
         self._sim = _franka.KitchenEnv(
             terminate_on_tasks_completed=False, remove_task_when_completed=False, render_mode=render_mode
         )
-        _render_fast(self._sim.model)
+        self._cameras = Cameras(self._sim.model, CAMERAS)
         self._chain: tuple[int, ...] = tuple(range(CHAIN))
         self._done = np.zeros(kinds, dtype=np.bool_)
         self._steps = 0
@@ -161,7 +170,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start with a random chain (uniform over ordered choices), or with ``options={"chain": [numbers]}``."""
         super().reset(seed=seed)
         drawn = self.np_random.permutation(len(SUBTASKS))[:CHAIN]
@@ -174,9 +183,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         observation, _ = self._sim.reset(seed=seed)
         return self._observe(observation), self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
         """Act for 0.08 s."""
         before = self._score()
         observation, *_ = self._sim.step(np.asarray(action, dtype=np.float64))
@@ -198,13 +205,15 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return frame
 
     def close(self) -> None:
+        self._cameras.close()
         self._sim.close()
 
-    def _observe(self, observation: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    def _observe(self, observation: dict[str, Any]) -> dict[str, NDArray[Any]]:
         self.raw = observation["observation"]
         # The true positions, as the simulator tests them; those in the observation carry noise.
         self._done |= completed(self._sim.data.qpos[ROBOT:])
-        return {"state": observe(self.raw), "goal": one_hot(current(self._chain, self._done))}
+        seen = self._cameras.look(self._sim.data, self._frames)
+        return {"state": observe(self.raw), "goal": one_hot(current(self._chain, self._done)), **seen}
 
     def _score(self) -> int:
         return int(self._done[list(self._chain)].sum())
@@ -212,13 +221,6 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
     def _info(self) -> dict[str, Any]:
         score = self._score()
         return {"score": float(score), "success": score == CHAIN, "chain": self._chain}
-
-
-def _render_fast(model: Any) -> None:
-    # At the default quality software rendering manages less than two frames a second. Read when a renderer is made.
-    model.vis.quality.shadowsize = 0
-    model.vis.quality.offsamples = 0
-    model.mat_reflectance[:] = 0.0
 
 
 TASK = Task(
@@ -229,4 +231,5 @@ TASK = Task(
     score="subtasks of the chain completed so far, 0 to 4; the chain is advanced by an oracle",
     features=features,
     hold=np.zeros_like,
+    cameras=tuple(CAMERAS),
 )

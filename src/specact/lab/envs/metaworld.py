@@ -1,189 +1,238 @@
-"""Meta-World's ``peg-insert-side-v3``: a robot arm picks up a peg and pushes it sideways into a hole (Yu et al. 2019).
+"""Meta-World's MT10 through two cameras: ten tasks of one robot arm, told apart by an instruction (Yu et al. 2019).
 
-Peg and box stand somewhere else in every episode. MT1 draws 50 such starts and keeps them; here every episode's seed
-draws its own, uniformly from the same range, so that nothing can be learnt by heart.
+``metaworld`` is the suite, ``metaworld/reach-v3`` one of its tasks. An episode's task follows from its seed; seeds that
+count up go through the tasks in turn. Objects and goals stand somewhere else in every episode. Policies see the arm's
+own state, cameras and an instruction; where objects and goals are they have to see. A goal is marked in the picture
+(two pixels wide in a frame of 64 pixels), where Meta-World marks it.
 """
 
 from __future__ import annotations
 
-import pickle
+import string
 import warnings
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import gymnasium as gym
+import metaworld.policies as scripts
 import numpy as np
-from metaworld.envs import SawyerPegInsertionSideEnvV3
-from metaworld.policies import SawyerPegInsertionSideV3Policy
-from metaworld.types import Task as Variant
-from numpy.typing import ArrayLike, NDArray
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from numpy.typing import NDArray
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.envs.drawing import drawing
+from specact.lab.envs.cameras import Camera, Cameras, Sizes
 from specact.lab.envs.task import Task
 
-MAX_STEPS = 500
-RATE_HZ = 80.0
-RAW_WIDTH = 39  # the present observation (18), the one before (18), the goal (3)
-WIDTH = 7
-GOAL = 3
+RATE_HZ = 20.0
+REPEAT = 4  # of an action, at Meta-World's own 80 Hz
+MAX_STEPS = 100
+WIDTH = 4
 ACTIONS = 4
 BOUND = 10.0  # [m] far outside anything reachable; finite, so that the spaces can be checked and sampled
-# Where the peg and the box can stand, x, y, z of each [m]: what Meta-World itself draws from.
-START_LOW = np.array([0.0, 0.5, 0.02, -0.35, 0.4, -0.001])
-START_HIGH = np.array([0.2, 0.7, 0.02, -0.25, 0.7, 0.001])
+SCENE_PX = 480
+INSTRUCTIONS = {
+    "reach-v3": "reach the goal",
+    "push-v3": "push the puck to the goal",
+    "pick-place-v3": "pick up the puck and hold it at the goal",
+    "door-open-v3": "open the door",
+    "drawer-open-v3": "open the drawer",
+    "drawer-close-v3": "close the drawer",
+    "button-press-topdown-v3": "press the button from above",
+    "peg-insert-side-v3": "put the peg into the hole",
+    "window-open-v3": "open the window",
+    "window-close-v3": "close the window",
+}
+CAMERAS = {
+    "image.corner2": Camera("corner2", turned=True),
+    "image.gripper": Camera("gripperPOV"),  # at the gripper, and moves with it
+}
+_EXPERTS: dict[str, type[Any]] = {
+    "reach-v3": scripts.SawyerReachV3Policy,
+    "push-v3": scripts.SawyerPushV3Policy,
+    "pick-place-v3": scripts.SawyerPickPlaceV3Policy,
+    "door-open-v3": scripts.SawyerDoorOpenV3Policy,
+    "drawer-open-v3": scripts.SawyerDrawerOpenV3Policy,
+    "drawer-close-v3": scripts.SawyerDrawerCloseV3Policy,
+    "button-press-topdown-v3": scripts.SawyerButtonPressTopdownV3Policy,
+    "peg-insert-side-v3": scripts.SawyerPegInsertionSideV3Policy,
+    "window-open-v3": scripts.SawyerWindowOpenV3Policy,
+    "window-close-v3": scripts.SawyerWindowCloseV3Policy,
+}
 
 
-def observe(raw: ArrayLike) -> NDArray[np.float32]:
-    """The observation ``state``: hand (3, m), opening of the gripper (0..1), peg (3, m); float32 ``[..., 7]``.
+def observe(raw: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The observation ``state``: hand (3, m) and opening of the gripper (0..1), float32 ``[4]``.
 
-    From the simulator's ``[..., 39]``. Left out are the peg's orientation, which is constant (it is too inert to turn),
-    and the previous observation: with it a policy copies its own last motion.
+    From the simulator's ``[39]``, which also tells where objects and goal are.
     """
-    return np.asarray(np.clip(np.asarray(raw)[..., :WIDTH], -BOUND, BOUND), dtype=np.float32)
-
-
-def hole(raw: ArrayLike) -> NDArray[np.float32]:
-    """The observation ``goal``: where the peg's head has to go [m], float32 ``[..., 3]``."""
-    return np.asarray(np.asarray(raw)[..., -GOAL:], dtype=np.float32)
+    return np.asarray(np.clip(raw[:WIDTH], -BOUND, BOUND), dtype=np.float32)
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Demonstrations in the environment's terms; those of the scripted expert are in them already.
-
-    Args:
-        episodes: ``state`` ``[N, 39]`` the simulator's observation with a visible goal, ``action`` ``[N, 4]``; or
-            ``state`` ``[N, 7]`` and ``goal`` ``[N, 3]`` as the environment gives them.
+    """Demonstrations in the environment's terms; those of the scripted experts are in them already.
 
     Raises:
-        DataError: if the widths are others, or the goal is hidden.
+        DataError: if the widths are others.
     """
-    state, actions = episodes.numbers("state"), episodes.action.shape[1]
-    width = state.shape[1]
-    goal = episodes.numbers("goal").shape[1] if "goal" in episodes.observation else None
-    if actions != ACTIONS or (width, goal) not in ((RAW_WIDTH, None), (WIDTH, GOAL)):
+    widths = episodes.numbers("state").shape[1], episodes.action.shape[1]
+    if widths != (WIDTH, ACTIONS):
         raise DataError(
-            f"peg demonstrations have action width {ACTIONS} and state width {RAW_WIDTH} (Meta-World's observation; no "
-            f"goal beside it), got {actions} and {width}; pass the environment's own observation"
+            f"metaworld demonstrations have state width {WIDTH} (hand and gripper) and action width {ACTIONS} at "
+            f"{RATE_HZ:g} Hz, got {widths[0]} and {widths[1]}; make them with specact data generate --env metaworld"
         )
-    action = np.clip(episodes.action, -1.0, 1.0).astype(np.float32)
-    if width == WIDTH:
-        return episodes.with_numbers(action, state=state, goal=episodes.numbers("goal"))
-    if not state[:, -GOAL:].any(axis=1).all():
-        raise DataError(
-            "the goal in these peg demonstrations, the last three numbers of an observation, is hidden (zero); record "
-            "them with a visible goal, as in Meta-World's MT1"
-        )
-    return episodes.with_numbers(action, state=observe(state), goal=hole(state))
+    return episodes
 
 
-class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
-    """Meta-World's peg-insert-side-v3 with a visible goal.
+class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
+    """Tasks of Meta-World at 20 Hz.
 
-    Observation: ``state`` float32 ``[7]``, see :func:`observe`, and ``goal`` float32 ``[3]``, see :func:`hole`; it is
-    constant over an episode. **The goal is given**, as in MT1: a robot would have to find the hole.
-    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in cm, and its effort (positive closes).
-    Reward: 1 on the step that succeeds, else 0. ``info``: ``success`` whether the peg's head came within 0.07 of the
-    hole, in Meta-World's own measure (y and z count twice, so 7 cm along the hole and 3.5 cm across); ``score`` the
-    largest share so far of its way from the start to the hole in the same measure, 0..1. Terminates on success;
-    truncated after 500 steps (6.25 s).
+    Observation: ``state`` float32 ``[4]``, see :func:`observe`; ``instruction``, a sentence; and the cameras that are
+    asked for, uint8 ``[H, W, 3]``: ``image.corner2``, which is fixed, and ``image.gripper``, which moves.
+    Action: float32 ``[4]`` in [-1, 1], the gripper's displacement in units of 4 cm, and its effort (positive closes);
+    each is held for four steps of Meta-World's.
+    Reward: 1 on the step that succeeds, else 0. ``info``: ``success``, Meta-World's own, at any step so far; ``score``,
+    the same as a number; ``task``, its name. Terminates on success; truncated after 100 steps (5 s).
+
+    A simulator is built when its task first comes up, and kept: about 30 MB, and 40 MB more once a camera is looked
+    through.
+
+    Args:
+        render_mode: None or ``rgb_array``.
+        frames: height and width of the frames of each camera that is looked through.
+        tasks: names of tasks; a seed's is the one at its remainder.
+
+    Attributes:
+        task: name of the present one.
+        raw: the simulator's observation ``[39]`` with objects and goal, which the experts act on.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
-    def __init__(self, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        frames: Sizes = MappingProxyType({}),
+        tasks: Sequence[str] = tuple(INSTRUCTIONS),
+    ) -> None:
         self.render_mode = render_mode
+        self._frames, self._tasks = frames, tasks
         self.observation_space = gym.spaces.Dict(
             {
                 "state": gym.spaces.Box(-BOUND, BOUND, (WIDTH,), np.float32),
-                "goal": gym.spaces.Box(-BOUND, BOUND, (GOAL,), np.float32),
+                "instruction": gym.spaces.Text(64, charset=string.ascii_lowercase + " "),
+                **{name: gym.spaces.Box(0, 255, (*size, 3), np.uint8) for name, size in frames.items()},
             }
         )
         self.action_space = gym.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
-        simulator: Any = SawyerPegInsertionSideEnvV3  # only half of it has type hints
-        self._sim = simulator(render_mode=render_mode, camera_name="corner2")
-        self._steps, self._score, self._success, self._start = 0, 0.0, False, 1.0
-        self.raw: NDArray[np.float64] = np.zeros(RAW_WIDTH)
-        """The simulator's observation ``[39]``, as recorded in demonstrations."""
+        self._simulators: dict[str, tuple[Any, Cameras]] = {}
+        self.task, self._steps, self._success = tasks[0], 0, False
+        self.raw: NDArray[np.float64] = np.zeros(39)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Peg and box at random, or where ``options={"start": [x, y, z, x, y, z]}`` [m] says; the arm starts alike."""
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begins an episode: the seed says of which task, and where objects and goal are; the arm starts alike."""
         super().reset(seed=seed)
-        start = self.np_random.uniform(START_LOW, START_HIGH)
-        start = np.asarray((options or {}).get("start", start), dtype=np.float64)
-        # Meta-World's own way in. Its reset ignores seeds: what varies is all in these six numbers.
-        variant = {"env_cls": type(self._sim), "rand_vec": start, "partially_observable": False}
-        self._sim.set_task(Variant("peg-insert-side-v3", pickle.dumps(variant)))
+        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+        self.task = self._tasks[drawn % len(self._tasks)]
+        if self.task not in self._simulators:
+            simulator = _simulator(self.task)
+            self._simulators[self.task] = simulator, Cameras(simulator.model, CAMERAS)
+        self._sim, self._cameras = self._simulators[self.task]
+        self._sim.seed(drawn)  # its reset ignores seeds
         self.raw, _ = self._sim.reset()
-        self._steps, self._score, self._success = 0, 0.0, False
-        self._start = self._distance()
+        self._steps, self._success = 0, False
         return self._observation(), self._info()
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
-        """Act for 12.5 ms."""
-        self.raw, _, _, _, info = self._sim.step(np.clip(action, -1.0, 1.0))
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Act for 50 ms, or until success."""
+        for _ in range(REPEAT):
+            self.raw, _, _, _, info = self._sim.step(np.clip(action, -1.0, 1.0))
+            self._success = self._success or bool(info["success"])
+            if self._success:
+                break
         self._steps += 1
-        self._success = self._success or bool(info["success"])
-        self._score = max(self._score, 1.0 - self._distance() / self._start)
-        reward = float(info["success"])
-        return self._observation(), reward, self._success, self._steps >= MAX_STEPS, self._info()
+        return self._observation(), float(self._success), self._success, self._steps >= MAX_STEPS, self._info()
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
+        """The scene as ``image.corner2`` sees it, uint8 ``[480, 480, 3]``; None without a render mode.
 
         Raises:
             RenderError: if this machine cannot draw.
         """
         if self.render_mode is None:
             return None
-        with drawing():
-            frame: NDArray[np.uint8] = self._sim.render()
-        return frame
+        return self._cameras.look(self._sim.data, {"image.corner2": (SCENE_PX, SCENE_PX)})["image.corner2"]
 
     def close(self) -> None:
-        self._sim.close()
+        for simulator, cameras in self._simulators.values():
+            cameras.close()
+            simulator.close()
 
-    def _distance(self) -> float:
-        """From the peg's head to the hole as Meta-World measures it: y and z count twice."""
-        away = self._sim.data.site("pegHead").xpos - self._sim.data.site("goal").xpos
-        return float(np.linalg.norm(away * [1.0, 2.0, 2.0]))
-
-    def _observation(self) -> dict[str, NDArray[np.float32]]:
-        return {"state": observe(self.raw), "goal": hole(self.raw)}
+    def _observation(self) -> dict[str, Any]:
+        seen = self._cameras.look(self._sim.data, self._frames)
+        return {"state": observe(self.raw), "instruction": INSTRUCTIONS[self.task], **seen}
 
     def _info(self) -> dict[str, Any]:
-        return {"score": self._score, "success": self._success}
+        return {"score": float(self._success), "success": self._success, "task": self.task}
 
 
-class PegExpert:
-    """Meta-World's own scripted policy: over the peg, down, grasp, up before the hole, in. It has no mode to choose."""
+def _simulator(task: str) -> Any:
+    """Meta-World's environment of this task, with a goal of its own for every seed, which its observation tells."""
+    simulator: Any = ALL_V3_ENVIRONMENTS[task]()
+    simulator._set_task_called = True
+    simulator._freeze_rand_vec, simulator.seeded_rand_vec = False, True
+    # The goal is hidden at first, and steps cut it to the bounds that were worked out (and kept) then: to zeros.
+    simulator._partially_observable = False
+    simulator.__dict__.pop("sawyer_observation_space", None)
+    return simulator
+
+
+def scripted(policy: Any, raw: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The action of one of Meta-World's scripted policies, float32 ``[4]`` in [-1, 1]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it announces every action that will be cut
+        return np.asarray(np.clip(policy.get_action(raw), -1.0, 1.0), dtype=np.float32)
+
+
+def hold(last: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The action after which the arm stays where it is, and keeps its grip."""
+    return np.append(np.zeros_like(last[:3]), last[3:])
+
+
+class Expert:
+    """Meta-World's own scripted policies, one for each task. They see objects and goal, and have no mode to choose."""
 
     def __init__(self, seed: int) -> None:
-        self._policy = SawyerPegInsertionSideV3Policy()
+        self._policies = {task: policy() for task, policy in _EXPERTS.items()}
 
     def reset(self, env: gym.Env[Any, Any]) -> None:
-        """Nothing to forget: what it does depends on the present observation only."""
+        """Nothing to forget: what they do depends on the present observation only."""
 
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
         """The action for the environment's present state, float32 ``[4]`` in [-1, 1]."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it announces every action that will be cut
-            action = self._policy.get_action(cast(PegInsertSide, env.unwrapped).raw)
-        return np.clip(action, -1.0, 1.0).astype(np.float32)
+        world = cast(MetaWorld, env.unwrapped)
+        return scripted(self._policies[world.task], world.raw)
+
+
+def effector(env: gym.Env[Any, Any]) -> NDArray[np.float64]:
+    """Where the hand is ``[3]`` [m]."""
+    return cast(MetaWorld, env.unwrapped).raw[:3].copy()
 
 
 TASK = Task(
-    name="peg",
-    make=PegInsertSide,
+    name="metaworld",
+    make=MetaWorld,
     rate_hz=RATE_HZ,
     max_steps=MAX_STEPS,
-    score="largest share of the peg's way to the hole so far, 0 to 1; success within 7 cm along and 3.5 cm across",
+    score="success",
     features=features,
-    expert=PegExpert,
-    hold=lambda last: np.append(np.zeros_like(last[:3]), last[3:]),  # stays, and keeps its grip
+    expert=Expert,
+    hold=hold,
     still=("hold",),
+    effector=effector,
+    cameras=tuple(CAMERAS),
+    tasks=tuple(INSTRUCTIONS),
 )

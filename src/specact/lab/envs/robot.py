@@ -17,13 +17,14 @@ class SimulatedRobot:
         task: the environment.
 
     Attributes:
+        task: as given.
         done: whether the episode is over; True before the first :meth:`start`.
         success, score: of the episode so far.
         roll_forward: the task's model of the robot, or None.
     """
 
     def __init__(self, task: Task) -> None:
-        self._task, self._env = task, task.make()
+        self.task, self._env = task, task.make()
         self._observation: Any = None
         self.roll_forward = task.roll_forward
         self.done, self.success, self.score = True, False, 0.0
@@ -40,7 +41,7 @@ class SimulatedRobot:
     def act(self, action: NDArray[np.float32]) -> None:
         self._observation, _, terminated, truncated, info = self._env.step(action)
         self._steps += 1
-        self.done = terminated or truncated or self._steps >= self._task.max_steps
+        self.done = terminated or truncated or self._steps >= self.task.max_steps
         self._take(info)
 
     def stop(self) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from specact.errors import unknown_name
 from specact.lab.data.episodes import Episodes
+from specact.observation import Field
 
 Seen = Mapping[str, NDArray[np.float32]]
 # What a robot does while it has no action to play, see :class:`specact.lab.envs.moving.MovingWorld`.
@@ -22,14 +25,17 @@ class Task:
     """An environment with everything evaluation and training need to know of it.
 
     The environment's observation is a dict: float32 arrays, such as ``state`` ``[O]`` and, for goal-conditioned tasks,
-    ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera. Its actions are a float32 :class:`gymnasium.spaces.Box` ``[A]``.
+    ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera; and ``instruction``, a text, where there is one. Its actions are
+    a float32 :class:`gymnasium.spaces.Box` ``[A]``.
     The ``info`` of every ``reset`` and ``step`` holds ``success`` (bool: reached at any time so far) and ``score``
-    (float: the best so far).
+    (float: the best so far); in a suite also ``task``, the name of the present one.
 
     Attributes:
         name: the name used on the command line.
         make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``, and where ``pace`` is
-            said, keyword ``pace`` is how fast the world changes by itself, >= 0.
+            said, keyword ``pace`` is how fast the world changes by itself, >= 0. Where there are ``cameras``, keyword
+            ``frames`` is height and width by name of those that are looked through; where there are ``tasks``, keyword
+            ``tasks`` is those that come up.
         rate_hz: control rate [Hz].
         max_steps: control steps after which an episode is truncated.
         score: what ``info["score"]`` measures, in words.
@@ -48,6 +54,8 @@ class Task:
             where there is no such model.
         scenes: observations of random scenes ``[number, ...]`` by name, for image encoders to learn from:
             ``scenes(number, rng)``. None where nobody has written it.
+        cameras: names of the observations that are drawn only where they are asked for, see :meth:`seeing`.
+        tasks: of a suite, by name. The environment's seed decides which comes up: the one at its remainder.
     """
 
     name: str
@@ -63,6 +71,30 @@ class Task:
     effector: Callable[[gym.Env[Any, Any]], NDArray[np.float64]] | None = None
     roll_forward: Callable[[Seen, NDArray[np.float32]], dict[str, NDArray[np.float32]]] | None = None
     scenes: Callable[[int, np.random.Generator], dict[str, NDArray[Any]]] | None = None
+    cameras: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+
+    def seeing(self, fields: Mapping[str, Field]) -> Task:
+        """The same, looked at through those of its :attr:`cameras` that are among these fields, in their size.
+
+        Drawing takes longer than physics, so an environment draws what somebody looks at, and nothing else.
+        """
+        frames = {name: fields[name].shape[:2] for name in self.cameras if name in fields}
+        return replace(self, make=partial(self.make, frames=frames)) if frames else self
+
+    def only(self, name: str) -> Task:
+        """One task of the suite.
+
+        Raises:
+            ConfigError: if there is none of this name.
+        """
+        if name not in self.tasks:
+            raise unknown_name(f"task of {self.name}", name, self.tasks)
+        return replace(self, name=f"{self.name}/{name}", make=partial(self.make, tasks=(name,)), tasks=())
+
+    def start(self, drawn: int, episode: int) -> int:
+        """The environment's seed for an episode: the one drawn; in a suite the next at which it is the task's turn."""
+        return drawn + (episode - drawn) % len(self.tasks) if self.tasks else drawn
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of an ``action`` and of every observation, by name: ``(n,)`` for numbers, ``(H, W, 3)`` for a camera."""

@@ -187,7 +187,8 @@ class _Take:
 
 def _take(order: _Order, method: str) -> _Take:
     what = order.manifest["evaluation"]
-    pair, task = load_pair(what["bundle"], draft=what["draft"], target=what["target"]), load_task(what["env"])
+    pair = load_pair(what["bundle"], draft=what["draft"], target=what["target"])
+    task = load_task(what["env"], pair.observation)
     family = rollout_of(pair, load_method(method), what["offset"])
     env = task.make(render_mode="rgb_array")
     robot = Robot(_shard(order, method, pair), pair, family, env, order.episode)

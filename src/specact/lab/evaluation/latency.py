@@ -132,13 +132,13 @@ def measure_latency(
 
 def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
     """What the robot sees whenever it infers, on episodes that the target drives."""
-    task, spec = load_task(env_of(pair, None)), pair.spec
+    task, spec = load_task(env_of(pair, None), pair.observation), pair.spec
     env = task.make()
     policy = SpeculativePolicy(pair, Always(), seed=seed)
     episode = 0
     while True:
         policy.reset(episode)
-        observation, _ = env.reset(seed=start_of(seed, episode))
+        observation, _ = env.reset(seed=start_of(seed, episode, task))
         for step in range(task.max_steps):
             if step % spec.execute == 0:
                 yield episode, observation

@@ -30,6 +30,7 @@ def method_metrics(
 
     Returns:
         ``success`` ``{n, k, rate, low, high}``; ``success_at`` the same for each of those scores, by its text;
+        ``tasks``, of a suite, the same for each of its tasks;
         ``score`` ``{mean, low, high}``; ``inferences``;
         ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
         if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
@@ -46,6 +47,9 @@ def method_metrics(
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
+    # Tables of runs that are older than suites have no such column.
+    tasks = outcomes.get("task", np.array([""]))
+    of_tasks = {str(task): _share(outcomes["success"][tasks == task]) for task in np.unique(tasks) if task}
     score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
     sent = steps["transmitted"]
     inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
@@ -53,6 +57,7 @@ def method_metrics(
     return {
         "success": _share(outcomes["success"]),
         **({"success_at": at} if at else {}),
+        **({"tasks": of_tasks} if of_tasks else {}),
         "score": {"mean": score.mean, "low": score.low, "high": score.high},
         "control_steps": actions,
         **step_metrics(steps, sends=sends),

@@ -79,6 +79,7 @@ class Pool:
 def _prepare_worker() -> None:
     """Each worker is one of several: its libraries must not start a thread per core. It ends with its parent."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["LP_NUM_THREADS"] = "0"  # of Mesa, which draws by software
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

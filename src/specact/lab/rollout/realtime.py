@@ -70,7 +70,8 @@ class RealTime:
             yield shard, self._run(shard)
 
     def _run(self, shard: Shard) -> Result:
-        pair, task = load_pair(shard.bundle, draft=shard.named[0], target=shard.named[1]), load_task(shard.env)
+        pair = load_pair(shard.bundle, draft=shard.named[0], target=shard.named[1])
+        task = load_task(shard.env, pair.observation)
         method, gate = load_method(shard.method), shard.gate.build(pair)
         family = rollout_of(pair, method, shard.offset)
         policy = SpeculativePolicy(
@@ -84,7 +85,7 @@ class RealTime:
         audit, outcomes, env = family.audit(shard.seed, learning=False), [], task.make()
         for episode in shard.episodes:
             policy.reset(episode)
-            observation, info = env.reset(seed=start_of(shard.seed, episode))
+            observation, info = env.reset(seed=start_of(shard.seed, episode, task))
             steps, latency_s, done = 0, 0.0, False
             while not done:
                 inferring = policy.wants_inference
@@ -98,7 +99,8 @@ class RealTime:
                 observation, _, terminated, truncated, info = env.step(action)
                 steps += 1
                 done = terminated or truncated or steps >= task.max_steps
-            outcomes.append(Outcome(episode, bool(info["success"]), float(info["score"]), steps, latency_s))
+            success, score = bool(info["success"]), float(info["score"])
+            outcomes.append(Outcome(episode, success, score, steps, latency_s, info.get("task", "")))
         env.close()
         return outcomes, audit.table()
 

@@ -15,12 +15,13 @@ from specact.families.load import AnyPair, load_pair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
+from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.links.link import load_link
-from specact.observation import Window
+from specact.observation import ObservationSpec, Window
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.verification import LocalTarget, Target
@@ -82,6 +83,7 @@ class Outcome:
         score: the best score reached, see :class:`~specact.lab.envs.task.Task`.
         steps: control steps.
         latency_s: accounted time spent on choosing actions.
+        task: which task of a suite it was; empty elsewhere.
     """
 
     episode: int
@@ -89,6 +91,7 @@ class Outcome:
     score: float
     steps: int
     latency_s: float
+    task: str = ""
 
 
 class Robot:
@@ -120,7 +123,7 @@ class Robot:
             clock=self.clock,
         )
         self.policy.reset(episode)
-        self.observation, self.info = env.reset(seed=start_of(shard.seed, episode))
+        self.observation, self.info = env.reset(seed=start_of(shard.seed, episode, load_task(shard.env)))
         self.steps, self.done = 0, False
 
     def prepare(self, draft: object, target: object) -> None:
@@ -135,12 +138,12 @@ class Robot:
 
     def outcome(self) -> Outcome:
         success, score = bool(self.info["success"]), float(self.info["score"])
-        return Outcome(self.episode, success, score, self.steps, self.clock.now())
+        return Outcome(self.episode, success, score, self.steps, self.clock.now(), self.info.get("task", ""))
 
 
-def start_of(seed: int, episode: int) -> int:
+def start_of(seed: int, episode: int, task: Task) -> int:
     """The environment's seed for an episode, the same for every method."""
-    return int(stream(seed, Role.ENVIRONMENT, episode=episode).integers(2**31))
+    return task.start(int(stream(seed, Role.ENVIRONMENT, episode=episode).integers(2**31)), episode)
 
 
 def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
@@ -152,9 +155,10 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
     """
-    pair, task = _pair(shard.bundle, shard.fingerprint, shard.named), load_task(shard.env)
+    pair = _pair(shard.bundle, shard.fingerprint, shard.named)
+    task = load_task(shard.env, pair.observation)
     family = rollout_of(pair, load_method(shard.method), shard.offset)
-    envs = _environments(shard.env)
+    envs = _environments(shard.env, pair.observation)
     while len(envs) < len(shard.episodes):
         envs.append(task.make())
     robots = [Robot(shard, pair, family, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
@@ -183,6 +187,6 @@ def _pair(name_or_path: str, fingerprint: str, named: tuple[str | None, str | No
 
 
 @cache
-def _environments(name: str) -> list[gym.Env[Any, Any]]:
+def _environments(name: str, sees: ObservationSpec) -> list[gym.Env[Any, Any]]:
     """Environments of this process, kept between shards: some take a second to build."""
     return []

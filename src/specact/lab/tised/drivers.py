@@ -17,6 +17,7 @@ from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.network import OnnxPolicy
 from specact.gates.settings import GateSettings
+from specact.observation import ObservationSpec
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ class PairDriver:
 
 
 Driver = FlowDriver | CodesDriver | PairDriver
+
+
+def looks_at(driver: Driver) -> ObservationSpec:
+    """The observations of what drives."""
+    return driver.load().observation if isinstance(driver, PairDriver) else driver.build().spec.observation
 
 
 def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:

@@ -26,12 +26,13 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.tised.calibration import GateSearch, calibrate_gate, gate_of
 from specact.lab.tised.costs import measure_settings
 from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import PairDriver
+from specact.lab.tised.drivers import PairDriver, looks_at
 from specact.lab.tised.records import CALIBRATIONS, EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
 from specact.lab.tised.settings import Setting
 from specact.lab.tised.trial import PLACE, Row, Trial, run_trial
 from specact.links.link import load_link
 from specact.locks import locked
+from specact.observation import ObservationSpec
 from specact.ranges import COUNT, NOT_NEGATIVE, SEED, check_ranges
 from specact.tised.hardware import load_hardware
 
@@ -196,22 +197,21 @@ def _check(what: Sweep) -> None:
     task = load_task(what.task)
     for idle in what.idles:
         MovingWorld(task, idle=idle).close()
-    world = MovingWorld(task, idle=what.idles[0])
-    world.reset(0)
+    worlds: dict[ObservationSpec, MovingWorld] = {}
     for setting in what.settings:
-        if isinstance(setting.driver, PairDriver):
-            observation = setting.driver.load().observation
-        else:
-            policy = setting.driver.build()
-            observation = policy.spec.observation
-            if setting.execution is not None:
-                setting.execution.check(policy, rolls_forward=task.roll_forward is not None)
+        observation = looks_at(setting.driver)
+        if not isinstance(setting.driver, PairDriver) and setting.execution is not None:
+            setting.execution.check(setting.driver.build(), rolls_forward=task.roll_forward is not None)
+        if observation not in worlds:
+            worlds[observation] = MovingWorld(load_task(what.task, observation), idle=what.idles[0])
+            worlds[observation].reset(0)
         try:
-            ObservationSampler(world, observation).window()
+            ObservationSampler(worlds[observation], observation).window()
         except ObservationError as error:
             name = Path(setting.driver.bundle).name
             raise ConfigError(f"{name!r} cannot act in task {what.task!r}: {error}; leave out --task") from None
-    world.close()
+    for world in worlds.values():
+        world.close()
 
 
 def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from specact.lab.rollout.pair import Pairing, run_pair
 from specact.lab.rollout.rollout import start_of
 from specact.lab.rollout.simulated_target import Route
 from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import Driver, PairDriver
+from specact.lab.tised.drivers import Driver, PairDriver, looks_at
 from specact.links.link import load_link
+from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.types import Decision
 
@@ -87,8 +88,8 @@ def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
         trial: the episode.
         decided: told of a gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
     """
-    world = _world(trial.task, trial.pace, trial.idle)
-    address = {"start": start_of(trial.seed, trial.episode), "seed": trial.seed, "episode": trial.episode}
+    world = _world(trial.task, trial.pace, trial.idle, looks_at(trial.driver))
+    address = {"start": start_of(trial.seed, trial.episode, world.task), "seed": trial.seed, "episode": trial.episode}
     if isinstance(trial.driver, PairDriver):
         ran = _run_pair(trial, trial.driver, world, address, decided)
     else:
@@ -114,6 +115,6 @@ def _run_pair(
 
 
 @cache
-def _world(task: str, pace: float, idle: Idle) -> MovingWorld:
+def _world(task: str, pace: float, idle: Idle, sees: ObservationSpec) -> MovingWorld:
     """Worlds of this process, kept between episodes: some take a second to build."""
-    return MovingWorld(load_task(task), idle=idle, pace=pace)
+    return MovingWorld(load_task(task, sees), idle=idle, pace=pace)

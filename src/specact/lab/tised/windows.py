@@ -23,11 +23,12 @@ def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, c
         execute: actions played of a chunk.
         count: how many windows.
     """
-    policy, world = driver.build(), MovingWorld(load_task(task))
+    policy = driver.build()
+    world = MovingWorld(load_task(task, policy.spec.observation))
     rng, windows = stream(0, Role.DRAFT), list[Window]()
     episode = _FIRST_EPISODE
     while len(windows) < count:
-        world.reset(start_of(0, episode))
+        world.reset(start_of(0, episode, world.task))
         sampler = ObservationSampler(world, policy.spec.observation)
         while not world.done and len(windows) < count:
             windows.append(sampler.window())

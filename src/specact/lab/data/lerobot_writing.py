@@ -1,0 +1,268 @@
+"""LeRobot datasets, v3.0, written an episode at a time: each is a file of its own until all are there.
+
+Cameras are images in the parquet files (PNG, so nothing is lost). Beside LeRobot's own columns there is ``disturbed``,
+see :meth:`~specact.lab.data.episodes.Episodes.followed`, and in the table of episodes ``tried``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import DataError, MissingExtraError
+from specact.files import write_json, write_whole
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.lerobot import ACTION, DISTURBED, EPISODE, FRAME, PREFIX, TIME
+
+PARTS = "parts"
+EPISODES_TABLE = "meta/episodes/chunk-000/file-000.parquet"
+DATA_FILE = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_EPISODES_A_FILE = 100
+_FILES_A_CHUNK = 1000
+_STATISTICS = ("min", "max", "mean", "std", "count")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a dataset holds.
+
+    Attributes:
+        steps: in all.
+        kept, tried: episodes, and how many it took to get them, by their task.
+    """
+
+    steps: int
+    kept: dict[str, int]
+    tried: dict[str, int]
+
+
+def part(folder: Path, number: int) -> Path:
+    """The file of an episode that is not part of the dataset yet."""
+    return folder / PARTS / f"episode-{number:06d}.parquet"
+
+
+def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_index: int, tried: int) -> None:
+    """Writes one episode, whole or not at all.
+
+    Args:
+        folder: of the dataset.
+        number: of the episode, from 0.
+        episode: it alone, with a rate.
+        task: what was to be done, in words.
+        task_index: its number.
+        tried: how many episodes it took to get this one.
+
+    Raises:
+        DataError: if an observation is neither a vector nor camera frames.
+        MissingExtraError: if pyarrow or Pillow is not installed.
+    """
+    pa, pq = _pyarrow()
+    frame = np.arange(episode.steps)
+    assert episode.rate_hz is not None
+    disturbed = np.zeros(episode.steps, np.bool_) if episode.disturbed is None else episode.disturbed
+    columns: dict[str, NDArray[Any]] = {
+        **{_key(name): np.asarray(seen) for name, seen in episode.observation.items()},
+        ACTION: episode.action,
+        DISTURBED: disturbed,
+        TIME: (frame / episode.rate_hz).astype(np.float32),
+        FRAME: frame,
+        EPISODE: np.full(episode.steps, number),
+        "task_index": np.full(episode.steps, task_index),
+    }
+    said = {
+        "task": task,
+        "tried": tried,
+        "fps": episode.rate_hz,
+        "features": {name: _feature(values) for name, values in columns.items()},
+        "statistics": {name: _statistics(values) for name, values in columns.items()},
+    }
+    table = pa.table({name: _column(name, values) for name, values in columns.items()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata({"episode": json.dumps(said)}), sink)
+    write_whole(part(folder, number), sink.getvalue().to_pybytes())
+
+
+def finished(folder: Path) -> int:
+    """How many episodes the dataset holds; 0 where there is none yet."""
+    try:
+        return int(json.loads((folder / "meta/info.json").read_text())["total_episodes"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}/meta/info.json cannot be read ({error}); choose another folder") from error
+
+
+def finish(folder: Path, episodes: int) -> Written:
+    """Makes the dataset of its parts, behind the episodes that it holds already.
+
+    Stopped in between, it is either as it was before or as this function leaves it, or needs it once more.
+
+    Args:
+        folder: of the dataset.
+        episodes: how many it is to hold; every part that is missing is there.
+    """
+    pa, pq = _pyarrow()
+    done = finished(folder)
+    rows = [] if done == 0 else pq.read_table(folder / EPISODES_TABLE).to_pylist()[:done]
+    said: dict[str, Any] = {}
+    tasks: dict[str, int] = {row["tasks"][0]: row["stats/task_index/min"][0] for row in rows}
+    for first in range(done, episodes, _EPISODES_A_FILE):
+        file = 1 + _file(rows[-1]) if rows else 0
+        place = {"chunk_index": file // _FILES_A_CHUNK, "file_index": file % _FILES_A_CHUNK}
+        groups = []
+        for number in range(first, min(first + _EPISODES_A_FILE, episodes)):
+            table = pq.read_table(part(folder, number))
+            said = json.loads(table.schema.metadata[b"episode"])
+            start = rows[-1]["dataset_to_index"] if rows else 0
+            index = np.arange(start, start + len(table))
+            tasks[said["task"]] = said["statistics"]["task_index"]["min"][0]
+            rows.append(
+                {
+                    EPISODE: number,
+                    "tasks": [said["task"]],
+                    "length": len(table),
+                    **{f"data/{name}": value for name, value in place.items()},
+                    "dataset_from_index": start,
+                    "dataset_to_index": start + len(table),
+                    "meta/episodes/chunk_index": 0,
+                    "meta/episodes/file_index": 0,
+                    "tried": said["tried"],
+                    **_flat({**said["statistics"], "index": _statistics(index)}),
+                }
+            )
+            groups.append(table.append_column("index", pa.array(index)).replace_schema_metadata(None))
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, groups[0].schema) as writer:
+            for table in groups:
+                writer.write_table(table)  # an episode is a group of rows, which readers can find by itself
+        write_whole(folder / DATA_FILE.format(**place), sink.getvalue().to_pybytes())
+    if said:
+        _write_metadata(folder, rows, tasks, said)
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    return Written(
+        rows[-1]["dataset_to_index"],
+        {task: sum(row["tasks"][0] == task for row in rows) for task in tasks},
+        {task: sum(row["tried"] for row in rows if row["tasks"][0] == task) for task in tasks},
+    )
+
+
+def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, int], said: dict[str, Any]) -> None:
+    """Everything in ``meta``; ``info.json`` comes last, and makes the rest count."""
+    pa, pq = _pyarrow()
+    ordered = sorted(tasks, key=tasks.__getitem__)
+    # LeRobot looks tasks up by the index of a pandas frame, which is what this says.
+    columns = [
+        {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+        {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+    ]
+    pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
+    table = pa.table({"task_index": pa.array([tasks[task] for task in ordered], pa.int64()), "task": ordered})
+    for name, content in (
+        ("meta/tasks.parquet", table.replace_schema_metadata({"pandas": json.dumps(pandas)})),
+        (EPISODES_TABLE, pa.Table.from_pylist(rows)),
+    ):
+        sink = pa.BufferOutputStream()
+        pq.write_table(content, sink)
+        write_whole(folder / name, sink.getvalue().to_pybytes())
+    features = {**said["features"], "index": _feature(np.zeros(1, np.int64))}
+    write_json(folder / "meta/stats.json", {name: _pooled(name, rows) for name in features})
+    write_json(
+        folder / "meta/info.json",
+        {
+            "codebase_version": "v3.0",
+            "robot_type": None,
+            "total_episodes": len(rows),
+            "total_frames": rows[-1]["dataset_to_index"],
+            "total_tasks": len(tasks),
+            "chunks_size": _FILES_A_CHUNK,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 200,
+            "fps": int(said["fps"]) if said["fps"] == int(said["fps"]) else said["fps"],
+            "splits": {"train": f"0:{len(rows)}"},
+            "data_path": DATA_FILE,
+            "video_path": None,
+            "features": features,
+        },
+    )
+
+
+def _key(name: str) -> str:
+    """LeRobot's name of an observation: ``image.front`` is ``observation.images.front``."""
+    return PREFIX + ("images." + name.removeprefix("image.") if name.startswith("image.") else name)
+
+
+def _feature(values: NDArray[Any]) -> dict[str, Any]:
+    """What ``meta/info.json`` says of a column."""
+    if values.ndim == 4:
+        return {"dtype": "image", "shape": list(values.shape[1:]), "names": ["height", "width", "channels"]}
+    return {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": None}
+
+
+def _column(name: str, values: NDArray[Any]) -> Any:
+    import pyarrow as pa
+
+    if values.ndim == 4:
+        return pa.array(
+            [{"bytes": encoded, "path": None} for encoded in _pngs(values)],
+            pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+        )
+    if values.ndim > 2:
+        raise DataError(f"{name} has the shape {values.shape[1:]}; a LeRobot dataset holds vectors and camera frames")
+    if values.ndim == 1 or values.shape[1] == 1:
+        return pa.array(values.reshape(len(values)))
+    return pa.array(list(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
+
+
+def _pngs(frames: NDArray[np.uint8]) -> Iterator[bytes]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("pillow", "train") from error
+    for frame in frames:
+        file = io.BytesIO()
+        Image.fromarray(frame).save(file, format="png")
+        yield file.getvalue()
+
+
+def _statistics(values: NDArray[Any]) -> dict[str, Any]:
+    """As LeRobot keeps them; of images by channel, of pixels between 0 and 1, ``[3, 1, 1]``."""
+    image = values.ndim == 4
+    numbers = (values / 255.0).reshape(-1, 3) if image else values.reshape(len(values), -1).astype(np.float64)
+    found = {name: getattr(numbers, name)(axis=0) for name in _STATISTICS[:-1]}
+    shaped = {name: (value.reshape(3, 1, 1) if image else value).tolist() for name, value in found.items()}
+    return {**shaped, "count": [len(values)]}
+
+
+def _flat(statistics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {f"stats/{key}/{name}": value for key, each in statistics.items() for name, value in each.items()}
+
+
+def _pooled(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Statistics of all episodes, from those of each."""
+    low, high, mean, std, count = (np.array([row[f"stats/{name}/{each}"] for row in rows]) for each in _STATISTICS)
+    share = (count / count.sum()).reshape(-1, *(1,) * (mean.ndim - 1))
+    middle = (share * mean).sum(axis=0)
+    variance = (share * (std**2 + (mean - middle) ** 2)).sum(axis=0)
+    found = (low.min(axis=0), high.max(axis=0), middle, np.sqrt(variance), count.sum(axis=0))
+    return {each: value.tolist() for each, value in zip(_STATISTICS, found, strict=True)}
+
+
+def _file(row: dict[str, Any]) -> int:
+    return int(row["data/chunk_index"]) * _FILES_A_CHUNK + int(row["data/file_index"])
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "train") from error
+    return pa, pq

@@ -1,0 +1,86 @@
+"""Suites: tasks take turns over the episodes, success is told by task, cameras are as policies want them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.lab import toys
+
+from specact.contracts import check_task
+from specact.errors import ConfigError
+from specact.families.load import load_pair
+from specact.gates.settings import GateSettings
+from specact.lab.envs import load_task
+from specact.lab.envs.task import Task
+from specact.lab.evaluation.evaluation import check_fit
+from specact.lab.evaluation.metrics import method_metrics
+from specact.lab.rollout.rollout import Outcome, Shard, run_shard, start_of
+from specact.observation import Field
+
+SUITE, PAIR = f"{toys.__name__}:SUITE", f"{toys.__name__}:pair"
+GATES = {"draft": GateSettings("never"), "hybrid": GateSettings("always")}
+
+
+def ran(method: str, episodes: int) -> tuple[list[Outcome], dict[str, np.ndarray]]:
+    fingerprint = load_pair(PAIR).fingerprint
+    shard = Shard(PAIR, fingerprint, SUITE, method, GATES[method], tuple(range(episodes)), 5, "loopback", 0.001, 0.001)
+    return run_shard(shard)
+
+
+def test_keeps_the_contract() -> None:
+    check_task(toys.SUITE)
+    check_task(load_task(f"{SUITE}/left"))
+
+
+def test_a_policy_sees_its_camera_in_its_size_and_hears_the_instruction() -> None:
+    outcomes, _ = ran("hybrid", 8)
+    assert all(outcome.success for outcome in outcomes)
+
+
+def test_success_is_told_by_task() -> None:
+    outcomes, steps = ran("draft", 8)
+    assert [outcome.task for outcome in outcomes] == 4 * ["left", "right"]
+    columns = {name: np.array([getattr(each, name) for each in outcomes]) for name in vars(outcomes[0])}
+    metrics = method_metrics(columns, steps, binary_score=True)
+    assert {name: (share["n"], share["k"]) for name, share in metrics["tasks"].items()} == {
+        "left": (4, sum(outcome.success for outcome in outcomes[::2])),
+        "right": (4, 0),  # the draft always goes left
+    }
+    del columns["task"]
+    assert "tasks" not in method_metrics(columns, steps, binary_score=True)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 77])
+def test_tasks_take_turns_whatever_the_seed(seed: int) -> None:
+    ten = Task("ten", toys.Hand, 20.0, 10, "", lambda episodes: episodes, tasks=tuple("abcdefghij"))
+    starts = [start_of(seed, episode, ten) for episode in range(60)]
+    assert [start % 10 for start in starts] == 6 * list(range(10))
+    assert len(set(starts)) == 60 and len({start // 10 for start in starts}) > 50
+    assert Counter(start % 10 for start in starts) == dict.fromkeys(range(10), 6)
+
+
+def test_without_tasks_the_seed_is_the_one_drawn() -> None:
+    assert load_task("ball").start(12345, 7) == 12345
+
+
+def test_one_task_of_a_suite() -> None:
+    task = load_task(f"{SUITE}/right")
+    assert (task.name, task.tasks) == (f"{SUITE}/right", ())
+    env = task.make()
+    assert {env.reset(seed=seed)[1]["task"] for seed in range(4)} == {"right"}
+    with pytest.raises(ConfigError, match=r"unknown task of .*'rihgt'; did you mean 'right'"):
+        load_task(f"{SUITE}/rihgt")
+    with pytest.raises(ConfigError, match="unknown task of ball"):
+        load_task("ball/left")
+
+
+def test_a_camera_is_looked_through_where_it_is_asked_for() -> None:
+    assert "image.top" not in toys.SUITE.shapes()
+    fields = {"image.top": Field((10, 12, 3), "uint8"), "image.other": Field((9, 9, 3), "uint8")}
+    assert toys.SUITE.seeing(fields).shapes()["image.top"] == (10, 12, 3)
+    assert "image.other" not in toys.SUITE.seeing(fields).shapes()
+    check_fit(load_pair(PAIR), toys.SUITE)
+    with pytest.raises(ConfigError, match="the bundle 'hand' has"):
+        check_fit(load_pair(PAIR), load_task("ball"))
