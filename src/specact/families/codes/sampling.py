@@ -98,7 +98,17 @@ def sample(probs: Floats, uniforms: Floats | float) -> Codes:
 
 def sample_code(probs: Floats, uniform: float) -> int:
     """:func:`sample` of one codebook, ``[K]``; plain numbers are fastest for one."""
-    cumulative = list(accumulate(probs.tolist()))
+    return _drawn(probs.tolist(), uniform)
+
+
+def sample_residual(target_probs: Floats, draft_probs: Floats, uniform: float) -> int:
+    """A code of the :func:`residual` of one codebook, ``[K]`` each; its scale does not matter for that."""
+    excess = (np.maximum(target_probs, draft_probs) - draft_probs).tolist()
+    return _drawn(excess if sum(excess) > 0.0 else target_probs.tolist(), uniform)
+
+
+def _drawn(weights: list[float], uniform: float) -> int:
+    cumulative = list(accumulate(weights))
     height = min(uniform, _LARGEST_UNIFORM) * cumulative[-1]
     # Where the numbers are not finite the first code is as good as any: its action is refused.
     return 0 if math.isnan(height) else bisect_right(cumulative, height)
@@ -107,7 +117,7 @@ def sample_code(probs: Floats, uniform: float) -> int:
 def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:
     """Draws one code per codebook, ``[G]``; a sequential secondary is drawn given the primary."""
     uniforms = rng.random(len(distribution.probs)).tolist()
-    codes = [sample_code(*drawn) for drawn in zip(distribution.probs, uniforms, strict=True)]
+    codes = list(map(sample_code, distribution.probs, uniforms))
     if distribution.conditional is not None:
         codes[1] = sample_code(distribution.conditional[codes[0]], uniforms[1])
     return np.array(codes)
@@ -128,9 +138,9 @@ def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: n
     Raises:
         ValueError: if the shapes do not fit together or a code is outside ``[0, K)``.
     """
-    _check_shapes(target_probs, draft_probs, codes)
-    test, redraw = rng.random((2, len(codes))).tolist()
-    return _verdict(map(_verify_code, target_probs, draft_probs, codes, test, redraw))
+    drafted = _checked(target_probs, draft_probs, codes)
+    test, redraw = rng.random((2, len(drafted))).tolist()
+    return _verdict(map(_verify_code, target_probs, draft_probs, drafted, test, redraw))
 
 
 def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
@@ -147,11 +157,10 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
         return verify_codes(target.probs, draft.probs, codes, rng)
     if target.conditional is None or draft.conditional is None:
         raise ValueError("only one of draft and target has a sequential secondary head; both or neither must have one")
-    _check_shapes(target.probs, draft.probs, codes)
+    first, second = _checked(target.probs, draft.probs, codes)
     test, redraw = rng.random((2, 2)).tolist()
-    drafted = int(codes[0])
-    primary = _verify_code(target.probs[0], draft.probs[0], drafted, test[0], redraw[0])
-    secondary = _verify_code(target.conditional[drafted], draft.conditional[drafted], codes[1], test[1], redraw[1])
+    primary = _verify_code(target.probs[0], draft.probs[0], first, test[0], redraw[0])
+    secondary = _verify_code(target.conditional[first], draft.conditional[first], second, test[1], redraw[1])
     if not primary[1]:
         secondary = sample_code(target.conditional[primary[0]], redraw[1]), False, secondary[2]
     return _verdict([primary, secondary])
@@ -161,8 +170,8 @@ def _verify_code(p: Floats, q: Floats, code: int, test: float, redraw: float) ->
     """Final code, whether the drafted one was accepted, and ``r(z)``."""
     rejection = code_rejection(p, q, code)
     if test >= rejection:
-        return int(code), True, rejection
-    return sample_code(residual(p, q), redraw), False, rejection
+        return code, True, rejection
+    return sample_residual(p, q, redraw), False, rejection
 
 
 def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:
@@ -170,13 +179,15 @@ def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:
     return Verdict(np.array(codes), np.array(accepted), np.array(rejection))
 
 
-def _check_shapes(target_probs: Floats, draft_probs: Floats, codes: Codes) -> None:
-    shape = np.shape(target_probs)
-    if len(shape) != 2 or np.shape(draft_probs) != shape or np.shape(codes) != shape[:1]:
+def _checked(target_probs: Floats, draft_probs: Floats, codes: Codes) -> list[int]:
+    """The drafted codes as plain numbers."""
+    shape = target_probs.shape
+    if len(shape) != 2 or draft_probs.shape != shape or codes.shape != shape[:1]:
         raise ValueError(
             f"expected target_probs and draft_probs [G, K] and codes [G]; "
-            f"got {shape}, {np.shape(draft_probs)} and {np.shape(codes)}"
+            f"got {shape}, {draft_probs.shape} and {codes.shape}"
         )
-    drafted = np.asarray(codes).tolist()
+    drafted: list[int] = codes.tolist()
     if min(drafted) < 0 or max(drafted) >= shape[1]:
         raise ValueError(f"codes must lie in [0, {shape[1]}), got {drafted}")
+    return drafted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from specact.types import Codes, Floats, StepRecord
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CodeDistribution:
     """What a policy answers: a distribution over action codes, and the offset that goes with each code.
 
@@ -27,7 +28,7 @@ class CodeDistribution:
     conditional: Floats | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """The outcome of verifying one step's codes.
 
@@ -44,10 +45,10 @@ class Verdict:
     @property
     def rejected_any(self) -> float:
         """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
-        return float(1.0 - np.multiply.reduce(1.0 - self.rejection))
+        return 1.0 - math.prod([1.0 - rejection for rejection in self.rejection.tolist()])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drafted:
     """Evidence of a proposal: the draft's distribution, and the codes sampled from it, ``[G]``."""
 
@@ -55,7 +56,7 @@ class Drafted:
     codes: Codes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verified:
     """Evidence of an outcome: the verdict, and the target's distribution, None where a server kept it."""
 
