@@ -45,7 +45,8 @@ class Verdict:
     @property
     def rejected_any(self) -> float:
         """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
-        return 1.0 - math.prod([1.0 - rejection for rejection in self.rejection.tolist()])
+        rejections: list[float] = self.rejection.tolist()
+        return 1.0 - math.prod([1.0 - rejection for rejection in rejections])
 
 
 @dataclass(slots=True)
