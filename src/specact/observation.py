@@ -88,7 +88,7 @@ class Field:
         return int(np.prod(self.window_shape)) * np.dtype(self.dtype).itemsize
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Window:
     """What a policy looks at: the newest observations as named arrays, the first one repeated at an episode's start.
 

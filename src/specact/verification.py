@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from specact.clock import Clock, RealClock
 from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal
+from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal, value
 
 # Length of a normalised chunk; demonstrated actions lie near [-1, 1]. Means, differences and squares of numbers up to
 # this are finite in float32, so that nothing after decoding can overflow.
@@ -49,7 +48,7 @@ class Verifier(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@value
 class Answer(Generic[A]):
     """What the target said of one window, and where the time went."""
 
@@ -97,7 +96,7 @@ class LocalTarget(Generic[A]):
         return _Local(self._policy, self._clock, window, address)
 
 
-@dataclass(slots=True)
+@value
 class _Local(Generic[A]):
     policy: TargetPolicy[A]
     clock: Clock
@@ -133,7 +132,7 @@ class TargetVerifier(ABC, Generic[A]):
         """What is to be executed, given what the target says."""
 
 
-@dataclass(slots=True)
+@value
 class _Judged(Generic[A]):
     verifier: TargetVerifier[A]
     pending: Pending[Answer[A]]

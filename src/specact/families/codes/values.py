@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.types import Codes, Floats, StepRecord
+from specact.types import Codes, Floats, StepRecord, value
 
 
-@dataclass(slots=True)
+@value
 class CodeDistribution:
     """What a policy answers: a distribution over action codes, and the offset that goes with each code.
 
@@ -28,7 +27,7 @@ class CodeDistribution:
     conditional: Floats | None = None
 
 
-@dataclass(slots=True)
+@value
 class Verdict:
     """The outcome of verifying one step's codes.
 
@@ -49,7 +48,7 @@ class Verdict:
         return 1.0 - math.prod([1.0 - rejection for rejection in rejections])
 
 
-@dataclass(slots=True)
+@value
 class Drafted:
     """Evidence of a proposal: the draft's distribution, and the codes sampled from it, ``[G]``."""
 
@@ -57,7 +56,7 @@ class Drafted:
     codes: Codes
 
 
-@dataclass(slots=True)
+@value
 class Verified:
     """Evidence of an outcome: the verdict, and the target's distribution, None where a server kept it."""
 
