@@ -53,6 +53,10 @@ def test_step_streams_are_the_same_streams_in_any_order_and_after_any_use() -> N
         np.testing.assert_array_equal(streams(role, StepAddress(5, 1, 2, step)).random(10), expected.random(10))
 
 
+def test_the_following_address_is_that_of_the_next_step() -> None:
+    assert StepAddress(1, 2, 3, 4).following == StepAddress(1, 2, 3, 5)
+
+
 def test_addresses_share_no_number() -> None:
     # All addresses in a small box, each field varied alone and together; exchanging two fields must matter as well.
     # 486 streams of 64 words: two equal words among independent ones have probability below 1e-9.

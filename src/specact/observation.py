@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -187,10 +187,8 @@ class ObservationSpec:
 
     def select(self, window: Window) -> Window:
         """Of a window that holds at least this, exactly this."""
-        arrays = {
-            name: window.arrays[name][-field.history :] if field.history else window.arrays[name]
-            for name, field in self.fields.items()
-        }
+        # All of an array without a history.
+        arrays = {name: window.arrays[name][-field.history :] for name, field in self.fields.items()}
         return Window(arrays, window.instruction if self.instruction else None)
 
     def shortened(self, history: int) -> ObservationSpec:
@@ -203,14 +201,12 @@ class ObservationSpec:
         arrays = {name: np.zeros(field.window_shape, field.dtype) for name, field in self.fields.items()}
         return Window(arrays, "" if self.instruction else None)
 
-    def stack(self, windows: Iterable[Window]) -> dict[str, NDArray[Any]]:
+    def stack(self, windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
         """What a network takes, by name: the selected arrays of several windows, ``[B, ...]``; not to be written to."""
-        windows = list(windows)
         stacked = {}
         for name, field in self.fields.items():
-            arrays = [window.arrays[name] for window in windows]
-            if field.history:
-                arrays = [array[-field.history :] for array in arrays]
+            # All of an array without a history.
+            arrays = [window.arrays[name][-field.history :] for window in windows]
             # A robot's own window is taken as it is.
             stacked[name] = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
         return stacked
@@ -288,6 +284,8 @@ class ObservationHistory:
         return Window(self._kept, instruction)
 
 
+# What is too large for float32 becomes infinite and is refused.
+@np.errstate(over="ignore")
 def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[dict[str, NDArray[Any]], str | None]:
     """A copy of what a spec says of one observation: its arrays by name, each ``[*shape]``, and the instruction.
 
@@ -303,9 +301,7 @@ def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[d
             "the observation is None; observe() must return the latest observation, even if nothing is new", "absent"
         )
     given = observation if isinstance(observation, Mapping) else {STATE: observation}
-    # What is too large for float32 becomes infinite and is refused.
-    with np.errstate(over="ignore"):
-        newest = {name: _read(given, name, field) for name, field in spec.fields.items()}
+    newest = {name: _read(given, name, field) for name, field in spec.fields.items()}
     return newest, _instruction(given) if spec.instruction else None
 
 
@@ -320,12 +316,13 @@ def _read(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:
 def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
     try:
         given = np.asarray(value)
+        kind = given.dtype.kind
         # NumPy would read text as numbers, and count days.
-        text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
-        if text or given.dtype.kind not in "fiubO":
+        text = kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
+        if text or kind not in "fiubO":
             raise TypeError(f"it holds {'text' if text else given.dtype}")
         # A copy: environments may reuse their buffers.
-        array = np.array(given, dtype=np.float32)
+        array = given.astype(np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
     if array.shape != field.shape:

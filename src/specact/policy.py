@@ -186,7 +186,7 @@ class SpeculativePolicy:
             return self._stop_action()
         drafted, executed = self._player.next()
         action = self._units.to_environment(executed)
-        if np.count_nonzero(np.isfinite(action)) < action.size:
+        if not all(map(math.isfinite, action.tolist())):
             raise ObservationError(_NOT_FINITE)
         self._last = executed
         self.gate.update(drafted, executed)
@@ -235,7 +235,7 @@ class SpeculativePolicy:
             self._prefetch.learn(decision)
         self.counts["steps"] += 1
         self.counts["transmitted"] += decision.transmit
-        self._address = address._replace(step=address.step + 1)
+        self._address = address.following
         offload = _NOTHING if found is None else found.times
         times = StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total)
         outcome, miss, unsent, actions, origins = self._settle(proposal.actions, found)
@@ -253,6 +253,8 @@ class SpeculativePolicy:
 
     def _apply_late_outcome(self) -> None:
         """Applies a late verification to the rest of its chunk."""
+        if not self._verdicts.late:
+            return
         record = None if self._player.empty else self.record
         arrived = self._verdicts.arrived(self.clock.now(), None if record is None else record.address)
         if arrived is None:

@@ -32,6 +32,11 @@ class StepAddress(NamedTuple):
     episode: int
     step: int
 
+    @property
+    def following(self) -> StepAddress:
+        """Of the next step."""
+        return StepAddress(self.seed, self.robot, self.episode, self.step + 1)
+
 
 def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int = 0) -> np.random.Generator:
     """The random stream of one decision.
@@ -72,7 +77,8 @@ class StepStreams:
         key, counter = _address(seed, role, robot, episode, step)
         # The buffer of a fresh Philox is marked as used up, and no half of a word is left over. Whole numbers are read
         # in a third of the time that arrays of them are.
-        generator.bit_generator.state = self._state | {"state": {"counter": counter, "key": key}}
+        self._state["state"] = {"counter": counter, "key": key}
+        generator.bit_generator.state = self._state
         return generator
 
 

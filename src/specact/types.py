@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,15 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Chunk = NDArray[np.float32]
 
+T = TypeVar("T")
+
 Cause = Literal["deadline", "disconnected", "overloaded", "expired", "refused", "invalid"]
+
+
+@dataclass_transform(frozen_default=True)
+def value(kind: type[T]) -> type[T]:
+    """A dataclass that is frozen for type checkers alone: a step makes a dozen, and freezing triples what one takes."""
+    return dataclass(slots=True)(kind)
 
 
 class Origin(IntEnum):
@@ -40,7 +48,7 @@ def all_from(origin: Origin, count: int) -> NDArray[np.uint8]:
     return origins
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Proposal:
     """What the device knows when the gate decides.
 
@@ -56,7 +64,7 @@ class Proposal:
     evidence: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """What a gate decided, and on what ground.
 
@@ -74,7 +82,7 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OffloadTimes:
     """What a device waited for when it asked the target, in seconds; stages that did not happen are 0.
 
@@ -98,7 +106,7 @@ class OffloadTimes:
         return self.encode + self.network + self.queue + self.target
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """What a verifier made of a proposal.
 
@@ -121,7 +129,7 @@ class Outcome:
     kept: float = math.nan
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Miss:
     """The target could not be had in time.
 
@@ -138,7 +146,7 @@ class Miss:
     sent: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageTimes:
     """Where a step's time went, in seconds; stages that did not happen are 0.
 
@@ -160,7 +168,7 @@ class StageTimes:
         return self.draft + self.gate + self.offload.total + self.finish
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepRecord:
     """One inference of a :class:`~specact.policy.SpeculativePolicy`.
 

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 
+# As arrays: NumPy takes twice as long with plain numbers.
+_LOWEST, _HIGHEST = np.array(-1.0, np.float32), np.array(1.0, np.float32)
+
 
 @dataclass(frozen=True)
 class ActionUnits:
@@ -28,7 +31,7 @@ class ActionUnits:
 
     def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
-        return np.minimum(np.maximum(normalised, -1.0), 1.0) * self.scale + self.centre
+        return np.minimum(np.maximum(normalised, _LOWEST), _HIGHEST) * self.scale + self.centre
 
     def from_environment(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised actions ``[..., A]``; beyond [-1, 1] where they are beyond the demonstrated range."""

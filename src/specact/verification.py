@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -11,11 +10,11 @@ import numpy as np
 from specact.clock import Clock, RealClock
 from specact.observation import Window
 from specact.rng import StepAddress
-from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal
+from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal, value
 
-# Of a normalised action; demonstrated ones lie near [-1, 1]. Means, differences and squares of numbers up to this are
-# finite in float32, so that nothing after decoding can overflow.
-_LARGEST = 1e15
+# Length of a normalised chunk; demonstrated actions lie near [-1, 1]. Means, differences and squares of numbers up to
+# this are finite in float32, so that nothing after decoding can overflow.
+_LONGEST = 1e15
 
 A = TypeVar("A")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,7 +48,7 @@ class Verifier(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer(Generic[A]):
     """What the target said of one window, and where the time went."""
 
@@ -97,7 +96,7 @@ class LocalTarget(Generic[A]):
         return _Local(self._policy, self._clock, window, address)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Local(Generic[A]):
     policy: TargetPolicy[A]
     clock: Clock
@@ -133,7 +132,7 @@ class TargetVerifier(ABC, Generic[A]):
         """What is to be executed, given what the target says."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Judged(Generic[A]):
     verifier: TargetVerifier[A]
     pending: Pending[Answer[A]]
@@ -147,12 +146,15 @@ class _Judged(Generic[A]):
         answer = self.pending.result()
         if isinstance(answer, Miss):
             return answer
-        # Finite numbers can still overflow on their way to an action.
-        with np.errstate(over="ignore", invalid="ignore"):
-            outcome = self.verifier.judge(answer, self.proposal, self.address)
+        outcome = self.judged(answer)
         return outcome if sound(outcome.actions) else Miss("invalid", answer.times)
+
+    # Finite numbers can still overflow on their way to an action.
+    @np.errstate(over="ignore", invalid="ignore")
+    def judged(self, answer: Answer[A]) -> Outcome:
+        return self.verifier.judge(answer, self.proposal, self.address)
 
 
 def sound(actions: Chunk) -> bool:
     """Whether every normalised action ``[n, A]`` is a number that what follows can compute with; NaN is none."""
-    return bool(np.count_nonzero(np.abs(actions) <= _LARGEST) == actions.size)
+    return bool(np.vdot(actions, actions) <= _LONGEST**2)

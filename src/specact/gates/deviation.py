@@ -106,4 +106,4 @@ class ActionDeviation(Gate):
 
 
 def _length(vector: NDArray[np.float64]) -> float:
-    return math.sqrt(vector @ vector)
+    return math.sqrt(vector.dot(vector))

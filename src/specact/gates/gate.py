@@ -111,7 +111,7 @@ class Gate(ABC):
 
         A gate that audits draws another one after the score, whether the step would be skipped or not.
         """
-        tie = float(rng.random())
+        tie = rng.random()
         score = self.score(proposal, rng)
         audited = self._audit_rate > 0.0 and float(rng.random()) < self._audit_rate
         forced = self.forced

@@ -62,7 +62,7 @@ class RejectionGate(Gate):
         """In [0, 1] for ``rejection``; at least 0 for ``action_change``."""
         target = self.target(proposal)
         p, q = _rows(target, proposal), _rows(proposal.evidence.draft, proposal)
-        rejection = np.array(list(map(code_rejection, p, q, proposal.evidence.codes)))
+        rejection = np.array(list(map(code_rejection, p.tolist(), q.tolist(), proposal.evidence.codes.tolist())))
         if self.on == "rejection":
             return float(1.0 - math.prod((1.0 - rejection).tolist()))
         distribution = residual(p, q) * rejection[:, None]

@@ -197,7 +197,7 @@ class ChunkRunner:
         self._expected, self._since_s = self._address, now
         self._inference.begin(window, self._address, inpainting)
         schedule.ask(now)
-        self._address = self._address._replace(step=self._address.step + 1)
+        self._address = self._address.following
 
     def _collect(self) -> bool:
         """Takes in an inference that has ended; returns whether it ended in a chunk that is of use."""

@@ -70,19 +70,19 @@ class OnnxPolicy:
 
     def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
         """See :class:`~specact.verification.TargetPolicy`; nothing is drawn."""
-        return self.infer_batch([window])[0]
+        return self.infer(window)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
         logits, offsets, *conditional = self._session.run(self._outputs, self.observation.stack(windows))
         probs = softmax(logits, self._spec.temperature)
         if not conditional:
-            return [CodeDistribution(p, o) for p, o in zip(probs, offsets, strict=True)]
+            return list(map(CodeDistribution, probs, offsets))
         rows = softmax(conditional[0], self._spec.temperature)
         # Row 1 of the probabilities is the marginal of the secondary code.
         marginal = np.einsum("bi,bij->bj", probs[:, 0], rows)
         probs = np.stack([probs[:, 0], marginal], axis=1)
-        return [CodeDistribution(p, o, c) for p, o, c in zip(probs, offsets, rows, strict=True)]
+        return list(map(CodeDistribution, probs, offsets, rows))
 
     def _check(self, path: Path) -> None:
         spec = self._spec

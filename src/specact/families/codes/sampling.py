@@ -16,6 +16,8 @@ import numpy as np
 from specact.families.codes.values import CodeDistribution, Verdict
 from specact.types import Codes, Floats
 
+# The numbers ``[K]`` of one codebook; plain ones are several times faster than an array for so few.
+Row = list[float]
 _LARGEST_UNIFORM = 1.0 - 2.0**-52
 
 
@@ -68,9 +70,9 @@ def rejection_probability(target_probs: Floats, draft_probs: Floats, codes: Code
     return np.asarray(1.0 - np.minimum(kept, 1.0))
 
 
-def code_rejection(target_probs: Floats, draft_probs: Floats, code: int) -> float:
-    """:func:`rejection_probability` of one codebook, ``[K]`` each; plain numbers are fastest for one."""
-    wanted, offered = float(target_probs[code]), float(draft_probs[code])
+def code_rejection(target_probs: Row, draft_probs: Row, code: int) -> float:
+    """:func:`rejection_probability` of one codebook."""
+    wanted, offered = target_probs[code], draft_probs[code]
     return 1.0 - min(1.0, wanted / offered if offered > 0.0 else float(wanted > 0.0))
 
 
@@ -96,20 +98,27 @@ def sample(probs: Floats, uniforms: Floats | float) -> Codes:
     return np.asarray((cumulative <= height).sum(axis=-1))
 
 
-def sample_code(probs: Floats, uniform: float) -> int:
-    """:func:`sample` of one codebook, ``[K]``; plain numbers are fastest for one."""
-    cumulative = list(accumulate(probs.tolist()))
+def sample_code(probs: Row, uniform: float) -> int:
+    """:func:`sample` of one codebook."""
+    cumulative = list(accumulate(probs))
     height = min(uniform, _LARGEST_UNIFORM) * cumulative[-1]
     # Where the numbers are not finite the first code is as good as any: its action is refused.
     return 0 if math.isnan(height) else bisect_right(cumulative, height)
 
 
+def sample_residual(target_probs: Row, draft_probs: Row, uniform: float) -> int:
+    """A code of the :func:`residual` of one codebook; its scale does not matter for that."""
+    excess = [p - q if p > q else 0.0 for p, q in zip(target_probs, draft_probs, strict=True)]
+    return sample_code(excess if sum(excess) > 0.0 else target_probs, uniform)
+
+
 def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:
     """Draws one code per codebook, ``[G]``; a sequential secondary is drawn given the primary."""
-    uniforms = rng.random(len(distribution.probs)).tolist()
-    codes = [sample_code(*drawn) for drawn in zip(distribution.probs, uniforms, strict=True)]
+    rows = distribution.probs.tolist()
+    uniforms = rng.random(len(rows)).tolist()
+    codes = list(map(sample_code, rows, uniforms))
     if distribution.conditional is not None:
-        codes[1] = sample_code(distribution.conditional[codes[0]], uniforms[1])
+        codes[1] = sample_code(distribution.conditional[codes[0]].tolist(), uniforms[1])
     return np.array(codes)
 
 
@@ -128,9 +137,9 @@ def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: n
     Raises:
         ValueError: if the shapes do not fit together or a code is outside ``[0, K)``.
     """
-    _check_shapes(target_probs, draft_probs, codes)
-    test, redraw = rng.random((2, len(codes))).tolist()
-    return _verdict(map(_verify_code, target_probs, draft_probs, codes, test, redraw))
+    drafted = _checked(target_probs, draft_probs, codes)
+    test, redraw = rng.random((2, len(drafted))).tolist()
+    return _verdict(map(_verify_code, target_probs.tolist(), draft_probs.tolist(), drafted, test, redraw))
 
 
 def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
@@ -147,22 +156,22 @@ def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng:
         return verify_codes(target.probs, draft.probs, codes, rng)
     if target.conditional is None or draft.conditional is None:
         raise ValueError("only one of draft and target has a sequential secondary head; both or neither must have one")
-    _check_shapes(target.probs, draft.probs, codes)
+    first, second = _checked(target.probs, draft.probs, codes)
     test, redraw = rng.random((2, 2)).tolist()
-    drafted = int(codes[0])
-    primary = _verify_code(target.probs[0], draft.probs[0], drafted, test[0], redraw[0])
-    secondary = _verify_code(target.conditional[drafted], draft.conditional[drafted], codes[1], test[1], redraw[1])
+    p, q = target.conditional[first].tolist(), draft.conditional[first].tolist()
+    primary = _verify_code(target.probs[0].tolist(), draft.probs[0].tolist(), first, test[0], redraw[0])
+    secondary = _verify_code(p, q, second, test[1], redraw[1])
     if not primary[1]:
-        secondary = sample_code(target.conditional[primary[0]], redraw[1]), False, secondary[2]
+        secondary = sample_code(target.conditional[primary[0]].tolist(), redraw[1]), False, secondary[2]
     return _verdict([primary, secondary])
 
 
-def _verify_code(p: Floats, q: Floats, code: int, test: float, redraw: float) -> tuple[int, bool, float]:
+def _verify_code(p: Row, q: Row, code: int, test: float, redraw: float) -> tuple[int, bool, float]:
     """Final code, whether the drafted one was accepted, and ``r(z)``."""
     rejection = code_rejection(p, q, code)
     if test >= rejection:
-        return int(code), True, rejection
-    return sample_code(residual(p, q), redraw), False, rejection
+        return code, True, rejection
+    return sample_residual(p, q, redraw), False, rejection
 
 
 def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:
@@ -170,13 +179,15 @@ def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:
     return Verdict(np.array(codes), np.array(accepted), np.array(rejection))
 
 
-def _check_shapes(target_probs: Floats, draft_probs: Floats, codes: Codes) -> None:
-    shape = np.shape(target_probs)
-    if len(shape) != 2 or np.shape(draft_probs) != shape or np.shape(codes) != shape[:1]:
+def _checked(target_probs: Floats, draft_probs: Floats, codes: Codes) -> list[int]:
+    """The drafted codes as plain numbers."""
+    shape = target_probs.shape
+    if len(shape) != 2 or draft_probs.shape != shape or codes.shape != shape[:1]:
         raise ValueError(
             f"expected target_probs and draft_probs [G, K] and codes [G]; "
-            f"got {shape}, {np.shape(draft_probs)} and {np.shape(codes)}"
+            f"got {shape}, {draft_probs.shape} and {codes.shape}"
         )
-    drafted = np.asarray(codes).tolist()
+    drafted: list[int] = codes.tolist()
     if min(drafted) < 0 or max(drafted) >= shape[1]:
         raise ValueError(f"codes must lie in [0, {shape[1]}), got {drafted}")
+    return drafted

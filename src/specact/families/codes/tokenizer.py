@@ -26,6 +26,7 @@ class ActionTokenizer(ActionUnits):
     fingerprint: str
     codes: int
 
+    @np.errstate(over="ignore", invalid="ignore")
     def decode(self, codes: Codes, offsets: NDArray[np.float32]) -> NDArray[np.float32]:
         """``decoder(codes) + sum_g offset_g(code_g)``: a normalised chunk ``[n, A]``.
 
@@ -36,9 +37,8 @@ class ActionTokenizer(ActionUnits):
             offsets: ``[G, K, n, A]``.
         """
         chunk = self.base(codes)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for book, code in enumerate(codes.tolist()):
-                chunk += offsets[book, code]
+        for book, code in enumerate(codes.tolist()):
+            chunk += offsets[book, code]
         return chunk
 
     def base(self, codes: Codes) -> NDArray[np.float32]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.types import Codes, Floats, StepRecord
+from specact.types import Codes, Floats, StepRecord, value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CodeDistribution:
     """What a policy answers: a distribution over action codes, and the offset that goes with each code.
 
@@ -27,7 +27,7 @@ class CodeDistribution:
     conditional: Floats | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verdict:
     """The outcome of verifying one step's codes.
 
@@ -44,10 +44,11 @@ class Verdict:
     @property
     def rejected_any(self) -> float:
         """``R(z) = 1 - prod_k (1 - r_k(z_k))``: the probability that at least one drafted code is rejected."""
-        return float(1.0 - np.multiply.reduce(1.0 - self.rejection))
+        rejections: list[float] = self.rejection.tolist()
+        return 1.0 - math.prod([1.0 - rejection for rejection in rejections])
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drafted:
     """Evidence of a proposal: the draft's distribution, and the codes sampled from it, ``[G]``."""
 
@@ -55,7 +56,7 @@ class Drafted:
     codes: Codes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Verified:
     """Evidence of an outcome: the verdict, and the target's distribution, None where a server kept it."""
 

@@ -101,7 +101,7 @@ class TargetSampler(CodeVerifier):
 
 def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
     """A verdict on codes as an outcome: the chunk is the draft's only where every code was accepted."""
-    verified, accepted = len(verdict.accepted), int(np.count_nonzero(verdict.accepted))
-    origins = all_from(Origin.ACCEPTED if accepted == verified else Origin.REPLACED, len(actions))
+    accepted = verdict.accepted.tolist()
+    origins = all_from(Origin.ACCEPTED if all(accepted) else Origin.REPLACED, len(actions))
     evidence, kept_all = Verified(verdict, target), 1.0 - verdict.rejected_any
-    return Outcome(actions, origins, verified, accepted, times, evidence, kept_all)
+    return Outcome(actions, origins, len(accepted), sum(accepted), times, evidence, kept_all)

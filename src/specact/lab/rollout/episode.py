@@ -175,7 +175,7 @@ class _Driver:
         took = self._latency(now) if callable(self._latency) else self._latency
         if not took >= 0.0:
             raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
-        self._address = self._address._replace(step=self._address.step + 1)
+        self._address = self._address.following
         self.metrics.inferred(took)
         schedule.ask(now)
         self._coming = _Coming(chunk, took, now + took)
