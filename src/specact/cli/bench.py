@@ -98,7 +98,7 @@ class Server:
 
     def run(self) -> None:
         from specact.families.codes.bundle import load_bundle
-        from specact.lab.evaluation.load import run_load, run_soak
+        from specact.lab.evaluation.load import run_load, run_soak, speech_of
         from specact.lab.evaluation.neighbours import run_beside
         from specact.lab.processes import serving
 
@@ -118,6 +118,7 @@ class Server:
             raise ConfigError(f"--neighbours must not be negative; got {self.neighbours}")
         _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
+        speech = speech_of(pair)
         with ExitStack() as stack, progress_bars() as update:
             servers = {
                 size: stack.enter_context(serving(pair.path, "--max-batch", str(size), "--max-queue", "1024"))
@@ -128,7 +129,7 @@ class Server:
             for turn in range(self.rounds):
                 for done, (robots, offered, size) in enumerate(todo):
                     update("measurements", turn * len(todo) + done, self.rounds * len(todo))
-                    load = run_load(servers[size].port, pair, robots, self.seconds, offered)
+                    load = run_load(servers[size].port, speech, robots, self.seconds, offered)
                     rows.append({"max_batch": size, "round": turn, **load.summary()})
             update("measurements", self.rounds * len(todo), self.rounds * len(todo))
             beside = []

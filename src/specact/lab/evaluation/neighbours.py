@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import ClientConnection, connect
 
 from specact.errors import RemoteError
 from specact.families.codes.bundle import Bundle, load_bundle
-from specact.lab.evaluation.load import encoded_request, join
+from specact.lab.evaluation.load import encoded_request
 from specact.wire import msgpack
+from specact.wire.handshake import Hello, hello_fields, read_welcome
 
 # Requests that each neighbour keeps under way; rate and deadline of the robot.
 UNDER_WAY, RATE_HZ, DEADLINE_MS = 32, 20.0, 50.0
@@ -93,7 +94,7 @@ def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> Beside
 
 async def _drive(port: int, bundle: Bundle, steps: int) -> list[float | None]:
     """How long each step waited for its result [s]; None where there was none."""
-    socket = await join(port, bundle, "steady")
+    socket = await _join(port, bundle, "steady")
     rng = np.random.default_rng(0)
     sent: dict[int, float] = {}
     waits: list[float | None] = [None] * steps
@@ -118,13 +119,26 @@ async def _drive(port: int, bundle: Bundle, steps: int) -> list[float | None]:
     return waits
 
 
+async def _join(port: int, bundle: Bundle, robot: str) -> ClientConnection:
+    """A stream to the server on this machine's ``port``, after its welcome.
+
+    Raises:
+        WireError: if the server refuses it.
+    """
+    socket = await connect(f"ws://127.0.0.1:{port}/v1/stream", compression=None, ping_interval=None)
+    dialect = bundle.codec.dialect
+    await socket.send(msgpack.encode(hello_fields(Hello(robot, dialect.family, dialect.agreed))))
+    read_welcome(msgpack.decode(await socket.recv(decode=False)))
+    return socket
+
+
 def _flood(port: int, path: Path, robots: int, seconds: float, ready: Event, done: Event) -> None:
     """The neighbours' process; it ends when it is told to, and by itself some seconds after the time is over."""
     asyncio.run(_flood_all(port, load_bundle(path), robots, seconds + 10.0, ready, done))
 
 
 async def _flood_all(port: int, bundle: Bundle, robots: int, seconds: float, ready: Event, done: Event) -> None:
-    sockets = [await join(port, bundle, f"neighbour {number}") for number in range(robots)]
+    sockets = [await _join(port, bundle, f"neighbour {number}") for number in range(robots)]
     asking = [asyncio.create_task(_ask_on(socket, bundle)) for socket in sockets]
     await asyncio.sleep(_SETTLE_S)
     ready.set()
