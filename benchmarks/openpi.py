@@ -195,7 +195,9 @@ def device(pair: Bundle, port: int, openpi_port: int, rounds: int, steps: int) -
                 for name, medians in found_now.items():
                     if turn:
                         rows[name].append(medians)
-            found[pace] = {name: dict(zip(("wall", "cpu"), np.array(r).T.tolist(), strict=True)) for name, r in rows.items()}
+            found[pace] = {
+                name: dict(zip(("wall", "cpu"), np.array(r).T.tolist(), strict=True)) for name, r in rows.items()
+            }
     return found
 
 
@@ -221,18 +223,29 @@ def timed(calls: dict[str, Call], steps: int, pause_s: float) -> dict[str, list[
 
 def tables(found: dict[str, Any]) -> str:
     """Everything in words and numbers, for the page."""
-    lines = ["| robots, as fast as possible | specact, steps/s | openpi, steps/s | ratio by round, median (range) |", "|---|---|---|---|"]
+    lines = [
+        "| robots, as fast as possible | specact, steps/s | openpi, steps/s | ratio by round, median (range) |",
+        "|---|---|---|---|",
+    ]
     for robots, sides in found.get("throughput", {}).items():
-        lines.append(f"| {robots} | {np.median(sides[OURS]):.0f} | {np.median(sides[THEIRS]):.0f} | {ratio(sides[OURS], sides[THEIRS])} |")
+        lines.append(
+            f"| {robots} | {np.median(sides[OURS]):.0f} | {np.median(sides[THEIRS]):.0f} | {ratio(sides[OURS], sides[THEIRS])} |"
+        )
     lines += ["", "| robots at 20 Hz | specact, p99 ms by round | openpi, p99 ms by round |", "|---|---|---|"]
     for robots, sides in found.get("paced", {}).items():
         cells = [" ".join(f"{p99:.0f}" for p99 in sides[name]) if name in sides else "-" for name in (OURS, THEIRS)]
         lines.append(f"| {robots} | {cells[0]} | {cells[1]} |")
-    lines += ["", "| on the device | wall, ms | processor, ms | wall, ratio to openpi | processor, ratio |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| on the device | wall, ms | processor, ms | wall, ratio to openpi | processor, ratio |",
+        "|---|---|---|---|---|",
+    ]
     for pace, calls in found.get("device", {}).items():
         theirs = calls[f"{THEIRS} infer"]
         for name, row in calls.items():
-            ratios = "- | -" if row is theirs else " | ".join(ratio(row[kind], theirs[kind]) for kind in ("wall", "cpu"))
+            ratios = (
+                "- | -" if row is theirs else " | ".join(ratio(row[kind], theirs[kind]) for kind in ("wall", "cpu"))
+            )
             lines.append(f"| {name}, {pace} | {np.median(row['wall']):.2f} | {np.median(row['cpu']):.2f} | {ratios} |")
     return "\n".join(lines)
 

@@ -149,7 +149,7 @@ def plan_policy(
         idle, fallback: see :class:`~specact.robot.chunks.ChunkRunner`.
     """
     from specact.families.chunks.sources import load_policy, try_out
-    from specact.remote.policy import RemotePolicy, connect
+    from specact.remote_policy import RemotePolicy, connect
     from specact.robot.chunks import ChunkRunner
     from specact.robot.inference import ChunkSource, InferenceThread, LocalSource
 
