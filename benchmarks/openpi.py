@@ -228,9 +228,8 @@ def tables(found: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for robots, sides in found.get("throughput", {}).items():
-        lines.append(
-            f"| {robots} | {np.median(sides[OURS]):.0f} | {np.median(sides[THEIRS]):.0f} | {ratio(sides[OURS], sides[THEIRS])} |"
-        )
+        ours, theirs = sides[OURS], sides[THEIRS]
+        lines.append(f"| {robots} | {np.median(ours):.0f} | {np.median(theirs):.0f} | {ratio(ours, theirs)} |")
     lines += ["", "| robots at 20 Hz | specact, p99 ms by round | openpi, p99 ms by round |", "|---|---|---|"]
     for robots, sides in found.get("paced", {}).items():
         cells = [" ".join(f"{p99:.0f}" for p99 in sides[name]) if name in sides else "-" for name in (OURS, THEIRS)]

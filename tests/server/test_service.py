@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import hmac
 import json
 import logging
@@ -351,8 +352,9 @@ def scope(kind: str, method: str, path: str) -> Message:
     denial = {"extensions": {"websocket.http.response": {}}, "subprotocols": []} if kind == "websocket" else {}
     # For what the server's own transport is asked besides.
     state = {"specact.websocket": SimpleNamespace(write=None, hand_over=None, serve=lambda requests: None)}
-    return {"type": kind, "state": state, "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-            "root_path": "", "scheme": kind, "headers": headers, "http_version": "1.1", **denial}  # fmt: skip
+    return {"type": kind, "state": state, "method": method, "path": path, "raw_path": path.encode(),
+            "query_string": b"", "root_path": "", "scheme": kind, "headers": headers, "http_version": "1.1",
+            **denial}  # fmt: skip
 
 
 def call(service: Service, scope: Message, peer: Peer) -> Awaitable[None]:
@@ -440,6 +442,35 @@ def test_a_device_that_leaves_takes_its_requests_along(service: Service, target:
     assert sum(target.batches) < 3
     asyncio.run(service.drain())
     assert service.abandoned == 0
+
+
+def test_requests_leave_nothing_to_the_garbage_collector(service: Service, windows: list[Window]) -> None:
+    """What it has to look for makes every robot wait."""
+    service.batcher.start()
+    payload, sent = msgpack.encode(infer(windows[0], 1, 60_000.0)), list[bytes]()
+
+    async def ask(count: int) -> None:
+        wanted, done = len(sent) + count, asyncio.Event()
+        requests = Requests(
+            service, Sender(service.batcher.lane()), sent.append, lambda: done.set() if len(sent) == wanted else None
+        )
+        for _ in range(count):
+            requests.take(payload)
+        await asyncio.wait_for(done.wait(), 30.0)
+
+    async def count_garbage() -> int:
+        await ask(4)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(25):
+                await ask(4)
+            return gc.collect()
+        finally:
+            gc.enable()
+
+    # 100 requests; the waiting of this test itself leaves some.
+    assert asyncio.run(count_garbage()) < 100
 
 
 def test_a_reply_that_cannot_be_encoded_is_an_error_of_its_request_alone(

@@ -15,7 +15,7 @@ from specact.server.settings import ServerSettings
 from specact.server.turns import FairQueue, Lane, queue_full
 from specact.wire.checks import ErrorCode
 from specact.wire.dialect import Arrays
-from specact.wire.messages import Request, Responder
+from specact.wire.messages import Request, Responder, ServerTimes
 
 _log = logging.getLogger("specact.server")
 _WARM_UP = 20
@@ -35,6 +35,11 @@ class Result:
     queued_s: float
     target_s: float
     batch: int
+
+    def times(self, arrived: float) -> ServerTimes:
+        """As the reply tells them, if it leaves now; ``arrived`` is that of the job."""
+        total_ms = 1e3 * (time.monotonic() - arrived)
+        return ServerTimes(max(0.0, 1e3 * self.queued_s), 1e3 * self.target_s, total_ms, self.batch)
 
 
 Outcome = Result | WireError

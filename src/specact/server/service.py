@@ -21,7 +21,7 @@ from specact.server.telemetry import Robot, Telemetry
 from specact.server.turns import Lane
 from specact.wire.checks import ErrorCode, request_id
 from specact.wire.handshake import Welcome, check_hello, read_hello, welcome_fields
-from specact.wire.messages import ErrorReply, Reply, Request, Responder, ServerTimes, read_request, reply_fields
+from specact.wire.messages import ErrorReply, Reply, Responder, ServerTimes, read_request, reply_fields
 from specact.wire.sizes import max_message_bytes
 
 Fields = dict[str, Any]
@@ -166,9 +166,15 @@ class Service:
         def finish(outcome: Outcome) -> None:
             self._under_way -= 1
             try:
-                reply(self._reply(request, outcome, arrived, sender))
+                if isinstance(outcome, WireError):
+                    raise outcome
+                times = outcome.times(arrived)
+                reply(reply_fields(Reply(request.id, self.dialect.exchanges[kind].answer, outcome.arrays, times)))
             except Exception as error:  # noqa: BLE001
                 reply(self._refused(kind, error, fields, sender))
+            else:
+                # After the reply: nobody waits for the books.
+                self._note(kind, times, sender)
 
         try:
             request = read_request(fields, self.dialect)
@@ -189,20 +195,11 @@ class Service:
         job.wanted = False
         self._under_way -= 1
 
-    def _reply(self, request: Request, outcome: Outcome, arrived: float, sender: Sender) -> Fields:
-        if isinstance(outcome, WireError):
-            raise outcome
-        times = ServerTimes(
-            queue_ms=max(0.0, 1e3 * outcome.queued_s),
-            target_ms=1e3 * outcome.target_s,
-            total_ms=1e3 * (time.monotonic() - arrived),
-            batch=outcome.batch,
-        )
-        self.telemetry.answered(request.kind, times, sender.robot)
+    def _note(self, kind: str, times: ServerTimes, sender: Sender) -> None:
+        self.telemetry.answered(kind, times, sender.robot)
         if self.log.steps:
             written = {"queue_ms": times.queue_ms, "total_ms": times.total_ms, "batch": times.batch}
-            self.log.write("step", what=request.kind, peer=sender.peer, robot=sender.name, **written)
-        return reply_fields(Reply(request.id, self.dialect.exchanges[request.kind].answer, outcome.arrays, times))
+            self.log.write("step", what=kind, peer=sender.peer, robot=sender.name, **written)
 
     def refuse(self, what: str, error: WireError, peer: str | None, robot: Robot | None = None) -> None:
         """Notes an error reply in the books and in the log."""

@@ -11,9 +11,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from specact.errors import WireError
 from specact.server.access import Caller, unauthorized
+from specact.server.batcher import Job
 from specact.server.connections import connection_of
 from specact.server.http import STATUS, caller_of, peer
-from specact.server.batcher import Job
 from specact.server.service import Fields, Sender, Service, refusal
 from specact.server.transport import websocket_of
 from specact.wire import msgpack
@@ -120,7 +120,8 @@ class Requests:
     ) -> None:
         self._service, self._sender, self._send, self._more = service, sender, send, more
         self._most = service.settings.max_under_way
-        self._under_way: set[Job] = set()
+        self._under_way: dict[int, Job] = {}
+        self._taken = 0
 
     @property
     def full(self) -> bool:
@@ -136,21 +137,23 @@ class Requests:
             service.refuse("other", error, self._sender.peer, self._sender.robot)
             self._send(msgpack.encode(refusal(error)))
             return
-        job: Job | None = None
+        self._taken += 1
+        number = self._taken
 
+        # By its number: a reply that knew its job would be a cycle, for the garbage collector to find, and robots wait
+        # meanwhile.
         def reply(fields: Fields) -> None:
             self._send(msgpack.encode(fields))
-            if job is not None:
-                self._under_way.discard(job)
+            if self._under_way.pop(number, None) is not None:
                 self._more()
 
         job = service.answer(fields, arrived, self._sender, reply)
         if job is not None:
-            self._under_way.add(job)
+            self._under_way[number] = job
 
     def end(self) -> None:
         """Forgets what is under way: the robot is gone."""
-        for job in self._under_way:
+        for job in self._under_way.values():
             self._service.forget(job)
         self._under_way.clear()
 

@@ -264,7 +264,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Hands over what waits, as far as it is taken, and its answers can be written; reads on where little is left."""
+        """Hands over what waits, as far as it is taken and answers can be written; reads on where little is left."""
         if self._requests is None:
             if self._ahead and not self._greeted:
                 self._greeted = True

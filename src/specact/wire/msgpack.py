@@ -46,7 +46,7 @@ def decode(payload: bytes) -> dict[str, Any]:
     # What msgpack raises for truncated, oversized, too deep or otherwise broken input has only ValueError in common.
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError("bad_message", f"the frame is not a msgpack message ({_short(error)})") from None
-    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
+    if not isinstance(fields, dict) or not set(map(type, fields)) <= {str}:
         raise WireError("bad_message", "a message must be one map with text keys")
     return fields
 
