@@ -324,6 +324,20 @@ def upgraded(server: Server, hello: Fields) -> socket.socket:
     return connection
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/v1/stream"])
+def test_a_request_with_two_hosts_is_refused(server: Server, path: str) -> None:
+    """They may name different ones, and somebody in between may have looked at the other."""
+    upgrade = (
+        b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    )
+    accepted, rest = (b"101", upgrade) if path == "/v1/stream" else (b"200", b"")
+    for hosts, status in ((1, accepted), (2, b"400")):
+        with server.raw() as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\n".encode() + b"Host: 127.0.0.1\r\n" * hosts + rest + b"\r\n")
+            assert take(connection, lambda received: b"\r\n" in received).startswith(b"HTTP/1.1 " + status)
+
+
 def take(connection: socket.socket, enough: Callable[[bytes], bool]) -> bytes:
     """What comes, until it is enough or the server hangs up."""
     received = b""

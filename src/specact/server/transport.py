@@ -76,6 +76,9 @@ class BoundedHttp(HttpToolsProtocol):
         remember(self.scope["state"], self._connection)
 
     def on_headers_complete(self) -> None:
+        # Before anybody acts on one of them (RFC 9112, 3.2).
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            raise ValueError("more than one Host")
         super().on_headers_complete()
         if len(self.pipeline) > _MOST_PIPELINED:
             raise OverflowError("too many requests at once")
