@@ -324,6 +324,19 @@ def upgraded(server: Server, hello: Fields) -> socket.socket:
     return connection
 
 
+def test_a_robot_that_asks_and_hangs_up_at_once_disturbs_nobody(
+    server: Server, hello: Fields, frames: list[bytes]
+) -> None:
+    """Its replies have nowhere to go; those of others in the same batch have."""
+    with server.stream(hello) as robot:
+        for _ in range(20):
+            with upgraded(server, hello) as leaving:
+                robot.send(frames[0])
+                leaving.sendall(frame(BINARY, frames[0]) * 3 + frame(CLOSE, struct.pack(">H", 1000)))
+                assert robot.receive()["type"] == "distribution"
+                assert close_code(leaving) == 1000
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/v1/stream"])
 def test_a_request_with_two_hosts_is_refused(server: Server, path: str) -> None:
     """They may name different ones, and somebody in between may have looked at the other."""

@@ -12,6 +12,7 @@ from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
+from websockets.protocol import State
 
 from specact.server.connections import Connection, Connections, remember
 
@@ -288,7 +289,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def write(self, payload: bytes) -> None:
         """Sends a message, if the connection still takes one."""
-        if not self.close_sent and not self.disconnected:
+        if self.conn.state is State.OPEN and not self.transport.is_closing():
             self.conn.send_binary(payload)
             self.transport.write(b"".join(self.conn.data_to_send()))
 
