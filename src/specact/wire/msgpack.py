@@ -78,7 +78,7 @@ def _unpack_array(kind: int, body: bytes) -> NDArray[Any]:
     if dtype.kind == "b" and max(body[start:], default=0) > 1:
         raise WireError("bad_message", "the bytes of a bool array must be 0 or 1")
     # A copy is aligned and keeps nothing else of the frame alive.
-    array: NDArray[Any] = np.frombuffer(body, dtype, offset=start).reshape(shape).copy()
+    array: NDArray[Any] = np.ndarray(shape, dtype, body, start).copy()
     return array
 
 
