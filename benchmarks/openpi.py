@@ -12,6 +12,7 @@ from there. The results are kept in benchmarks/results/openpi.json, and the tabl
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import logging
@@ -170,16 +171,16 @@ def device(pair: Bundle, port: int, openpi_port: int, rounds: int, steps: int) -
     rng = np.random.default_rng(0)
     inputs = [{name: rng.uniform(-1, 1, field.shape) for name, field in shapes.items()} for _ in range(64)]
     windows = [pair.spec.target.zeros()]
+    # Each control step is an inference; otherwise most steps would play what the last one gave.
+    eager = dataclasses.replace(pair, spec=dataclasses.replace(pair.spec, execute=1))
     with Client(Endpoint.parse(f"ws://127.0.0.1:{port}"), pair.codec.dialect) as client:
         client.connect(10.0)
-        policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, 1000.0))
+        policy = SpeculativePolicy(eager, Always(), verifier=remote_verifier(client, pair, 1000.0))
         target = RemoteTarget(client, pair.codec, 1000.0)
         count = iter(range(10**9))
 
         def act() -> None:
             policy.act(inputs[next(count) % 64])
-            while not policy.wants_inference:
-                policy.act(inputs[0])
             assert policy.record is not None and policy.record.outcome is not None
 
         calls: dict[str, Call] = {

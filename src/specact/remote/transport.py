@@ -207,20 +207,18 @@ def receive_some(side: socket.socket, timeout: float) -> bytes | None:
         TransportClosedError: if the connection broke.
     """
     try:
-        try:
+        # What TLS has decrypted already is no longer there to be waited for.
+        if (isinstance(side, ssl.SSLSocket) and side.pending()) or _ready(side, select.POLLIN, timeout):
             return side.recv(_READ)
-        except _NOT_YET:
-            return side.recv(_READ) if _ready(side, select.POLLIN, timeout) else None
     except _NOT_YET:
-        return None
+        pass
     except OSError as error:
         raise TransportClosedError(f"the connection was lost: {error}") from None
+    return None
 
 
 def _ready(side: socket.socket, event: int, timeout: float) -> bool:
     """Waits for at most ``timeout`` seconds; select would not take descriptors above 1023."""
-    if timeout <= 0.0:
-        return False
     waiting = select.poll()
     waiting.register(side, event)
-    return bool(waiting.poll(math.ceil(1e3 * timeout)))
+    return bool(waiting.poll(max(0, math.ceil(1e3 * timeout))))
