@@ -274,7 +274,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 self._greeted = True
                 self.queue.put_nowait({"type": "websocket.receive", "bytes": self._ahead.popleft()})
         else:
-            while self._ahead and not self._requests.full and self.writable.is_set():
+            while self._ahead and not (self._requests.full or self.close_sent) and self.writable.is_set():
                 self._requests.take(self._ahead.popleft())
         if self.read_paused != (len(self._ahead) >= _PAUSED_AT):
             self.read_paused = not self.read_paused
