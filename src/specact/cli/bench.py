@@ -162,7 +162,7 @@ class Server:
                 usual = stack.enter_context(serving(pair.path))
                 for done, neighbours in enumerate(self.neighbours):
                     update("neighbours", done, len(self.neighbours))
-                    beside.append(run_beside(usual.port, pair, neighbours, self.steps).summary())
+                    beside.append(run_beside(usual.port, pair, neighbours, self.steps))
                 update("neighbours", len(self.neighbours), len(self.neighbours))
             soak = None
             if self.soak_s > 0.0:

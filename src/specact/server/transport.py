@@ -272,7 +272,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._requests is None:
             if self._ahead and not self._greeted:
                 self._greeted = True
-                self.queue.put_nowait({"type": "websocket.receive", "bytes": self._ahead.popleft()})
+                hello = self._ahead.popleft()
+                event: ASGIReceiveEvent = {"type": "websocket.receive", "text": ""}
+                self.queue.put_nowait(event if hello is None else {"type": "websocket.receive", "bytes": hello})
         else:
             while self._ahead and not (self._requests.full or self.close_sent) and self.writable.is_set():
                 self._requests.take(self._ahead.popleft())

@@ -24,7 +24,7 @@ from specact.wire import msgpack
 from specact.wire.handshake import Hello, hello_fields
 from specact.wire.messages import Request, request_fields
 
-_DEADLINE_MS, _JOIN_WITHIN_S, _MOST_REQUESTS = 10_000.0, 30.0, 64
+_JOIN_WITHIN_S, _SETTLE_S, _MOST_REQUESTS = 30.0, 0.5, 64
 # Robots of a soak, their requests per second together, and seconds between two looks at the server's memory.
 _SOAK_ROBOTS, _SOAK_HZ, _SOAK_LOOK_S = 64, 500.0, 10.0
 _BINARY, _PING, _PONG = 0x82, 0x89, 0x8A
@@ -69,7 +69,7 @@ class Load:
 
     def summary(self) -> dict[str, Any]:
         """As plain values; throughput in verified steps per second, latencies in ms."""
-        p50, p99 = np.quantile(self.latencies_ms, (0.5, 0.99)).tolist()
+        p50, p99 = np.quantile(self.latencies_ms if len(self.latencies_ms) else [np.nan], (0.5, 0.99)).tolist()
         return {
             "robots": self.robots,
             "offered_hz": self.offered_hz,
@@ -82,27 +82,32 @@ class Load:
         }
 
 
-def run_load(port: int, speech: Speech, robots: int, seconds: float, offered_hz: float | None) -> Load:
+def run_load(
+    port: int, speech: Speech, robots: int, seconds: float, offered_hz: float | None, under_way: int = 1,
+    started: Callable[[], None] | None = None,
+) -> Load:  # fmt: skip
     """Asks the server on this machine's ``port`` with many robots at once.
 
     Args:
         port: of the server, on loopback.
         speech: what the robots say.
-        robots: connections, each with one request under way.
+        robots: connections.
         seconds: how long.
         offered_hz: requests per second of all robots together, evenly spread; a robot that is not answered in time
             falls behind and its waiting counts from when the request was due. None for as fast as possible.
+        under_way: requests of each robot at a time; latencies are those of one.
+        started: called when all have asked for half a second.
 
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-    return uvloop.run(_run(port, speech, robots, seconds, offered_hz))
+    return uvloop.run(_run(port, speech, robots, seconds, offered_hz, under_way, started))
 
 
-def speech_of(bundle: Bundle) -> Speech:
+def speech_of(bundle: Bundle, deadline_ms: float = 10_000.0) -> Speech:
     """Requests about random observations, as a device with this bundle makes them."""
     rng, dialect = np.random.default_rng(0), bundle.codec.dialect
-    requests = [encoded_request(bundle.spec.target, rng, number, _DEADLINE_MS) for number in range(_MOST_REQUESTS)]
+    requests = [_encoded_request(bundle.spec.target, rng, number, deadline_ms) for number in range(_MOST_REQUESTS)]
     hello = Hello("load", dialect.family, dialect.agreed)
     return Speech("/v1/stream", msgpack.encode(hello_fields(hello)), requests, _batch)
 
@@ -142,7 +147,7 @@ def run_soak(
     }
 
 
-def encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
+def _encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
     """A request about a random observation, as the bytes of its frame."""
     arrays = {
         name: np.zeros(field.window_shape, np.uint8)
@@ -154,7 +159,10 @@ def encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: i
     return msgpack.encode(request_fields(request, spec))
 
 
-async def _run(port: int, speech: Speech, robots: int, seconds: float, offered_hz: float | None) -> Load:
+async def _run(
+    port: int, speech: Speech, robots: int, seconds: float, offered_hz: float | None, under_way: int,
+    started: Callable[[], None] | None,
+) -> Load:  # fmt: skip
     loop = asyncio.get_running_loop()
     frames = [_frame(_BINARY, payload) for payload in speech.requests]
     asking = [_Robot(loop, speech, frames) for _ in range(robots)]
@@ -165,7 +173,9 @@ async def _run(port: int, speech: Speech, robots: int, seconds: float, offered_h
         start = time.monotonic() + 0.05
         period_s, stagger_s = (robots / offered_hz, 1.0 / offered_hz) if offered_hz else (None, 0.0)
         for number, robot in enumerate(asking):
-            robot.start(start + number * stagger_s, period_s, start + seconds)
+            robot.start(start + number * stagger_s, period_s, start + seconds, under_way)
+        if started is not None:
+            loop.call_later(_SETTLE_S, started)
         await asyncio.gather(*(robot.finished for robot in asking))
     except TimeoutError:
         raise RemoteError("the server did not welcome a robot in time") from None
@@ -173,16 +183,16 @@ async def _run(port: int, speech: Speech, robots: int, seconds: float, offered_h
         for robot in asking:
             robot.hang_up()
     results = np.array([found for robot in asking for found in robot.results], dtype=np.float64).reshape(-1, 2)
-    latencies, batches = results[results[:, 1] > 0].T
-    if not len(latencies):
+    if not len(results):
         raise RemoteError("the server answered none of the requests")
+    latencies, batches = results[results[:, 1] > 0].T
     # Each inference of b requests was seen b times.
-    batch = len(batches) / float((1.0 / batches).sum())
+    batch = len(batches) / max(1.0, float((1.0 / batches).sum()))
     return Load(robots, offered_hz, seconds, 1e3 * latencies, batch, len(results) - len(latencies))
 
 
 class _Robot(asyncio.Protocol):
-    """One connection with one request under way. It does as little as it can: it shares the processor with the server.
+    """One connection. It does as little as it can: it shares the processor with the server.
 
     Args:
         loop: that it runs on.
@@ -199,10 +209,11 @@ class _Robot(asyncio.Protocol):
         self.finished: asyncio.Future[None] = loop.create_future()
         self.results: list[tuple[float, int]] = []
 
-    def start(self, due: float, period_s: float | None, until: float) -> None:
+    def start(self, due: float, period_s: float | None, until: float, under_way: int) -> None:
         """Asks from ``due`` to ``until`` [s, monotonic clock], every so many seconds or all the time."""
         self._due, self._period_s, self._until = due, period_s, until
-        self._loop.call_later(due - time.monotonic(), self._ask)
+        for _ in range(under_way):
+            self._loop.call_later(due - time.monotonic(), self._ask)
 
     def hang_up(self) -> None:
         """Ends the connection, without waiting for the server."""
@@ -248,7 +259,8 @@ class _Robot(asyncio.Protocol):
         if self._period_s is None:
             self._due = now
         if self._due >= self._until:
-            self.finished.set_result(None)
+            if not self.finished.done():
+                self.finished.set_result(None)
         elif self._due > now:
             self._loop.call_later(self._due - now, self._ask)
         else:
