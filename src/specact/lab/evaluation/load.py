@@ -165,10 +165,11 @@ async def _run(
 ) -> Load:  # fmt: skip
     loop = asyncio.get_running_loop()
     frames = [_frame(_BINARY, payload) for payload in speech.requests]
-    asking = [_Robot(loop, speech, frames) for _ in range(robots)]
+    asking: list[_Robot] = []
     try:
-        for robot in asking:
-            await loop.create_connection(lambda robot=robot: robot, "127.0.0.1", port)  # type: ignore[misc]
+        for _ in range(robots):
+            _, robot = await loop.create_connection(lambda: _Robot(loop, speech, frames), "127.0.0.1", port)
+            asking.append(robot)
             await asyncio.wait_for(robot.welcomed, _JOIN_WITHIN_S)
         start = time.monotonic() + 0.05
         period_s, stagger_s = (robots / offered_hz, 1.0 / offered_hz) if offered_hz else (None, 0.0)
