@@ -8,7 +8,7 @@ from specact.families.codes.bundle import load_bundle as load_bundle
 from specact.families.load import load_pair as load_pair
 from specact.gates.calibration import calibrated_gate as calibrated_gate
 from specact.policy import SpeculativePolicy as SpeculativePolicy
-from specact.remote.policy import RemotePolicy as RemotePolicy
-from specact.remote.policy import connect as connect
+from specact.remote_policy import RemotePolicy as RemotePolicy
+from specact.remote_policy import connect as connect
 
 __version__: str

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specact import load_bundle
 from specact.errors import ConfigError
 from specact.links.faults import LossyLink, OutageLink
 from specact.links.link import LINKS, load_link
-from specact.links.model import AddedDelay, SteadyLink
+from specact.links.model import AddedDelay, SteadyLink, round_trip
 from specact.links.recordings import MahimahiLink, TraceLink
+from specact.wire.sizes import array_bytes
 
 
 @pytest.fixture
@@ -90,3 +92,13 @@ def test_a_recording_is_read_once_and_again_when_it_changed(series: Path) -> Non
 def test_what_is_wrong_with_a_name_is_said(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_link(name)
+
+
+def test_a_window_of_the_camera_pair_crosses_wifi_in_less_than_half_a_control_period() -> None:
+    """In the link's own time: what is left of 50 ms is the server's and the device's."""
+    link, rng = load_link("wifi-paper"), np.random.default_rng(0)
+    dialect = load_bundle("pusht-camera").codec.dialect
+    request, reply = array_bytes(dialect)
+    assert request > 2 * 96 * 96 * 3  # two frames, uncompressed
+    trips = [round_trip(link, request, reply, 0.0, rng) for _ in range(1000)]
+    assert max(trips) < 0.025

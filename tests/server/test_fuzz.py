@@ -324,6 +324,33 @@ def upgraded(server: Server, hello: Fields) -> socket.socket:
     return connection
 
 
+def test_a_robot_that_asks_and_hangs_up_at_once_disturbs_nobody(
+    server: Server, hello: Fields, frames: list[bytes]
+) -> None:
+    """Its replies have nowhere to go; those of others in the same batch have."""
+    with server.stream(hello) as robot:
+        for _ in range(20):
+            with upgraded(server, hello) as leaving:
+                robot.send(frames[0])
+                leaving.sendall(frame(BINARY, frames[0]) * 3 + frame(CLOSE, struct.pack(">H", 1000)))
+                assert robot.receive()["type"] == "distribution"
+                assert close_code(leaving) == 1000
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/stream"])
+def test_a_request_with_two_hosts_is_refused(server: Server, path: str) -> None:
+    """They may name different ones, and somebody in between may have looked at the other."""
+    upgrade = (
+        b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    )
+    accepted, rest = (b"101", upgrade) if path == "/v1/stream" else (b"200", b"")
+    for hosts, status in ((1, accepted), (2, b"400")):
+        with server.raw() as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\n".encode() + b"Host: 127.0.0.1\r\n" * hosts + rest + b"\r\n")
+            assert take(connection, lambda received: b"\r\n" in received).startswith(b"HTTP/1.1 " + status)
+
+
 def take(connection: socket.socket, enough: Callable[[bytes], bool]) -> bytes:
     """What comes, until it is enough or the server hangs up."""
     received = b""
@@ -460,8 +487,9 @@ def test_a_peer_that_does_not_read_cannot_keep_the_server_from_ending(launch: St
 def test_without_its_bounds_a_flood_would_cost_memory(launch: Start, hello: Fields) -> None:
     """The wrong variant: uvicorn's protocols as they are."""
     bare = launch(
-        before="import specact.server.serve as serve; "
+        before="import specact.server.serve as serve, specact.server.stream as stream; from unittest.mock import Mock; "
         "serve.partial = lambda *_: 'httptools'; serve.BoundedWebSocket = 'websockets-sansio'; "
+        "stream.websocket_of = Mock(); "
     )
     assert grown(bare, hello, "pings whose pongs nobody reads") > GROWTH_KB
     assert grown(bare, hello, "one header") > GROWTH_KB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ from specact.ranges import INSIDE, NOT_NEGATIVE, POSITIVE, SEED, Range, check_ra
 
 @dataclass
 class Latency:
-    """Measure the latency of draft, remote target, hybrid and ADAHI on the same steps, with both codecs."""
+    """Measure the latency of draft, remote target, hybrid and ADAHI on the same steps, with both codecs.
+
+    With a deadline, count instead how many verified steps miss it, with camera frames raw and as JPEG.
+    """
 
     bundle: str = "ball"
     """Path or name of the pair."""
@@ -34,22 +38,38 @@ class Latency:
     """Add a 12-layer transformer of width 768 to the target, to model a large policy; needs the extra train."""
     draft_ms: float | None = None
     """Time of a draft inference, to model a slower device; measured on this machine if not given."""
+    deadline_ms: float | None = None
+    """Deadline of a verified step's request [ms]; the pair's own target answers, at once and at the rate below."""
+    rate_hz: float = 20.0
+    """Inferences per second with a deadline."""
+    jpeg_quality: int = 90
+    """Of camera frames as JPEG, 1 to 95."""
     seed: int = 0
     """Random seed."""
     out: Path | None = None
-    """Folder for latency.json and, with the extra report, pictures."""
+    """Folder for latency.json or deadline.json and, with the extra report, pictures."""
     json: bool = False
     """Print the measurement as JSON."""
 
     def run(self) -> None:
         from specact.families.codes.bundle import load_bundle
-        from specact.lab.evaluation.latency import measure_latency
+        from specact.lab.evaluation.latency import measure_deadline, measure_latency
         from specact.links.link import load_link
 
-        check_ranges(self, {"steps": Range(2), "rate": INSIDE, "draft_ms": NOT_NEGATIVE, "seed": SEED})
+        ranges = {"steps": Range(2), "rate": INSIDE, "draft_ms": NOT_NEGATIVE, "seed": SEED}
+        own = {"deadline_ms": POSITIVE, "rate_hz": POSITIVE, "jpeg_quality": Range(1, 95)}
+        check_ranges(self, ranges | own)
         load_link(self.link)
         _check_out(self.out)
         pair = load_bundle(self.bundle)
+        if self.deadline_ms is not None:
+            with progress_bars() as update:
+                found = measure_deadline(
+                    pair, self.link, self.steps, self.deadline_ms, self.rate_hz, self.jpeg_quality, self.seed,
+                    lambda done, total: update("steps", done, total),
+                )  # fmt: skip
+            self._tell(found, pair.name, "deadline.json", _deadline_table)
+            return
         with tempfile.TemporaryDirectory() as folder, progress_bars() as update:
             served = str(pair.path)
             if self.stand_in:
@@ -58,14 +78,19 @@ class Latency:
                 pair, served, self.link, self.steps, self.rate, self.draft_ms, self.seed,
                 lambda done, total: update("steps", done, total),
             )  # fmt: skip
-        found |= {"bundle": pair.name, "stand_in": self.stand_in, "command": command_line()}
+        found |= {"stand_in": self.stand_in}
+        self._tell(found, pair.name, "latency.json", _latency_table)
         if self.out is not None:
-            write_json(self.out / "latency.json", found)
             _draw(found, self.out)
+
+    def _tell(self, found: dict[str, Any], name: str, file: str, table: Callable[[dict[str, Any]], Table]) -> None:
+        found |= {"bundle": name, "command": command_line()}
+        if self.out is not None:
+            write_json(self.out / file, found)
         if self.json:
             print_json(found)
-            return
-        results.print(_latency_table(found))
+        else:
+            results.print(table(found))
 
 
 @dataclass
@@ -98,7 +123,7 @@ class Server:
 
     def run(self) -> None:
         from specact.families.codes.bundle import load_bundle
-        from specact.lab.evaluation.load import run_load, run_soak
+        from specact.lab.evaluation.load import run_load, run_soak, speech_of
         from specact.lab.evaluation.neighbours import run_beside
         from specact.lab.processes import serving
 
@@ -118,6 +143,7 @@ class Server:
             raise ConfigError(f"--neighbours must not be negative; got {self.neighbours}")
         _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
+        speech = speech_of(pair)
         with ExitStack() as stack, progress_bars() as update:
             servers = {
                 size: stack.enter_context(serving(pair.path, "--max-batch", str(size), "--max-queue", "1024"))
@@ -128,7 +154,7 @@ class Server:
             for turn in range(self.rounds):
                 for done, (robots, offered, size) in enumerate(todo):
                     update("measurements", turn * len(todo) + done, self.rounds * len(todo))
-                    load = run_load(servers[size].port, pair, robots, self.seconds, offered)
+                    load = run_load(servers[size].port, speech, robots, self.seconds, offered)
                     rows.append({"max_batch": size, "round": turn, **load.summary()})
             update("measurements", self.rounds * len(todo), self.rounds * len(todo))
             beside = []
@@ -136,7 +162,7 @@ class Server:
                 usual = stack.enter_context(serving(pair.path))
                 for done, neighbours in enumerate(self.neighbours):
                     update("neighbours", done, len(self.neighbours))
-                    beside.append(run_beside(usual.port, pair, neighbours, self.steps).summary())
+                    beside.append(run_beside(usual.port, pair, neighbours, self.steps))
                 update("neighbours", len(self.neighbours), len(self.neighbours))
             soak = None
             if self.soak_s > 0.0:
@@ -213,6 +239,18 @@ def _latency_table(found: dict[str, Any]) -> Table:
             f"{way['over_bound']:+.1%}",
         )  # fmt: skip
     table.caption = "bound: draft + sent x (link + target), one after the other; over: median of blocks relative to it"
+    return table
+
+
+def _deadline_table(found: dict[str, Any]) -> Table:
+    title = f"{found['bundle']}, {found['steps']} verified steps each, link {found['link']}"
+    table = Table(title=title, box=None, padding=(0, 2, 0, 0))
+    for name in ("frames", "pace", f"missed {found['deadline_ms']:g} ms", "p50 ms", "p95 ms", "p99 ms", "encode ms"):
+        table.add_column(name, justify="left" if name == "frames" else "right", no_wrap=True)
+    for way in found["ways"]:
+        pace = "hot" if way["rate_hz"] is None else f"{way['rate_hz']:g} Hz"
+        times = (f"{way['quantiles_ms'][name]:.1f}" for name in ("p50", "p95", "p99"))
+        table.add_row(way["frames"], pace, str(sum(way["missed"].values())), *times, f"{way['encode_ms']:.2f}")
     return table
 
 

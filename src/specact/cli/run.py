@@ -22,7 +22,7 @@ from specact.interrupts import Interrupts
 from specact.runtime.limits import RATES_HZ
 
 if TYPE_CHECKING:
-    from specact.remote.policy import RemotePolicy
+    from specact.remote_policy import RemotePolicy
     from specact.robot.chunks import ChunkRunner
     from specact.robot.inference import ChunkSource
     from specact.robot.loop import Journal, Tick
@@ -255,7 +255,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
 def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
     """A chunk policy alone, in this process or on a server; the stack closes the client, and ends the inferences."""
     from specact.families.chunks.sources import load_policy, try_out
-    from specact.remote.policy import connect
+    from specact.remote_policy import connect
     from specact.robot.chunks import ChunkRunner
     from specact.robot.inference import InferenceThread, LocalSource
 

@@ -1,7 +1,5 @@
 from specact.remote.client import Client as Client
 from specact.remote.client import ClientSettings as ClientSettings
-from specact.remote.policy import RemotePolicy as RemotePolicy
-from specact.remote.policy import connect as connect
 from specact.remote.target import RemoteTarget as RemoteTarget
 from specact.remote.target import RemoteVerifier as RemoteVerifier
 from specact.remote.target import remote_verifier as remote_verifier

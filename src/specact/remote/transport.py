@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import select
 import socket
 import ssl
 import time
@@ -17,6 +19,7 @@ Fields = dict[str, Any]
 PORT = 8600
 # What one look takes at most: a hostile peer's thousands of tiny frames in it cost no more than about 40 ms.
 _READ = 1 << 13
+_NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _HOST = re.compile(r"[0-9A-Za-z_.:%-]+")
 
 
@@ -125,7 +128,7 @@ class Endpoint:
         return self.scheme in ("wss", "https")
 
     def connect(self, until: float) -> socket.socket:
-        """A connected socket, with TLS where the scheme says so.
+        """A connected socket that does not block, with TLS where the scheme says so.
 
         Args:
             until: when it must be there, in seconds of the monotonic clock.
@@ -142,10 +145,11 @@ class Endpoint:
             ) from None
         try:
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self.encrypted:
-                return side
-            side.settimeout(max(0.001, until - time.monotonic()))
-            return (self.tls or ssl.create_default_context()).wrap_socket(side, server_hostname=self.host)
+            if self.encrypted:
+                side.settimeout(max(0.001, until - time.monotonic()))
+                side = (self.tls or ssl.create_default_context()).wrap_socket(side, server_hostname=self.host)
+            side.setblocking(False)
+            return side
         except OSError as error:
             side.close()
             raise RemoteError(
@@ -175,12 +179,23 @@ def trusting(ca: Path | None) -> ssl.SSLContext | None:
 def send_all(side: socket.socket, data: bytes, timeout: float) -> None:
     """Hands bytes to the network.
 
+    Args:
+        side: from :meth:`Endpoint.connect`.
+        data: the bytes.
+        timeout: how long the network may take to accept them [s].
+
     Raises:
-        TransportClosedError: if that is impossible within ``timeout`` seconds; an unknown part of them has left then.
+        TransportClosedError: if that is impossible; an unknown part of them has left then.
     """
+    left, until = memoryview(data), time.monotonic() + max(0.001, timeout)
     try:
-        side.settimeout(max(0.001, timeout))
-        side.sendall(data)
+        while left:
+            try:
+                left = left[side.send(left) :]
+            except _NOT_YET as error:
+                waits_for = select.POLLIN if isinstance(error, ssl.SSLWantReadError) else select.POLLOUT
+                if not _ready(side, waits_for, until - time.monotonic()):
+                    raise TimeoutError("timed out") from None
     except OSError as error:
         raise TransportClosedError(f"the connection was lost while sending: {error}") from None
 
@@ -192,9 +207,18 @@ def receive_some(side: socket.socket, timeout: float) -> bytes | None:
         TransportClosedError: if the connection broke.
     """
     try:
-        side.settimeout(max(0.0, timeout))
-        return side.recv(_READ)
-    except (TimeoutError, BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-        return None
+        # What TLS has decrypted already is no longer there to be waited for.
+        if (isinstance(side, ssl.SSLSocket) and side.pending()) or _ready(side, select.POLLIN, timeout):
+            return side.recv(_READ)
+    except _NOT_YET:
+        pass
     except OSError as error:
         raise TransportClosedError(f"the connection was lost: {error}") from None
+    return None
+
+
+def _ready(side: socket.socket, event: int, timeout: float) -> bool:
+    """Waits for at most ``timeout`` seconds; select would not take descriptors above 1023."""
+    waiting = select.poll()
+    waiting.register(side, event)
+    return bool(waiting.poll(max(0, math.ceil(1e3 * timeout))))

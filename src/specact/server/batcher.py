@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specact.errors import WireError
@@ -15,7 +15,7 @@ from specact.server.settings import ServerSettings
 from specact.server.turns import FairQueue, Lane, queue_full
 from specact.wire.checks import ErrorCode
 from specact.wire.dialect import Arrays
-from specact.wire.messages import Request, Responder
+from specact.wire.messages import Request, Responder, ServerTimes
 
 _log = logging.getLogger("specact.server")
 _WARM_UP = 20
@@ -36,18 +36,34 @@ class Result:
     target_s: float
     batch: int
 
+    def times(self, arrived: float) -> ServerTimes:
+        """As the reply tells them, if it leaves now; ``arrived`` is that of the job."""
+        total_ms = 1e3 * (time.monotonic() - arrived)
+        return ServerTimes(max(0.0, 1e3 * self.queued_s), 1e3 * self.target_s, total_ms, self.batch)
 
-@dataclass(slots=True)
+
+Outcome = Result | WireError
+
+
+@dataclass(slots=True, eq=False)
 class Job:
-    """A request, when its frame came in [s, monotonic clock], and who waits for its result."""
+    """A request that was taken on.
+
+    Attributes:
+        request: itself.
+        arrived: when its frame came in [s, monotonic clock].
+        finish: told what came of it, on the event loop.
+        wanted: whether somebody waits for that; nobody does where the connection is gone.
+    """
 
     request: Request
     arrived: float
-    future: asyncio.Future[Result]
+    finish: Callable[[Outcome], None]
+    wanted: bool = True
 
     def alive(self, now: float) -> bool:
-        """Whether its time is not up, and somebody waits: nobody does where the connection is gone."""
-        return not self.future.cancelled() and now - self.arrived <= self.request.deadline_ms / 1e3
+        """Whether its time is not up, and somebody waits."""
+        return self.wanted and now - self.arrived <= self.request.deadline_ms / 1e3
 
 
 class Batcher:
@@ -66,6 +82,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._closing = False
         self._inline = self._scheduled = self._warm = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name="specact target", daemon=True)
         self.ready = False
 
@@ -90,7 +107,7 @@ class Batcher:
         if not self._inline:
             self._thread.start()
         elif self._queue:
-            self._schedule(asyncio.get_running_loop())
+            self._schedule()
         self.ready = True
 
     def stop(self) -> None:
@@ -112,51 +129,53 @@ class Batcher:
         """Where the requests of one robot wait; robots are served in turn."""
         return self._queue.lane()
 
-    def submit(self, lane: Lane[Job], request: Request, arrived: float) -> asyncio.Future[Result]:
-        """Queues a request; call it on the event loop that awaits the result.
+    def submit(self, lane: Lane[Job], request: Request, arrived: float, finish: Callable[[Outcome], None]) -> Job:
+        """Queues a request; call it on the one event loop of the server.
 
         Args:
             lane: of the robot, from :meth:`lane`.
             request: checked already.
             arrived: when its frame came in, in seconds of the monotonic clock.
+            finish: called on the event loop, later, with the result or an error: ``overloaded`` if it made room for a
+                robot that has less in the queue, ``expired`` if the deadline passed first, ``internal`` if the target
+                failed. Not called for a job that is no longer ``wanted``.
 
         Raises:
-            WireError: ``overloaded`` if the queue or the robot's lane is full, ``shutting_down`` if it is closed;
-                as the future's exception ``overloaded`` if it made room for a robot that has less in the queue,
-                ``expired`` if the deadline passed first, ``internal`` if the target failed.
+            WireError: ``overloaded`` if the queue or the robot's lane is full, ``shutting_down`` if it is closed.
         """
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        job = Job(request, arrived, finish)
         with self._changed:
             if self._closing:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-            displaced = self._queue.put(lane, Job(request, arrived, future))
+            displaced = self._queue.put(lane, job)
+            self._loop = asyncio.get_running_loop()
             if not self._inline:
                 self._changed.notify()
             elif not self._scheduled:
-                self._schedule(future.get_loop())
+                self._schedule()
         if displaced is not None:
-            _resolve_on_their_loops([(displaced, queue_full(self._max_queue))])
-        return future
+            self._loop.call_soon(_finish, [(displaced, queue_full(self._max_queue))])
+        return job
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule(self) -> None:
         self._scheduled = True
-        loop.call_soon(self._serve)
+        asyncio.get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
         """On the event loop: a batch of what came in since the last one; connections are read before the next."""
         self._scheduled = False
         now = time.monotonic()
-        outcomes = self._outcomes(*self._queue.take(self._max_batch, lambda job: job.alive(now)))
-        _resolve(outcomes)
-        if self._queue and not self._closing:
-            self._schedule(outcomes[0][0].future.get_loop())
+        _finish(self._outcomes(*self._queue.take(self._max_batch, lambda job: job.alive(now))))
+        if self._queue and not self._closing and not self._scheduled:
+            self._schedule()
 
     def _work(self) -> None:
         while batch := self._take():
-            _resolve_on_their_loops(self._outcomes(*batch))
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(_finish, self._outcomes(*batch))
 
-    def _outcomes(self, jobs: list[Job], late: list[Job]) -> list[tuple[Job, Result | WireError]]:
-        outcomes: list[tuple[Job, Result | WireError]] = [
+    def _outcomes(self, jobs: list[Job], late: list[Job]) -> list[tuple[Job, Outcome]]:
+        outcomes: list[tuple[Job, Outcome]] = [
             (job, WireError(ErrorCode.EXPIRED, "the deadline passed in the queue")) for job in late
         ]
         if jobs:
@@ -179,7 +198,7 @@ class Batcher:
             now = time.monotonic()
             return self._queue.take(self._max_batch, lambda job: job.alive(now))
 
-    def _answer(self, jobs: Sequence[Job], started: float) -> list[Result | WireError]:
+    def _answer(self, jobs: Sequence[Job], started: float) -> list[Outcome]:
         try:
             found = list(zip(jobs, self._responder.respond([job.request for job in jobs]), strict=True))
         # The border of the process: whatever the target raises, the server lives on and says nothing of its inside.
@@ -193,18 +212,7 @@ class Batcher:
         ]
 
 
-def _resolve_on_their_loops(outcomes: Sequence[tuple[Job, Result | WireError]]) -> None:
-    for loop in {job.future.get_loop() for job, _ in outcomes}:
-        own = [(job, outcome) for job, outcome in outcomes if job.future.get_loop() is loop]
-        loop.call_soon_threadsafe(_resolve, own)
-
-
-def _resolve(outcomes: Sequence[tuple[Job, Result | WireError]]) -> None:
+def _finish(outcomes: Sequence[tuple[Job, Outcome]]) -> None:
     for job, outcome in outcomes:
-        # Cancelled where its connection is gone.
-        if job.future.done():
-            continue
-        if isinstance(outcome, WireError):
-            job.future.set_exception(outcome)
-        else:
-            job.future.set_result(outcome)
+        if job.wanted:
+            job.finish(outcome)

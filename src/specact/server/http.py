@@ -15,7 +15,7 @@ from specact.errors import WireError
 from specact.server.access import Caller, unauthorized
 from specact.server.connections import connection_of
 from specact.server.openapi import described
-from specact.server.service import Sender, Service, refusal
+from specact.server.service import Fields, Sender, Service, refusal
 from specact.wire import json
 from specact.wire.checks import ErrorCode
 
@@ -50,7 +50,7 @@ def message_routes(service: Service) -> APIRouter:
                 if kind == "hello":
                     reply = service.hello(fields)[1]
                 else:
-                    reply = await service.answer(fields, arrived, Sender(service.lane(caller), peer(request.scope)))
+                    reply = await _answer(service, fields, arrived, Sender(service.lane(caller), peer(request.scope)))
             except WireError as error:
                 service.refuse(kind, error, peer(request.scope))
                 reply = refusal(error)
@@ -73,6 +73,17 @@ def message_routes(service: Service) -> APIRouter:
             **described(kind, service.dialect),
         )
     return router
+
+
+async def _answer(service: Service, fields: Fields, arrived: float, sender: Sender) -> Fields:
+    replied: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
+    job = service.answer(fields, arrived, sender, replied.set_result)
+    try:
+        return await replied
+    except asyncio.CancelledError:
+        if job is not None:
+            service.forget(job)
+        raise
 
 
 def let_in(request: HTTPConnection, service: Service) -> Caller:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -83,6 +84,9 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
     with listener:
         # While the server starts no signal could end a target that blocks, and its error would be a traceback.
         service.batcher.warm_up()
+        # What is there now stays: the collector would walk through all of it again and again, and the robots wait.
+        gc.collect()
+        gc.freeze()
         server.run(sockets=[listener])
 
 

@@ -14,14 +14,14 @@ from specact import __version__
 from specact.errors import ConfigError, WireError
 from specact.server.access import Access, Caller
 from specact.server.access_log import AccessLog
-from specact.server.batcher import Batcher, Job, Result
+from specact.server.batcher import Batcher, Job, Outcome
 from specact.server.connections import Connection, Connections
 from specact.server.settings import ServerSettings
 from specact.server.telemetry import Robot, Telemetry
 from specact.server.turns import Lane
 from specact.wire.checks import ErrorCode, request_id
 from specact.wire.handshake import Welcome, check_hello, read_hello, welcome_fields
-from specact.wire.messages import ErrorReply, Reply, Request, Responder, ServerTimes, read_request, reply_fields
+from specact.wire.messages import ErrorReply, Reply, Responder, ServerTimes, read_request, reply_fields
 from specact.wire.sizes import max_message_bytes
 
 Fields = dict[str, Any]
@@ -148,46 +148,68 @@ class Service:
         check_hello(hello, self.dialect)
         return hello.robot, self._welcome
 
-    async def answer(self, fields: Fields, arrived: float, sender: Sender) -> Fields:
-        """The reply to a request; an error reply where there is no result, never an exception.
+    def answer(self, fields: Fields, arrived: float, sender: Sender, reply: Callable[[Fields], None]) -> Job | None:
+        """Answers a request; with an error where there is no result, never with an exception.
 
         Args:
             fields: the decoded message.
             arrived: when its frame came in, in seconds of the monotonic clock.
             sender: whose request it is.
+            reply: called once with the reply, now or later.
+
+        Returns:
+            What :meth:`forget` takes; None where the reply was given already.
         """
         said = fields.get("type")
         kind = said if isinstance(said, str) and said in self.dialect.exchanges else "other"
-        self._under_way += 1
+
+        def finish(outcome: Outcome) -> None:
+            self._under_way -= 1
+            try:
+                if isinstance(outcome, WireError):
+                    raise outcome
+                times = outcome.times(arrived)
+                reply(reply_fields(Reply(request.id, self.dialect.exchanges[kind].answer, outcome.arrays, times)))
+            except Exception as error:  # noqa: BLE001
+                reply(self._refused(kind, error, fields, sender))
+            else:
+                # After the reply: nobody waits for the books.
+                self._note(kind, times, sender)
+
         try:
             request = read_request(fields, self.dialect)
             if sender.robot is not None and request.report:
                 sender.robot.report = request.report
             if self.draining:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
-            result = await self.batcher.submit(sender.lane, request, arrived)
-            reply = _reply(request, self.dialect.exchanges[kind].answer, result, arrived)
-        except WireError as error:
-            return self._refused(kind, error, fields, sender)
+            job = self.batcher.submit(sender.lane, request, arrived, finish)
         # The border of the process: no message may cost its sender more than an error reply.
-        except Exception:  # noqa: BLE001
-            _log.exception("a request failed")
-            failure = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
-            return self._refused(kind, failure, fields, sender)
-        finally:
-            self._under_way -= 1
-        self.telemetry.answered(kind, reply.times, sender.robot)
+        except Exception as error:  # noqa: BLE001
+            reply(self._refused(kind, error, fields, sender))
+            return None
+        self._under_way += 1
+        return job
+
+    def forget(self, job: Job) -> None:
+        """Notes that nobody waits for the reply any more."""
+        job.wanted = False
+        self._under_way -= 1
+
+    def _note(self, kind: str, times: ServerTimes, sender: Sender) -> None:
+        self.telemetry.answered(kind, times, sender.robot)
         if self.log.steps:
-            times = {"queue_ms": reply.times.queue_ms, "total_ms": reply.times.total_ms, "batch": reply.times.batch}
-            self.log.write("step", what=kind, peer=sender.peer, robot=sender.name, **times)
-        return reply_fields(reply)
+            written = {"queue_ms": times.queue_ms, "total_ms": times.total_ms, "batch": times.batch}
+            self.log.write("step", what=kind, peer=sender.peer, robot=sender.name, **written)
 
     def refuse(self, what: str, error: WireError, peer: str | None, robot: Robot | None = None) -> None:
         """Notes an error reply in the books and in the log."""
         self.telemetry.refused(what, error.code, robot)
         self.log.refused(what, error.code, peer, str(error), None if robot is None else robot.name)
 
-    def _refused(self, kind: str, error: WireError, fields: Fields, sender: Sender) -> Fields:
+    def _refused(self, kind: str, error: Exception, fields: Fields, sender: Sender) -> Fields:
+        if not isinstance(error, WireError):
+            _log.error("a request failed", exc_info=error)
+            error = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
         self.refuse(kind, error, sender.peer, sender.robot)
         return reply_fields(ErrorReply(request_id(fields), ErrorCode(error.code), str(error)))
 
@@ -210,13 +232,3 @@ class Service:
 def refusal(error: WireError) -> Fields:
     """An error that belongs to no request."""
     return reply_fields(ErrorReply(None, ErrorCode(error.code), str(error)))
-
-
-def _reply(request: Request, kind: str, result: Result, arrived: float) -> Reply:
-    times = ServerTimes(
-        queue_ms=max(0.0, 1e3 * result.queued_s),
-        target_ms=1e3 * result.target_s,
-        total_ms=1e3 * (time.monotonic() - arrived),
-        batch=result.batch,
-    )
-    return Reply(request.id, kind, result.arrays, times)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable
 
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from specact.errors import WireError
 from specact.server.access import Caller, unauthorized
+from specact.server.batcher import Job
 from specact.server.connections import connection_of
 from specact.server.http import STATUS, caller_of, peer
-from specact.server.service import Sender, Service, refusal
+from specact.server.service import Fields, Sender, Service, refusal
+from specact.server.transport import websocket_of
 from specact.wire import msgpack
 from specact.wire.checks import ErrorCode
 
@@ -39,10 +41,22 @@ async def serve_stream(socket: WebSocket, service: Service) -> None:
             if (connection := connection_of(socket.scope)) is not None:
                 service.connections.prove(connection)
             await socket.send_bytes(msgpack.encode(welcome))
-            await _answer_all(socket, service, sender)
+            await _serve_requests(socket, service, sender)
     except (WebSocketDisconnect, RuntimeError):
         # Gone, or closed while a reply was on its way: there is nobody to tell.
         return
+
+
+async def _serve_requests(socket: WebSocket, service: Service, sender: Sender) -> None:
+    """Answers what comes until the robot is gone; past ASGI, whose queues and tasks would take as long as a request."""
+    websocket = websocket_of(socket.scope)
+    requests = Requests(service, sender, websocket.write, websocket.hand_over)
+    websocket.serve(requests)
+    try:
+        while (await socket.receive())["type"] != "websocket.disconnect":
+            pass
+    finally:
+        requests.end()
 
 
 async def _dismiss(socket: WebSocket) -> None:
@@ -65,7 +79,7 @@ def _check_room(service: Service) -> None:
         raise WireError(ErrorCode.OVERLOADED, f"the server accepts at most {service.max_robots} robots")
 
 
-async def _agree(socket: WebSocket, service: Service, caller: Caller) -> tuple[str, dict[str, Any]] | None:
+async def _agree(socket: WebSocket, service: Service, caller: Caller) -> tuple[str, Fields] | None:
     """The robot's name and its welcome, or None if it does not fit."""
     try:
         name, welcome = service.hello(await _first(socket))
@@ -81,47 +95,70 @@ async def _agree(socket: WebSocket, service: Service, caller: Caller) -> tuple[s
     return name, welcome
 
 
-async def _first(socket: WebSocket) -> dict[str, Any]:
+async def _first(socket: WebSocket) -> Fields:
     try:
-        return _decode(await asyncio.wait_for(socket.receive(), _HELLO_WITHIN_S))
+        frame = await asyncio.wait_for(socket.receive(), _HELLO_WITHIN_S)
     except TimeoutError:
         raise WireError(ErrorCode.BAD_MESSAGE, f"no hello came within {_HELLO_WITHIN_S:g} s") from None
-
-
-async def _answer_all(socket: WebSocket, service: Service, sender: Sender) -> None:
-    under_way: set[asyncio.Task[None]] = set()
-    try:
-        while (frame := await socket.receive())["type"] == "websocket.receive":
-            arrived = time.monotonic()
-            try:
-                fields = _decode(frame)
-            except WireError as error:
-                service.refuse("other", error, sender.peer, sender.robot)
-                await socket.send_bytes(msgpack.encode(refusal(error)))
-            else:
-                task = asyncio.create_task(_answer(socket, service, sender, fields, arrived))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
-            if len(under_way) >= service.settings.max_under_way:
-                # Reading on only when one is done lets a flood wait in its own socket.
-                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in under_way:
-            task.cancel()
-
-
-async def _answer(socket: WebSocket, service: Service, sender: Sender, fields: dict[str, Any], arrived: float) -> None:
-    reply = await service.answer(fields, arrived, sender)
-    try:
-        await socket.send_bytes(msgpack.encode(reply))
-    except (WebSocketDisconnect, RuntimeError):
-        return
-
-
-def _decode(frame: Any) -> dict[str, Any]:
-    payload = frame.get("bytes")
     if frame["type"] != "websocket.receive":
         raise WebSocketDisconnect
+    return _decode(frame.get("bytes"))
+
+
+class Requests:
+    """The requests of one robot on its stream: each is answered when its result is there.
+
+    Args:
+        service: answers them.
+        sender: the robot.
+        send: takes the bytes of a reply.
+        more: called after each reply that came late: there is room for another request.
+    """
+
+    def __init__(
+        self, service: Service, sender: Sender, send: Callable[[bytes], None], more: Callable[[], None]
+    ) -> None:
+        self._service, self._sender, self._send, self._more = service, sender, send, more
+        self._most = service.settings.max_under_way
+        self._under_way: dict[int, Job] = {}
+        self._taken = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the next has to wait: a flood waits in its own socket."""
+        return len(self._under_way) >= self._most
+
+    def take(self, payload: bytes | None) -> None:
+        """Takes on what came in one message; None for one of text."""
+        service, arrived = self._service, time.monotonic()
+        try:
+            fields = _decode(payload)
+        except WireError as error:
+            service.refuse("other", error, self._sender.peer, self._sender.robot)
+            self._send(msgpack.encode(refusal(error)))
+            return
+        self._taken += 1
+        number = self._taken
+
+        # By its number: a reply that knew its job would be a cycle, for the garbage collector to find, and robots wait
+        # meanwhile.
+        def reply(fields: Fields) -> None:
+            self._send(msgpack.encode(fields))
+            if self._under_way.pop(number, None) is not None:
+                self._more()
+
+        job = service.answer(fields, arrived, self._sender, reply)
+        if job is not None:
+            self._under_way[number] = job
+
+    def end(self) -> None:
+        """Forgets what is under way: the robot is gone."""
+        for job in self._under_way.values():
+            self._service.forget(job)
+        self._under_way.clear()
+
+
+def _decode(payload: bytes | None) -> Fields:
     if payload is None:
         raise WireError(ErrorCode.BAD_MESSAGE, "messages are binary frames of msgpack, this one is text")
     return msgpack.decode(payload)

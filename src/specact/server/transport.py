@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
+from websockets.protocol import State
 
 from specact.server.connections import Connection, Connections, remember
 
+_STATE = "specact.websocket"
 _LARGEST_HEAD, _MOST_PIPELINED, _MOST_FRAGMENTS, _MOST_AHEAD = 1 << 16, 16, 1024, 1024
 _REQUEST_WITHIN_S = 10.0
 _MOST_CONTROLS_PER_S = 200
@@ -72,6 +77,9 @@ class BoundedHttp(HttpToolsProtocol):
         remember(self.scope["state"], self._connection)
 
     def on_headers_complete(self) -> None:
+        # Before anybody acts on one of them (RFC 9112, 3.2).
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            raise ValueError("more than one Host")
         super().on_headers_complete()
         if len(self.pipeline) > _MOST_PIPELINED:
             raise OverflowError("too many requests at once")
@@ -106,6 +114,19 @@ class BoundedHttp(HttpToolsProtocol):
             self._too_late = None
 
 
+class Requests(Protocol):
+    """Who takes the messages of a stream."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the next has to wait."""
+        ...
+
+    def take(self, payload: bytes | None) -> None:
+        """A message; None for one of text."""
+        ...
+
+
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     """Hangs up on fragments, messages and control frames without end, and reads little at once.
 
@@ -122,6 +143,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._unread = bytearray()
+        # Messages that wait for their turn, None for one of text.
+        self._ahead: deque[bytes | None] = deque()
+        self._requests: Requests | None = None
+        self._greeted = False
 
     def opened(self, connection: Connection, connections: Connections) -> None:
         """Says which connection it speaks on, once it began."""
@@ -129,9 +154,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         # Where the opening was refused already, there is no request.
         if self.handshake_initiated and not self.handshake_complete:
             remember(self.scope["state"], connection)
+            self.scope["state"][_STATE] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unread.clear()
+        self._ahead.clear()
         self._connections.leave(self._connection)
         super().connection_lost(exc)
 
@@ -210,11 +237,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         return not self.close_sent
 
     async def receive(self) -> ASGIReceiveEvent:
-        if self.queue.qsize() > 1:
-            # One message per connection and turn of the loop, however many it has sent at once.
-            await asyncio.sleep(0)
         message = await super().receive()
-        if self._resumes:
+        if self._resumes or self.read_paused:
             self.transport.pause_reading()
         return message
 
@@ -225,24 +249,59 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def send_receive_event_to_app(self) -> None:
-        """Does what uvicorn does, but goes on reading while few messages wait: who asks and waits is never paused."""
-        data = self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
+        """Keeps a message until its turn; goes on reading while few wait: who asks and waits is never paused."""
+        # Text is refused whatever it says, and need not be UTF-8.
+        text = self.curr_msg_data_type == "text"
+        data = None if text else self.frames[0] if len(self.frames) == 1 else b"".join(self.frames)
         self.frames = []
         if self.close_sent:
             return
-        if self.queue.qsize() >= _MOST_AHEAD:
+        if len(self._ahead) >= _MOST_AHEAD:
             self._hang_up("too many messages at once")
             return
-        # Text is refused whatever it says, and need not be UTF-8.
-        text = self.curr_msg_data_type == "text"
-        self.queue.put_nowait(
-            {"type": "websocket.receive", "text": ""} if text else {"type": "websocket.receive", "bytes": data}
-        )
-        if not self.read_paused and self.queue.qsize() >= _PAUSED_AT:
-            self.read_paused = True
-            self.transport.pause_reading()
+        self._ahead.append(data)
+        self.hand_over()
+
+    def serve(self, requests: Requests) -> None:
+        """Says who takes the messages from now on; until then the application receives the first, the hello."""
+        self._requests = requests
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Hands over what waits, as far as it is taken and answers can be written; reads on where little is left."""
+        if self._requests is None:
+            if self._ahead and not self._greeted:
+                self._greeted = True
+                hello = self._ahead.popleft()
+                event: ASGIReceiveEvent = {"type": "websocket.receive", "text": ""}
+                self.queue.put_nowait(event if hello is None else {"type": "websocket.receive", "bytes": hello})
+        else:
+            while self._ahead and not (self._requests.full or self.close_sent) and self.writable.is_set():
+                self._requests.take(self._ahead.popleft())
+        if self.read_paused != (len(self._ahead) >= _PAUSED_AT):
+            self.read_paused = not self.read_paused
+            if self.read_paused:
+                self.transport.pause_reading()
+            elif not self._resumes:
+                self.transport.resume_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.hand_over()
+
+    def write(self, payload: bytes) -> None:
+        """Sends a message, if the connection still takes one."""
+        if self.conn.state is State.OPEN and not self.transport.is_closing():
+            self.conn.send_binary(payload)
+            self.transport.write(b"".join(self.conn.data_to_send()))
 
     def _hang_up(self, why: str) -> None:
         self.frames = []
         self.conn.fail(CloseCode.POLICY_VIOLATION, why)
         self.handle_parser_exception()
+
+
+def websocket_of(scope: Mapping[str, Any]) -> BoundedWebSocket:
+    """The WebSocket behind an ASGI scope."""
+    found: BoundedWebSocket = scope["state"][_STATE]
+    return found

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from specact import Bundle, load_bundle
-from specact.lab.evaluation.latency import WAYS, SlowDraft, Way, _blocks, _calibrated, _step, observations
+from specact.lab.evaluation.latency import (
+    WAYS,
+    SlowDraft,
+    Way,
+    _blocks,
+    _calibrated,
+    _step,
+    measure_deadline,
+    observations,
+)
 from specact.lab.evaluation.latency import _summary as summary
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
@@ -82,3 +91,19 @@ def test_every_method_is_measured_with_both_codecs_with_and_without_overlap() ->
     assert {(way.codec, way.overlap) for way in WAYS if way.method == "adahi"} == {
         ("json", False), ("json", True), ("stream", False), ("stream", True),
     }  # fmt: skip
+
+
+def test_camera_windows_meet_a_deadline_over_a_link_raw_and_as_jpeg() -> None:
+    pair = load_bundle("pusht-camera")
+
+    def missed(deadline_ms: float) -> list[tuple[str, float | None, int]]:
+        told: list[tuple[int, int]] = []
+        found = measure_deadline(
+            pair, "wifi-paper", 3, deadline_ms, 20.0, 90, 0, lambda done, total: told.append((done, total))
+        )
+        assert told[-1] == (3, 3)
+        return [(way["frames"], way["rate_hz"], sum(way["missed"].values())) for way in found["ways"]]
+
+    ways = [("raw", None), ("jpeg", None), ("raw", 20.0), ("jpeg", 20.0)]
+    assert missed(20_000.0) == [(*way, 0) for way in ways]
+    assert missed(0.001) == [(*way, 3) for way in ways]

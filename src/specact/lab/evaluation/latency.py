@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -130,6 +131,69 @@ def measure_latency(
     return costs | {"steps": steps, "link": link, "rate": rate, "seed": seed, "ways": ways}
 
 
+def measure_deadline(
+    pair: Bundle, link: str, steps: int, deadline_ms: float, rate_hz: float, jpeg_quality: int, seed: int,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:  # fmt: skip
+    """How many verified steps miss a deadline over a link: with camera frames raw and as JPEG, hot and at a real rate.
+
+    Each inference is verified, by the stream. The ways take turns, a block of steps each.
+
+    Args:
+        pair: the bundle on both sides.
+        link: see :func:`~specact.links.link.load_link`.
+        steps: inferences of each way, at each pace.
+        deadline_ms: of a step's request, from its leaving [ms].
+        rate_hz: inferences per second of the paced ones; the others follow at once.
+        jpeg_quality: of the frames, where the target sees any.
+        seed: of everything random.
+        progress: told (steps done, in all).
+
+    Returns:
+        The arguments, and under ``ways`` per frames and pace: ``missed`` by cause, ``quantiles_ms`` of the whole step,
+        draft included, and the mean ``encode_ms``.
+    """
+    seen = list(islice(observations(pair, seed), _WARM_UP + steps))
+    qualities = {"raw": None} | ({"jpeg": jpeg_quality} if pair.spec.target.images else {})
+    ways = [(frames, pace) for pace in (0.0, rate_hz) for frames in qualities]
+    records: dict[tuple[str, float], list[StepRecord]] = {way: [] for way in ways}
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(pair.path))
+        relay = stack.enter_context(linked(server.port, link, seed))
+        policies = {}
+        for frames, quality in qualities.items():
+            endpoint = Endpoint("ws", "127.0.0.1", relay.port)
+            client = stack.enter_context(Client(endpoint, pair.codec.dialect, frames, jpeg_quality=quality))
+            client.connect(30.0)
+            policies[frames] = SpeculativePolicy(
+                pair, Always(), verifier=remote_verifier(client, pair, deadline_ms), seed=seed
+            )
+            for episode, observation in seen[:_WARM_UP]:
+                _step(policies[frames], episode, observation)
+        for start in range(_WARM_UP, len(seen), BLOCK):
+            for frames, pace in ways:
+                due = time.monotonic()
+                for episode, observation in seen[start : start + BLOCK]:
+                    due += 1.0 / pace if pace else 0.0
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    records[frames, pace].append(_step(policies[frames], episode, observation))
+            progress(min(start + BLOCK, len(seen)) - _WARM_UP, steps)
+    return {
+        "link": link, "steps": steps, "deadline_ms": deadline_ms, "rate_hz": rate_hz, "jpeg_quality": jpeg_quality,
+        "seed": seed,
+        "ways": [
+            {
+                "frames": frames,
+                "rate_hz": pace or None,
+                "missed": Counter(record.miss for record in found if record.miss is not None),
+                "quantiles_ms": _quantiles(np.array([1e3 * record.times.total for record in found])),
+                "encode_ms": 1e3 * float(np.mean([record.times.offload.encode for record in found])),
+            }
+            for (frames, pace), found in records.items()
+        ],
+    }  # fmt: skip
+
+
 def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
     """What the robot sees whenever it infers, on episodes that the target drives."""
     task, spec = load_task(env_of(pair, None), pair.observation), pair.spec
@@ -233,12 +297,16 @@ def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -
         "sent_ahead": len(ahead) / len(records),
         "precision": float(np.mean([record.decision.transmit for record in ahead])) if ahead else None,
         "mean_ms": {"mean": mean.mean, "low": mean.low, "high": mean.high},
-        "quantiles_ms": dict(zip(("p50", "p95", "p99"), np.quantile(total, (0.5, 0.95, 0.99)).tolist(), strict=True)),
+        "quantiles_ms": _quantiles(total),
         "bound_ms": bound,
         "over_bound": float(np.median(blocks)) / bound - 1.0,
         "stages_ms": {stage: 1e3 * float(np.mean([_stage(r, stage) for r in records])) for stage in STAGES},
         "total_ms": total.tolist(),
     }
+
+
+def _quantiles(total: NDArray[np.float64]) -> dict[str, float]:
+    return dict(zip(("p50", "p95", "p99"), np.quantile(total, (0.5, 0.95, 0.99)).tolist(), strict=True))
 
 
 def _blocks(total: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import uvloop
+from msgpack import unpackb
 from numpy.typing import NDArray
-from websockets.asyncio.client import ClientConnection, connect
 
 from specact.errors import RemoteError
 from specact.families.codes.bundle import Bundle
@@ -20,12 +21,30 @@ from specact.lab.processes import ServerProcess
 from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.wire import msgpack
-from specact.wire.handshake import Hello, hello_fields, read_welcome
+from specact.wire.handshake import Hello, hello_fields
 from specact.wire.messages import Request, request_fields
 
-_DEADLINE_MS = 10_000.0
+_JOIN_WITHIN_S, _SETTLE_S, _MOST_REQUESTS = 30.0, 0.5, 64
 # Robots of a soak, their requests per second together, and seconds between two looks at the server's memory.
 _SOAK_ROBOTS, _SOAK_HZ, _SOAK_LOOK_S = 64, 500.0, 10.0
+_BINARY, _PING, _PONG = 0x82, 0x89, 0x8A
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What robots say to a server over their WebSockets.
+
+    Attributes:
+        path: of the URL.
+        opening: the first message, to which the server has one answer; None where the server speaks first.
+        requests: sent in turn.
+        batch: of a reply: how many requests were answered by the same inference; 0 for an error.
+    """
+
+    path: str
+    opening: bytes | None
+    requests: Sequence[bytes]
+    batch: Callable[[bytes], int]
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,7 @@ class Load:
 
     def summary(self) -> dict[str, Any]:
         """As plain values; throughput in verified steps per second, latencies in ms."""
-        p50, p99 = np.quantile(self.latencies_ms, (0.5, 0.99)).tolist()
+        p50, p99 = np.quantile(self.latencies_ms if len(self.latencies_ms) else [np.nan], (0.5, 0.99)).tolist()
         return {
             "robots": self.robots,
             "offered_hz": self.offered_hz,
@@ -63,21 +82,34 @@ class Load:
         }
 
 
-def run_load(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz: float | None) -> Load:
+def run_load(
+    port: int, speech: Speech, robots: int, seconds: float, offered_hz: float | None, under_way: int = 1,
+    started: Callable[[], None] | None = None,
+) -> Load:  # fmt: skip
     """Asks the server on this machine's ``port`` with many robots at once.
 
     Args:
         port: of the server, on loopback.
-        bundle: what it serves.
-        robots: connections, each with one request under way.
+        speech: what the robots say.
+        robots: connections.
         seconds: how long.
         offered_hz: requests per second of all robots together, evenly spread; a robot that is not answered in time
             falls behind and its waiting counts from when the request was due. None for as fast as possible.
+        under_way: requests of each robot at a time; latencies are those of one.
+        started: called when all have asked for half a second.
 
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-    return asyncio.run(_run(port, bundle, robots, seconds, offered_hz))
+    return uvloop.run(_run(port, speech, robots, seconds, offered_hz, under_way, started))
+
+
+def speech_of(bundle: Bundle, deadline_ms: float = 10_000.0) -> Speech:
+    """Requests about random observations, as a device with this bundle makes them."""
+    rng, dialect = np.random.default_rng(0), bundle.codec.dialect
+    requests = [_encoded_request(bundle.spec.target, rng, number, deadline_ms) for number in range(_MOST_REQUESTS)]
+    hello = Hello("load", dialect.family, dialect.agreed)
+    return Speech("/v1/stream", msgpack.encode(hello_fields(hello)), requests, _batch)
 
 
 def run_soak(
@@ -98,10 +130,10 @@ def run_soak(
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-    began, samples = time.monotonic(), []
+    began, samples, speech = time.monotonic(), [], speech_of(bundle)
     while (passed := time.monotonic() - began) < seconds:
         progress(int(passed), int(seconds))
-        run_load(server.port, bundle, _SOAK_ROBOTS, min(_SOAK_LOOK_S, seconds), _SOAK_HZ)
+        run_load(server.port, speech, _SOAK_ROBOTS, min(_SOAK_LOOK_S, seconds), _SOAK_HZ)
         samples.append((time.monotonic() - began, _resident_mib(server.pid)))
     when, held = np.array(samples).T
     later = when >= when[-1] / 2
@@ -115,43 +147,7 @@ def run_soak(
     }
 
 
-async def _run(port: int, bundle: Bundle, robots: int, seconds: float, offered_hz: float | None) -> Load:
-    sockets = [await join(port, bundle, f"load {number}") for number in range(robots)]
-    results: list[tuple[float, int]] = []
-    errors = itertools.count()
-    try:
-        start = time.monotonic() + 0.05
-        period_s, stagger_s = (robots / offered_hz, 1.0 / offered_hz) if offered_hz else (None, 0.0)
-        await asyncio.gather(
-            *(
-                _ask(socket, bundle, start + number * stagger_s, period_s, start + seconds, results, errors)
-                for number, socket in enumerate(sockets)
-            )
-        )
-    finally:
-        await asyncio.gather(*(socket.close() for socket in sockets))
-    if not results:
-        raise RemoteError("the server answered none of the requests")
-    latencies, batches = np.array(results, dtype=np.float64).T
-    # Each inference of b requests was seen b times.
-    return Load(robots, offered_hz, seconds, 1e3 * latencies, len(batches) / float((1.0 / batches).sum()), next(errors))
-
-
-async def join(port: int, bundle: Bundle, robot: str) -> ClientConnection:
-    """A stream to the server on this machine's ``port``, after its welcome.
-
-    Raises:
-        RemoteError: if the server refuses it.
-    """
-    socket = await connect(f"ws://127.0.0.1:{port}/v1/stream", compression=None, ping_interval=None)
-    dialect = bundle.codec.dialect
-    hello = Hello(robot, dialect.family, dialect.agreed)
-    await socket.send(msgpack.encode(hello_fields(hello)))
-    read_welcome(msgpack.decode(_bytes(await socket.recv())))
-    return socket
-
-
-def encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
+def _encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: int, deadline_ms: float) -> bytes:
     """A request about a random observation, as the bytes of its frame."""
     arrays = {
         name: np.zeros(field.window_shape, np.uint8)
@@ -163,37 +159,150 @@ def encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: i
     return msgpack.encode(request_fields(request, spec))
 
 
-async def _ask(
-    socket: ClientConnection,
-    bundle: Bundle,
-    due: float,
-    period_s: float | None,
-    until: float,
-    results: list[tuple[float, int]],
-    errors: itertools.count[int],
-) -> None:
-    rng = np.random.default_rng(int(1e6 * due) % 2**32)
-    for identity in itertools.count():
+async def _run(
+    port: int, speech: Speech, robots: int, seconds: float, offered_hz: float | None, under_way: int,
+    started: Callable[[], None] | None,
+) -> Load:  # fmt: skip
+    loop = asyncio.get_running_loop()
+    frames = [_frame(_BINARY, payload) for payload in speech.requests]
+    asking: list[_Robot] = []
+    try:
+        for _ in range(robots):
+            _, robot = await loop.create_connection(lambda: _Robot(loop, speech, frames), "127.0.0.1", port)
+            asking.append(robot)
+            await asyncio.wait_for(robot.welcomed, _JOIN_WITHIN_S)
+        start = time.monotonic() + 0.05
+        period_s, stagger_s = (robots / offered_hz, 1.0 / offered_hz) if offered_hz else (None, 0.0)
+        for number, robot in enumerate(asking):
+            robot.start(start + number * stagger_s, period_s, start + seconds, under_way)
+        if started is not None:
+            loop.call_later(_SETTLE_S, started)
+        await asyncio.gather(*(robot.finished for robot in asking))
+    except TimeoutError:
+        raise RemoteError("the server did not welcome a robot in time") from None
+    finally:
+        for robot in asking:
+            robot.hang_up()
+    results = np.array([found for robot in asking for found in robot.results], dtype=np.float64).reshape(-1, 2)
+    if not len(results):
+        raise RemoteError("the server answered none of the requests")
+    latencies, batches = results[results[:, 1] > 0].T
+    # Each inference of b requests was seen b times.
+    batch = len(batches) / max(1.0, float((1.0 / batches).sum()))
+    return Load(robots, offered_hz, seconds, 1e3 * latencies, batch, len(results) - len(latencies))
+
+
+class _Robot(asyncio.Protocol):
+    """One connection. It does as little as it can: it shares the processor with the server.
+
+    Args:
+        loop: that it runs on.
+        speech: what it says.
+        frames: its requests, as they cross.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, speech: Speech, frames: Sequence[bytes]) -> None:
+        self._loop, self._speech, self._frames = loop, speech, frames
+        self._received, self._upgraded, self._sent = bytearray(), False, 0
+        self._due, self._until = 0.0, 0.0
+        self._period_s: float | None = None
+        self.welcomed: asyncio.Future[None] = loop.create_future()
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.results: list[tuple[float, int]] = []
+
+    def start(self, due: float, period_s: float | None, until: float, under_way: int) -> None:
+        """Asks from ``due`` to ``until`` [s, monotonic clock], every so many seconds or all the time."""
+        self._due, self._period_s, self._until = due, period_s, until
+        for _ in range(under_way):
+            self._loop.call_later(due - time.monotonic(), self._ask)
+
+    def hang_up(self) -> None:
+        """Ends the connection, without waiting for the server."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        head = f"GET {self._speech.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        self._transport.write((head + key).encode())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for waited in (self.welcomed, self.finished):
+            if not waited.done():
+                waited.set_exception(RemoteError("the server closed a robot's connection"))
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if not self._upgraded:
+            head, end, rest = self._received.partition(b"\r\n\r\n")
+            if not end:
+                return
+            if not head.startswith(b"HTTP/1.1 101 "):
+                self._transport.abort()
+                return
+            self._received, self._upgraded = rest, True
+            if self._speech.opening is not None:
+                self._transport.write(_frame(_BINARY, self._speech.opening))
+        while (found := _first_frame(self._received)) is not None:
+            kind, payload, size = found
+            del self._received[:size]
+            if kind == _PING:
+                self._transport.write(_frame(_PONG, payload))
+            elif kind != _BINARY:
+                self._transport.abort()
+            elif self.welcomed.done():
+                self._take(payload)
+            else:
+                self.welcomed.set_result(None)
+
+    def _ask(self) -> None:
         now = time.monotonic()
-        if period_s is None:
-            due = now
-        elif due > now:
-            await asyncio.sleep(due - now)
-        if due >= until:
-            return
-        await socket.send(encoded_request(bundle.spec.target, rng, identity, _DEADLINE_MS))
-        fields = msgpack.decode(_bytes(await socket.recv()))
-        if fields["type"] == "error":
-            next(errors)
+        if self._period_s is None:
+            self._due = now
+        if self._due >= self._until:
+            if not self.finished.done():
+                self.finished.set_result(None)
+        elif self._due > now:
+            self._loop.call_later(self._due - now, self._ask)
         else:
-            results.append((time.monotonic() - due, fields["times"]["batch"]))
-        due += period_s or 0.0
+            self._transport.write(self._frames[self._sent % len(self._frames)])
+            self._sent += 1
+
+    def _take(self, payload: bytes) -> None:
+        self.results.append((time.monotonic() - self._due, self._speech.batch(payload)))
+        self._due += self._period_s or 0.0
+        self._ask()
 
 
-def _bytes(frame: str | bytes) -> bytes:
-    if isinstance(frame, str):
-        raise RemoteError("the server replied with a text frame, a binary frame is expected")
-    return frame
+def _frame(kind: int, payload: bytes) -> bytes:
+    """A whole frame of a client (RFC 6455, 5.2), masked with zeros, which change nothing."""
+    size = len(payload)
+    if size < 126:
+        head = bytes((kind, 0x80 | size))
+    elif size < 1 << 16:
+        head = struct.pack(">BBH", kind, 0x80 | 126, size)
+    else:
+        head = struct.pack(">BBQ", kind, 0x80 | 127, size)
+    return head + bytes(4) + payload
+
+
+def _first_frame(data: bytearray) -> tuple[int, bytes, int] | None:
+    """Kind, content and size of the server's first frame, if it is there as a whole."""
+    if len(data) < 2:
+        return None
+    length, start = data[1], 2
+    if length > 125:
+        start = 4 if length == 126 else 10
+        length = int.from_bytes(data[2:start])
+    if len(data) < start + length:
+        return None
+    return data[0], bytes(data[start : start + length]), start + length
+
+
+def _batch(payload: bytes) -> int:
+    # Arrays stay packed: to read them would take the processor from the server.
+    times = unpackb(payload).get("times")
+    return int(times["batch"]) if times else 0
 
 
 def _resident_mib(pid: int) -> float:
