@@ -66,7 +66,7 @@ def speeds(recipe: Recipe, data: Path) -> None:
                 for bfloat16 in (True, False)
             }
             steps = max(1, round(SECONDS_A_ROUND * rate(variants[False, True], 3)))
-            found = {which: [] for which in variants}
+            found: dict[tuple[bool, bool], list[float]] = {which: [] for which in variants}
             for _ in range(ROUNDS):
                 for which, stage in variants.items():
                     found[which].append(rate(stage, steps))

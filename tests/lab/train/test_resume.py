@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specact.errors import ConfigError, SpecactError
 from specact.lab.train import loop
@@ -168,6 +169,13 @@ def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
         made = [(folder / "bundles" / "tiny" / part).read_bytes() for folder in (out, tiny_run)]
         assert made[0] == made[1], f"{part} differs"
     assert not list(out.glob("*.checkpoint")) + list(out.glob("*.partial"))
+
+
+def test_narrow_networks_are_trained_in_float32_whatever_their_recipe_says() -> None:
+    numbers = torch.ones(2, 2)
+    for width, asked, used in ((28, True, torch.float32), (32, True, torch.bfloat16), (32, False, torch.float32)):
+        with loop.autocast(replace(POLICY, width=width, bfloat16=asked)):
+            assert (numbers @ numbers).dtype == used
 
 
 def side_by_side(recipe: Recipe, out: Path, progress: Callable[[str, int, int], None]) -> None:

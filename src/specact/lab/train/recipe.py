@@ -120,6 +120,7 @@ class PolicyRecipe:
         primary_weight, secondary_weight, offset_weight: weights of the losses.
         state_noise: standard deviation of the noise on training observations, in standardised units.
         bfloat16: whether matrix products in training run in bfloat16 (about twice as fast on a CPU that has it).
+            Networks of fewer than 32 units, which it makes slower, run in float32 all the same.
         snapshot: also keep the raw weights at this share of the steps, as ``NAME@snapshot``; 0 for never.
     """
 
