@@ -115,6 +115,8 @@ def _observed(observation: Any, spaces: Any, where: str) -> dict[str, NDArray[An
 
 def _check_cameras(task: Task) -> None:
     """The spaces of frames that are asked for; none is drawn."""
+    if not task.cameras:
+        return
     fields = {name: Field((48, 64, 3), "uint8") for name in task.cameras}
     env = call("make", task.seeing(fields).make, render_mode=None)
     for name, field in fields.items():

@@ -33,7 +33,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def one_by_one(work: Callable[[int], None], numbers: Iterable[int]) -> Iterator[tuple[int, None]]:
-    yield from ((number, work(number)) for number in numbers)
+    for number in numbers:
+        work(number)
+        yield number, None
 
 
 def recorded(out: Path, episodes: int = 3, order: Order = ORDER) -> Written:

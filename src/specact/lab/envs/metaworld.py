@@ -95,8 +95,7 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     Reward: 1 on the step that succeeds, else 0. ``info``: ``success``, Meta-World's own, at any step so far; ``score``,
     the same as a number; ``task``, its name. Terminates on success; truncated after 100 steps (5 s).
 
-    A simulator is built when its task first comes up, and kept: about 30 MB, and 40 MB more once a camera is looked
-    through.
+    A simulator is built when its task first comes up, and kept: 30 MB, or 100 MB once a camera is looked through.
 
     Args:
         render_mode: None or ``rgb_array``.
