@@ -13,7 +13,7 @@ import tyro
 from specact.cli.output import print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, LEARNED, GateChoices, load_gate
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
 
 if TYPE_CHECKING:
     from specact.families.load import AnyPair
@@ -76,10 +76,11 @@ def calibrate(
     from specact.lab.evaluation.calibrate import calibrate as run
     from specact.lab.rollout.pool import Pool
 
+    check_gate_options(gates.gate_options, [gate])
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
-    check_gate_options(gates.gate_options, [gate])
     loaded = load_pair(bundle, draft=draft, target=target)
+    gate_for(gate, loaded)  # before a head is trained
     if offline:
         _calibrate_offline(
             loaded, env, gate, rate, rounds, seed, gates, recipe, data, retrain, lessons, out, workers, json
