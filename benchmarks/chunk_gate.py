@@ -74,14 +74,15 @@ def main(data: Path, workers: int | None = None) -> None:
 def markdown(result: dict[str, Any]) -> str:
     """The table of the methods, their contrasts and the rank correlations."""
     lines = [
-        "| method | sent | success [95 %] | score | head: parameters, ms | gate, ms |",
-        "|---|---|---|---|---|---|",
+        "| method | sent | success [95 %] | score | change by skipping | head: parameters, ms | gate, ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, row in result["methods"].items():
-        success, cost = row["success"], row["cost"]
+        success, cost, change = row["success"], row["cost"], row["action_change_loss"]
         lines.append(
-            f"| {name} | {row['transmission_rate']:.3f} | {success['mean']:.3f} [{success['low']:.3f}, "
-            f"{success['high']:.3f}] | {row['score']['mean']:.3f} | {cost['head_parameters']}, {cost['head_ms']:.3f} | "
+            f"| {name} | {row['transmission_rate']:.3f} | {success['rate']:.3f} [{success['low']:.3f}, "
+            f"{success['high']:.3f}] | {row['score']['mean']:.3f} | "
+            f"{'-' if change is None else f'{change:.3f}'} | {cost['head_parameters']}, {cost['head_ms']:.3f} | "
             f"{cost['gate_ms']:.3f} |"
         )
     for row in result["contrasts"]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specact.errors import BundleError, ConfigError
+from specact.errors import BundleError, ConfigError, DataError
 from specact.families.chunks import ChunkPair, PairSettings, load_chunk_pair, make_pair
 from specact.families.chunks.head import load_distance_head
 from specact.families.head import HEAD, give_head
@@ -167,6 +167,8 @@ def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_tra
     pair = load_pair(tmp_path / "pair", draft=SMALL, target=LARGE)
     assert isinstance(calibrated_gate(pair, "learned", 0.5), LearnedDistance)
     assert not (tmp_path / "pair" / "gate").exists()
+    with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
+        calibrate(str(tmp_path / "pair"), gate="learned_action", offline=True, draft=SMALL, target=LARGE)
 
 
 def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +178,10 @@ def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, mo
     own = load_pair("my_family:pair")
     with Pool(1) as pool, pytest.raises(ConfigError, match="family of your own, of which nobody knows what a gate"):
         teach_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
+    with pytest.raises(ConfigError, match="lessons must be at least 1, got 0"):
+        lessons_along(learned, shown(2, 0), 0, tmp_path, quiet)
+    with pytest.raises(DataError, match="at least two demonstrations are needed: one to learn from"):
+        lessons_along(learned, shown(1, 0), 10, tmp_path, quiet)
     blind = replace(shown(2, 0), observation={"joints": shown(2, 0).numbers("state")})
     with pytest.raises(ConfigError, match="sees state, which the demonstrations do not hold"):
         lessons_along(learned, blind, 10, tmp_path, quiet)

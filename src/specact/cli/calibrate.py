@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specact.cli.output import Flat, print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, LEARNED, GateChoices, load_gate
+from specact.gates.settings import BUNDLES_OWN, CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
 
 if TYPE_CHECKING:
     from specact.families.load import AnyPair
@@ -78,10 +78,11 @@ def calibrate(options: Flat[CalibrateOptions]) -> None:
     from specact.families.load import load_pair
 
     gate = options.gate
+    check_gate_options(options.gates.gate_options, [gate])
     if not load_gate(gate).calibrated:
         raise unknown_name("gate that can be calibrated", gate, CALIBRATED, plugins=True)
-    check_gate_options(options.gates.gate_options, [gate])
     pair = load_pair(options.bundle, draft=options.draft, target=options.target)
+    gate_for(gate, pair)  # before a head is trained
     folder = options.out or Path(pair.path or ".") / "calibration"
     check_folder(folder)
     made = (_along_demonstrations if options.offline else _in_simulation)(pair, options)

@@ -56,6 +56,22 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
     return kind
 
 
+def gate_for(name: str, pair: AnyPair) -> type[Gate]:
+    """The class of a gate for a pair.
+
+    Raises:
+        ConfigError: as :func:`load_gate`, or if the gate reads another family's evidence.
+    """
+    own = pair.codec.dialect.family
+    kind = load_gate(name, own)
+    if kind.family not in (None, own):
+        raise ConfigError(
+            f"the gate {name!r} reads what the family {kind.family!r} knows of a draft, but {pair.name} is of "
+            f"the family {own!r}; choose a gate that looks at actions alone, such as deviation"
+        )
+    return kind
+
+
 def _is_gate(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, Gate) and not isabstract(found)
 
@@ -127,13 +143,7 @@ class GateChoices:
                 not have.
         """
         choices = self.over(bundle.recommended_gates)
-        own_family = bundle.codec.dialect.family
-        kind = load_gate(gate, own_family)
-        if kind.family not in (None, own_family):
-            raise ConfigError(
-                f"the gate {gate!r} reads what the family {kind.family!r} knows of a draft, but {bundle.name} is of "
-                f"the family {own_family!r}; choose a gate that looks at actions alone, such as deviation"
-            )
+        kind = gate_for(gate, bundle)
         options: dict[str, dict[str, Any]] = {
             "deviation": {
                 "reading": choices.reading or "euclidean",
@@ -141,7 +151,7 @@ class GateChoices:
                 "source": choices.source or "executed",
             },
             "uncertainty": {"kind": choices.uncertainty or "disagreement"},
-            "learned": {} if own_family == CHUNKS else {"on": "rejection"},
+            "learned": {} if bundle.codec.dialect.family == CHUNKS else {"on": "rejection"},
             "learned_action": {"on": "action_change"},
             "oracle": {"on": "rejection"},
             "oracle_action": {"on": "action_change"},
@@ -270,7 +280,7 @@ class GateSettings:
         options = {**dict(self.options), "tie_probability": self.tie_probability, "max_skips": self.max_skips}
         if self.name.startswith("oracle"):
             options["target"] = target
-        kind = load_gate(self.name, bundle.codec.dialect.family)
+        kind = gate_for(self.name, bundle)
         if not is_plugin(self.name):
             return kind.for_pair(bundle, self.threshold, **options)
         try:

@@ -97,9 +97,11 @@ def test_methods_that_need_codes_are_refused(method: str) -> None:
         rollout_of(load_pair(SOURCE), load_method(method))
 
 
-def test_lessons_on_codes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no lessons"):
+def test_there_is_nothing_to_learn_of_it() -> None:
+    with pytest.raises(ConfigError, match="nobody knows what a gate could learn"):
         run_shard(replace(shard("hybrid", (0,)), learning=True))
+    with pytest.raises(ConfigError, match="nobody knows what a gate could learn"):
+        rollout_of(load_pair(SOURCE), load_method("hybrid")).lessons([], [], [])
 
 
 class Trusting(TargetVerifier[Chunk]):

@@ -162,10 +162,15 @@ class _OwnRollout:
         return self._pair.verifier(target)
 
     def audit(self, seed: int, *, learning: bool) -> Audit:
+        if learning:
+            raise self._unlearnable()
         return OwnAudit(self._pair)
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        raise ConfigError(
+        raise self._unlearnable()
+
+    def _unlearnable(self) -> ConfigError:
+        return ConfigError(
             f"{self._pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a "
             "gate of your own, MODULE:GATE"
         )

@@ -139,9 +139,14 @@ def lessons_along(
         seed: of everything random.
 
     Raises:
-        ConfigError: if the pair sees what the demonstrations do not hold, or is of a family of the user's own.
-        DataError: if the target has no finite answer.
+        ConfigError: if the pair sees what the demonstrations do not hold, or is of a family of the user's own, or for
+            less than one step.
+        DataError: if there are fewer than two demonstrations, or the target has no finite answer.
     """
+    if wanted < 1:
+        raise ConfigError(f"lessons must be at least 1, got {wanted}")
+    if len(shown) < 2:
+        raise DataError("at least two demonstrations are needed: one to learn from and one to check on")
     family = rollout_of(pair, load_method(COMPOSITION))
     _check_seen(pair.name, pair.observation, shown.observation)
     windows = Windows(shown, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
