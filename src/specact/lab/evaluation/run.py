@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
@@ -33,7 +32,7 @@ from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficienc
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
-from specact.lab.rollout.rollout import Shard
+from specact.lab.rollout.rollout import Outcome, Shard
 from specact.locks import locked
 
 Progress = Callable[[str, int, int], None]
@@ -206,13 +205,20 @@ def _run_method(
     done = what.episodes - sum(len(shard.episodes) for shard in missing)
     progress(name, done, what.episodes)
     for shard, (episodes, table) in runner.run(missing):
-        columns = {field.name: [getattr(o, field.name) for o in episodes] for field in dataclasses.fields(episodes[0])}
-        # The outcomes are written last: they are what marks a shard as finished.
-        _write_table(folders[1] / _file(shard), table)
-        _write_table(folders[0] / _file(shard), {key: np.array(values) for key, values in columns.items()})
+        write_shard(out, shard, episodes, table)
         done += len(shard.episodes)
         progress(name, done, what.episodes)
     return read_table(folders[0]), read_table(folders[1])
+
+
+def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) -> None:
+    """Writes a shard's tables into a run folder."""
+    columns = {field.name: [getattr(o, field.name) for o in outcomes] for field in dataclasses.fields(Outcome)}
+    # The outcomes are written last: they are what marks a shard as finished.
+    for kind, table in (("steps", steps), ("episodes", {name: np.array(values) for name, values in columns.items()})):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(table), sink)
+        write_whole(out / kind / file_stem(shard.method) / _file(shard), sink.getvalue().to_pybytes())
 
 
 def _calibration(
@@ -252,12 +258,6 @@ def _imitation(
             write_json(path, found)
             progress("along demonstrations", len(found), len(what.methods))
     return found
-
-
-def _write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink)
-    write_whole(path, sink.getvalue().to_pybytes())
 
 
 def _file(shard: Shard) -> str:
