@@ -1,4 +1,4 @@
-"""How near an evaluation in virtual time comes to its bound: the simulator and ``session.run``, with nothing around them.
+"""How near an evaluation in virtual time comes to its bound: simulator and ``session.run`` with nothing around them.
 
 One shard of every method runs once while its calls are kept: every reset and every step of the environment, and every
 inference with its batch. Then the shard and these calls alone, in their order, take turns. A shard's time includes its
@@ -20,14 +20,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from onnxruntime import InferenceSession
 
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import TargetHead, load_head
-from specact.families.codes.network import OnnxPolicy, open_session
+from specact.families.codes.network import OnnxPolicy
 from specact.families.load import load_pair
 from specact.gates.calibration import find_calibration
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.chance import asked_gate, at_rate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, write_shard
@@ -36,7 +36,18 @@ from specact.lab.rollout.methods import METHODS, load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
 
-SHOWN = ("draft", "target", "hybrid", "random", "adahi", "gated_target", "uncertainty", "learned", "head_draft", "oracle")
+SHOWN = (
+    "draft",
+    "target",
+    "hybrid",
+    "random",
+    "adahi",
+    "gated_target",
+    "uncertainty",
+    "learned",
+    "head_draft",
+    "oracle",
+)
 ROUNDS, EPISODES = 7, 20
 
 Tape = list[Callable[[], Any]]
@@ -95,12 +106,12 @@ def measure(shard: Shard, bundle: Bundle, folder: Path) -> str:
     steps = sum(call.func.__name__ == "step" for call in tape)  # type: ignore[attr-defined]
     rows = []
     for _ in range(ROUNDS):
-        start = time.perf_counter()
+        start = time.process_time()
         write_shard(folder, shard, *run_shard(shard))
-        between = time.perf_counter()
+        between = time.process_time()
         for call in tape:
             call()
-        rows.append((between - start, time.perf_counter() - between))
+        rows.append((between - start, time.process_time() - between))
     whole, alone = np.array(rows).T
     return (
         f"{steps:6,} steps, {1e6 * np.median(whole) / steps:6.1f} us each, "
@@ -110,9 +121,10 @@ def measure(shard: Shard, bundle: Bundle, folder: Path) -> str:
 
 def record(shard: Shard, bundle: Bundle) -> Tape:
     """The calls of simulator and networks that a shard makes."""
-    envs, tape = rollout._environments(shard.env), list[Callable[[], Any]]()
-    while len(envs) < EPISODES:
-        envs.append(TapedEnv(load_task(shard.env).make()))
+    worlds, tape = rollout._worlds(shard.env), list[Callable[[], Any]]()
+    while len(worlds) < EPISODES:
+        worlds.append(SimulatedRobot(load_task(shard.env)))
+        worlds[-1].env = TapedEnv(worlds[-1].env)
     pair = rollout._pair(shard.bundle, shard.fingerprint, shard.named)
     networks: list[Any] = [pair.draft, pair.target]
     if load_method(shard.method).uses_head:

@@ -15,39 +15,42 @@ class SimulatedRobot:
 
     Args:
         task: the environment.
+        render_mode: of the environment.
 
     Attributes:
+        env: the environment.
+        steps: actions of the episode so far.
         done: whether the episode is over; True before the first :meth:`start`.
         success, score: of the episode so far.
         roll_forward: the task's model of the robot, or None.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._task, self._env = task, task.make()
+    def __init__(self, task: Task, render_mode: str | None = None) -> None:
+        self._task, self.env = task, task.make(render_mode=render_mode)
         self._observation: Any = None
         self.roll_forward = task.roll_forward
-        self.done, self.success, self.score = True, False, 0.0
+        self.steps, self.done, self.success, self.score = 0, True, False, 0.0
 
     def start(self, seed: int) -> None:
         """Begins an episode."""
-        self._observation, info = self._env.reset(seed=seed)
-        self._steps, self.done = 0, False
+        self._observation, info = self.env.reset(seed=seed)
+        self.steps, self.done = 0, False
         self._take(info)
 
     def observe(self) -> Any:
         return self._observation
 
     def act(self, action: NDArray[np.float32]) -> None:
-        self._observation, _, terminated, truncated, info = self._env.step(action)
-        self._steps += 1
-        self.done = terminated or truncated or self._steps >= self._task.max_steps
+        self._observation, _, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        self.done = terminated or truncated or self.steps >= self._task.max_steps
         self._take(info)
 
     def stop(self) -> None:
         """Nothing is left moving: the world stands still between two actions."""
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()
 
     def _take(self, info: dict[str, Any]) -> None:
         self.success, self.score = bool(info["success"]), float(info["score"])

@@ -24,11 +24,12 @@ from specact.errors import BundleError, ConfigError, RenderError, SpecactError
 from specact.families.load import AnyPair, load_pair
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.cost import read_timing
 from specact.lab.evaluation.run import read_gates
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.rollout import Robot, Shard
+from specact.lab.rollout.rollout import Shard, control_step, simulated
 
 SIZE_PX = 256
 COLUMNS = 10  # frames in a row of a sheet
@@ -160,25 +161,20 @@ def _shoot(order: _Order, method: str) -> Film:
     what = order.manifest["evaluation"]
     pair, task = load_pair(what["bundle"], draft=what["draft"], target=what["target"]), load_task(what["env"])
     family = rollout_of(pair, load_method(method), what["offset"])
-    env = task.make(render_mode="rgb_array")
-    robot = Robot(_shard(order, method, pair), pair, family, env, order.episode)
+    world = SimulatedRobot(task, render_mode="rgb_array")
+    robot = simulated(_shard(order, method, pair), pair, family, world, order.episode)
     every = max(1, round(task.rate_hz / RATE_HZ), math.ceil(order.longest / MOST_FRAMES))
-    frames, frame_steps, sent = [_frame(env)], [0], []
-    while not robot.done:
-        window = robot.policy.observe(robot.observation)
-        if robot.policy.wants_inference:
-            (draft,), (target,) = family.infer([window], [robot.policy.address])
-            robot.prepare(draft, target)
-        robot.advance(window, task.max_steps)
+    frames, frame_steps, sent = [_frame(world.env)], [0], []
+    while not world.done:
+        control_step([robot], family)
         record = robot.policy.record
         sent.append(record is not None and record.decision.transmit)
-        if robot.steps % every == 0 or robot.done:
-            frames.append(_frame(env))
-            frame_steps.append(robot.steps)
-    env.close()
-    outcome = robot.outcome()
+        if world.steps % every == 0 or world.done:
+            frames.append(_frame(world.env))
+            frame_steps.append(world.steps)
+    world.close()
     return Film(
-        method, order.episode, outcome.success, outcome.score, outcome.steps, tuple(sent), tuple(frame_steps),
+        method, order.episode, world.success, world.score, world.steps, tuple(sent), tuple(frame_steps),
         task.rate_hz, SIZE_PX, COLUMNS, _sheet(frames), _poster(frames),
     )  # fmt: skip
 

@@ -23,10 +23,11 @@ from specact.lab.evaluation.calibrate import find_threshold, free_steps, score_m
 from specact.lab.evaluation.chance import at_rate
 from specact.lab.evaluation.imitation import Along, Imitation, along
 from specact.lab.evaluation.metrics import CONTRASTS, step_metrics
-from specact.lab.rollout.families import Table, rollout_of
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION
+from specact.lab.rollout.steps import Table
 from specact.lab.statistics import contrast, holm, mean_interval
 from specact.locks import locked
 
