@@ -176,10 +176,10 @@ def test_an_unknown_offset_is_refused_before_anything_is_written(tiny_bundle: Pa
 
 def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first: dict[tuple[str, int], np.ndarray] = {}
-    simulated = rollout.simulated
+    begin = rollout.simulated
 
     def spy(shard: Shard, pair: Any, family: Any, world: Any, episode: int) -> rollout.Robot:
-        robot = simulated(shard, pair, family, world, episode)
+        robot = begin(shard, pair, family, world, episode)
         first[shard.method, episode] = np.concatenate([world.observe()["state"], world.observe()["goal"]])
         return robot
 

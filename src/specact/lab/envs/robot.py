@@ -29,28 +29,33 @@ class SimulatedRobot:
         self._task, self.env = task, task.make(render_mode=render_mode)
         self._observation: Any = None
         self.roll_forward = task.roll_forward
-        self.steps, self.done, self.success, self.score = 0, True, False, 0.0
+        self._info = {"success": False, "score": 0.0}
+        self.steps, self.done = 0, True
 
     def start(self, seed: int) -> None:
         """Begins an episode."""
-        self._observation, info = self.env.reset(seed=seed)
+        self._observation, self._info = self.env.reset(seed=seed)
         self.steps, self.done = 0, False
-        self._take(info)
+
+    @property
+    def success(self) -> bool:
+        """Whether the episode has succeeded so far; so is :attr:`score`."""
+        return bool(self._info["success"])
+
+    @property
+    def score(self) -> float:
+        return float(self._info["score"])
 
     def observe(self) -> Any:
         return self._observation
 
     def act(self, action: NDArray[np.float32]) -> None:
-        self._observation, _, terminated, truncated, info = self.env.step(action)
+        self._observation, _, terminated, truncated, self._info = self.env.step(action)
         self.steps += 1
         self.done = terminated or truncated or self.steps >= self._task.max_steps
-        self._take(info)
 
     def stop(self) -> None:
         """Nothing is left moving: the world stands still between two actions."""
 
     def close(self) -> None:
         self.env.close()
-
-    def _take(self, info: dict[str, Any]) -> None:
-        self.success, self.score = bool(info["success"]), float(info["score"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def along(what: Imitation) -> Along:
     seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
     for number, span in enumerate(episodes.slices(), what.first):
         policy.reset(number)
-        shown = _Shown(seen, span)
+        shown = _Shown(seen, range(span.start, span.stop))
         run_together([Robot(policy, shown)], family, audit)
         away = np.stack(shown.acted) - episodes.action[span]
         raw.append(float(np.square(away).sum(axis=1).mean()))
@@ -141,16 +142,16 @@ def along(what: Imitation) -> Along:
 class _Shown:
     """A demonstration as a world: it goes on as it did, whatever the robot does."""
 
-    def __init__(self, seen: dict[str, NDArray[Any]], span: slice) -> None:
-        self._seen, self._span = seen, span
+    def __init__(self, seen: Mapping[str, Any], steps: range) -> None:
+        self._seen, self._steps = seen, steps
         self.acted: list[NDArray[np.float32]] = []
 
     @property
     def done(self) -> bool:
-        return self._span.start + len(self.acted) == self._span.stop
+        return len(self.acted) == len(self._steps)
 
     def observe(self) -> Observation:
-        return {name: values[self._span.start + len(self.acted)] for name, values in self._seen.items()}
+        return {name: values[self._steps[len(self.acted)]] for name, values in self._seen.items()}
 
     def act(self, action: NDArray[np.float32]) -> None:
         self.acted.append(action)

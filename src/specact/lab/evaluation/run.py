@@ -66,7 +66,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     bundle = load_pair(what.bundle, draft=what.draft, target=what.target)
     env = what.env or env_of(bundle, None)
     task = load_task(env)
-    asked = {name: asked_gate(name, what, bundle) for name in what.methods}
+    asked = {name: asked_gate(name, what.gates, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
     check_fit(bundle, task)
@@ -107,7 +107,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
             **method_metrics(
                 outcomes[name],
                 steps[name],
-                binary_score=_is_binary(outcomes[name]),
+                binary_score=np.array_equal(outcomes[name]["score"], outcomes[name]["success"].astype(np.float64)),
                 sends=not load_method(name).on_device,
                 success_at=success_at,
             ),
@@ -262,10 +262,6 @@ def _imitation(
 
 def _file(shard: Shard) -> str:
     return f"{shard.episodes[0]:06d}.parquet"
-
-
-def _is_binary(outcomes: Table) -> bool:
-    return bool(np.array_equal(outcomes["score"], outcomes["success"].astype(np.float64)))
 
 
 def _brief(calibration: Calibration) -> dict[str, Any]:

@@ -59,7 +59,13 @@ def collect(
         shards = []
         # As many shards at once as keep any pool busy; their number does not depend on the machine.
         for gate in [gate for gate in gates for _ in range(4)]:
-            shards.append(_shard(bundle, gate, first, seed, where))
+            episodes = tuple(range(first, first + _SHARD))
+            shards.append(
+                Shard(
+                    str(bundle.path), bundle.fingerprint, where, COMPOSITION, gate, episodes, seed, "loopback",
+                    draft_s=0.0, target_s=0.0, learning=True,
+                )
+            )  # fmt: skip
             first += _SHARD
         tables = {shard.episodes[0]: table for shard, (_, table) in pool.run(shards)}
         batches += [_data(tables[key]) for key in sorted(tables)]
@@ -89,22 +95,6 @@ def collector(
         return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted), env=env)
 
     return roll
-
-
-def _shard(bundle: Bundle, gate: GateSettings, first: int, seed: int, env: str) -> Shard:
-    return Shard(
-        bundle=str(bundle.path),
-        fingerprint=bundle.fingerprint,
-        env=env,
-        method=COMPOSITION,
-        gate=gate,
-        episodes=tuple(range(first, first + _SHARD)),
-        seed=seed,
-        link="loopback",
-        draft_s=0.0,
-        target_s=0.0,
-        learning=True,
-    )
 
 
 def _data(table: dict[str, NDArray[Any]]) -> DistillationData:

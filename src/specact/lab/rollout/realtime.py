@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
+import numpy as np
+
 from specact.families.load import AnyPair, load_pair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
@@ -93,7 +95,7 @@ class RealTime:
         if not method.waits_for_draft:
             # The ungated target needs no draft, so the draft's time is not the method's.
             table["draft_s"][:] = 0.0
-        latency_s = sum(table[f"{stage}_s"] for stage in STAGES)
+        latency_s = np.sum([table[f"{stage}_s"] for stage in STAGES], axis=0)
         return [Outcome(*end, float(latency_s[table["episode"] == end[0]].sum())) for end in ended], table
 
     def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
 from specact.families.load import AnyPair, load_pair
@@ -23,9 +20,9 @@ from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.steps import Audit, Table
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.links.link import load_link
-from specact.observation import Observation
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
+from specact.robot.loop import Robot as ControlledRobot
 from specact.types import StepRecord
 from specact.verification import LocalTarget, Target
 
@@ -95,17 +92,12 @@ class Outcome:
     latency_s: float
 
 
-class World(Protocol):
-    """Where a robot is, and which stands still while its policy thinks."""
+class World(ControlledRobot, Protocol):
+    """What a control loop drives, as an episode that stands still while the policy thinks."""
 
-    done: bool
-
-    def observe(self) -> Observation:
-        """The present observation."""
-        ...
-
-    def act(self, action: NDArray[np.float32]) -> None:
-        """One control step."""
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
         ...
 
 
