@@ -1,9 +1,9 @@
 """How near an evaluation in virtual time comes to its bound: simulator and ``session.run`` with nothing around them.
 
-One shard of each of six methods runs once while its calls are kept: every reset and every step of the environment, and every
-inference with its batch. Then the shard and these calls alone, in their order, take turns. A shard's time includes its
-tables' way to files. *All of it* is an evaluation of these methods from loading the bundle to the summary. The last lines
-are the same on one and on all processors, whose processes start within that time.
+One shard of each of six methods runs once while its calls are kept: every reset and every step of the environment, and
+every inference with its batch. Then the shard and these calls alone, in their order, take turns. The time of a shard
+includes its tables' way to files. *All of it* is an evaluation of these methods from loading the bundle to the
+summary. The last lines are the same on one and on all processors, whose processes start within that time.
 
 Run: python benchmarks/rollouts.py [BUNDLE ...]
 """
