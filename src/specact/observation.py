@@ -31,6 +31,7 @@ STATE = "state"
 _MOST_DIMENSIONS, _MOST_FIELDS = 3, 64
 # No axis and no history is longer; what follows from them stays a number that a machine can hold.
 _LONGEST = 1 << 20
+_FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +317,8 @@ def _read(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:
 def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
     try:
         given = np.asarray(value)
-        kind = given.dtype.kind
-        # NumPy would read text as numbers, and count days.
-        text = kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
-        if text or kind not in "fiubO":
-            raise TypeError(f"it holds {'text' if text else given.dtype}")
         # A copy: environments may reuse their buffers.
-        array = given.astype(np.float32)
+        array = given.copy() if given.dtype == _FLOAT32 else _as_float32(given)
     except (TypeError, ValueError, OverflowError) as error:
         raise ObservationError(f"the observation's {name} is not an array of numbers: {error}", "type") from None
     if array.shape != field.shape:
@@ -338,6 +334,16 @@ def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
             "not_finite",
         )
     return array
+
+
+def _as_float32(given: NDArray[Any]) -> NDArray[np.float32]:
+    # NumPy would read text as numbers, and count days.
+    text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
+    if text or given.dtype.kind not in "fiubO":
+        raise TypeError(f"it holds {'text' if text else given.dtype}")
+    # What is too large for float32 becomes infinite and is refused.
+    with np.errstate(over="ignore"):
+        return given.astype(np.float32)
 
 
 def _frame(value: Any, name: str, field: Field) -> NDArray[np.uint8]:

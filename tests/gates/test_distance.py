@@ -168,7 +168,9 @@ def test_without_a_simulator_it_is_taught_along_the_demonstrations_that_were_tra
     assert isinstance(calibrated_gate(pair, "learned", 0.5), LearnedDistance)
     assert not (tmp_path / "pair" / "gate").exists()
     with pytest.raises(ConfigError, match="of the family 'chunks'; choose a gate that looks at actions alone"):
-        calibrate(str(tmp_path / "pair"), gate="learned_action", offline=True, draft=SMALL, target=LARGE)
+        calibrate(
+            CalibrateOptions(str(tmp_path / "pair"), gate="learned_action", offline=True, draft=SMALL, target=LARGE)
+        )
 
 
 def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ class ChunkRunner:
         self._idling = played is None
         if played is None:
             self.counts["idle"] += 1
-            return self._instead()
+            return self.stop_action if self._idle == "stop_action" or self._last is None else self._last
         if played.first:
             self.counts["chunks"] += 1
             self._ages.append(now - played.seen_s)
@@ -228,6 +228,3 @@ class ChunkRunner:
 
     def _stop_if_due(self) -> None:
         self.stopped = self.stopped or self._fallback.stops(self._misses + self._unseen)
-
-    def _instead(self) -> NDArray[np.float32] | None:
-        return self.stop_action if self._idle == "stop_action" or self._last is None else self._last

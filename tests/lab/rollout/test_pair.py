@@ -17,14 +17,16 @@ from specact.gates.calibration import find_calibration
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.families import VERIFIERS, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pair import Pairing, run_pair
-from specact.lab.rollout.rollout import Robot, Shard, start_of
+from specact.lab.rollout.rollout import Shard, run_together, simulated, start_of
 from specact.lab.rollout.simulated_target import Route
 from specact.links.link import LINKS
 from specact.links.model import SteadyLink
+from specact.policy import SpeculativePolicy
 
 TASK = replace(load_task("ball"), make=TapedBall)
 SEED = 5
@@ -51,38 +53,35 @@ def moved(bundle: Bundle, how: Pairing, episode: int = 0, pace: float = 0.0) -> 
     return result, world.env.commands[1:]
 
 
-def rolled_out(bundle: Bundle, method: str, episode: int) -> tuple[Robot, list[np.ndarray]]:
+def rolled_out(bundle: Bundle, method: str, episode: int) -> tuple[SpeculativePolicy, SimulatedRobot, list[np.ndarray]]:
     """The same episode in lock step, where the world stands still while the policy thinks."""
     shard = Shard(
         bundle="ball", fingerprint=bundle.fingerprint, env="ball", method=method, gate=gate_of(method, bundle),
         episodes=(episode,), seed=SEED, link="loopback", draft_s=0.0, target_s=0.0,
     )  # fmt: skip
-    env = TapedBall()
-    robot = Robot(shard, bundle, rollout_of(bundle, load_method(method)), env, episode)
-    while not robot.done:
-        window = robot.policy.observe(robot.observation)
-        robot.prepare(bundle.draft.infer(window), bundle.target.infer(window))
-        robot.advance(window, TASK.max_steps)
-    return robot, env.commands
+    world, family = SimulatedRobot(TASK), rollout_of(bundle, load_method(method))
+    robot = simulated(shard, bundle, family, world, episode)
+    run_together([robot], family, family.audit())
+    assert isinstance(world.env, TapedBall)
+    return robot.policy, world, world.env.commands
 
 
 @pytest.mark.parametrize("method", ["draft", "target", "hybrid", "random", "adahi"])
 def test_without_latency_it_acts_as_in_the_rollout(ball: Bundle, method: str) -> None:
     for episode in range(2):
-        robot, wanted = rolled_out(ball, method, episode)
+        policy, robot, wanted = rolled_out(ball, method, episode)
         result, commands = moved(ball, pairing(method, ball), episode)
         assert len(commands) == len(wanted) and all(map(np.array_equal, commands, wanted))
-        outcome = robot.outcome()
-        assert (result.success, result.score) == (outcome.success, outcome.score)
-        assert result.task_s == pytest.approx(outcome.steps / TASK.rate_hz)
-        assert result.chunks == -(-outcome.steps // ball.spec.execute)
+        assert (result.success, result.score) == (robot.success, robot.score)
+        assert result.task_s == pytest.approx(robot.steps / TASK.rate_hz)
+        assert result.chunks == -(-robot.steps // ball.spec.execute)
         assert result.stall_s == pytest.approx(0.0, abs=1e-6)
-        assert result.transmission_rate == robot.policy.counts["transmitted"] / robot.policy.counts["steps"]
+        assert result.transmission_rate == policy.counts["transmitted"] / policy.counts["steps"]
 
 
 def test_with_latency_it_does_not(ball: Bundle) -> None:
     """Else the test above would compare nothing."""
-    _, wanted = rolled_out(ball, "hybrid", 0)
+    *_, wanted = rolled_out(ball, "hybrid", 0)
     _, commands = moved(ball, pairing("hybrid", ball, draft_s=0.03))
     assert not all(map(np.array_equal, commands, wanted))
 

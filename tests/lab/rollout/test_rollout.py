@@ -176,13 +176,14 @@ def test_an_unknown_offset_is_refused_before_anything_is_written(tiny_bundle: Pa
 
 def test_every_method_meets_the_same_starts(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first: dict[tuple[str, int], np.ndarray] = {}
-    init = rollout.Robot.__init__
+    begin = rollout.simulated
 
-    def spy(self: Any, shard: Shard, pair: Any, family: Any, env: Any, episode: int) -> None:
-        init(self, shard, pair, family, env, episode)
-        first[shard.method, episode] = np.concatenate([self.observation["state"], self.observation["goal"]])
+    def spy(shard: Shard, pair: Any, family: Any, world: Any, episode: int) -> rollout.Robot:
+        robot = begin(shard, pair, family, world, episode)
+        first[shard.method, episode] = np.concatenate([world.observe()["state"], world.observe()["goal"]])
+        return robot
 
-    monkeypatch.setattr(rollout.Robot, "__init__", spy)
+    monkeypatch.setattr(rollout, "simulated", spy)
     # In other shards and another order: an episode's start is its own.
     for method, episodes in (("draft", (0, 1, 2)), ("hybrid", (2, 0)), ("target", (1,))):
         run_shard(shard_of(tiny_bundle, method, "never" if method == "draft" else "always", episodes))

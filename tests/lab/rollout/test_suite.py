@@ -12,9 +12,9 @@ from specact.contracts import check_task
 from specact.errors import ConfigError
 from specact.families.load import load_pair
 from specact.gates.settings import GateSettings
+from specact.lab.data.fit import check_fit
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
-from specact.lab.evaluation.evaluation import check_fit
 from specact.lab.evaluation.metrics import method_metrics
 from specact.lab.rollout.rollout import Outcome, Shard, run_shard, start_of
 from specact.observation import Field

@@ -15,40 +15,52 @@ class SimulatedRobot:
 
     Args:
         task: the environment.
+        render_mode: of the environment.
 
     Attributes:
-        task: as given.
+        task, env: as given, and the environment.
+        steps: actions of the episode so far.
         done: whether the episode is over; True before the first :meth:`start`.
         success, score: of the episode so far.
         roll_forward: the task's model of the robot, or None.
     """
 
-    def __init__(self, task: Task) -> None:
-        self.task, self._env = task, task.make()
+    def __init__(self, task: Task, render_mode: str | None = None) -> None:
+        self.task, self.env = task, task.make(render_mode=render_mode)
         self._observation: Any = None
         self.roll_forward = task.roll_forward
-        self.done, self.success, self.score = True, False, 0.0
+        self._info: dict[str, Any] = {"success": False, "score": 0.0}
+        self.steps, self.done = 0, True
 
     def start(self, seed: int) -> None:
         """Begins an episode."""
-        self._observation, info = self._env.reset(seed=seed)
-        self._steps, self.done = 0, False
-        self._take(info)
+        self._observation, self._info = self.env.reset(seed=seed)
+        self.steps, self.done = 0, False
+
+    @property
+    def success(self) -> bool:
+        """Whether the episode has succeeded so far; so is :attr:`score`."""
+        return bool(self._info["success"])
+
+    @property
+    def score(self) -> float:
+        return float(self._info["score"])
+
+    @property
+    def of_suite(self) -> str:
+        """Which task of a suite the episode is; empty elsewhere."""
+        return str(self._info.get("task", ""))
 
     def observe(self) -> Any:
         return self._observation
 
     def act(self, action: NDArray[np.float32]) -> None:
-        self._observation, _, terminated, truncated, info = self._env.step(action)
-        self._steps += 1
-        self.done = terminated or truncated or self._steps >= self.task.max_steps
-        self._take(info)
+        self._observation, _, terminated, truncated, self._info = self.env.step(action)
+        self.steps += 1
+        self.done = terminated or truncated or self.steps >= self.task.max_steps
 
     def stop(self) -> None:
         """Nothing is left moving: the world stands still between two actions."""
 
     def close(self) -> None:
-        self._env.close()
-
-    def _take(self, info: dict[str, Any]) -> None:
-        self.success, self.score = bool(info["success"]), float(info["score"])
+        self.env.close()

@@ -98,20 +98,7 @@ def calibrate(
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
     found = find_threshold(gate, run.rate, run.rounds, roll)
-    checked, free = found.checked, free_steps(found.checked)
-    return Calibration(
-        fingerprint=bundle.fingerprint,
-        rate=run.rate,
-        settings=found.settings,
-        held_out={
-            "rate": float(checked["transmitted"].mean()),
-            "episodes": run.episodes,
-            "inferences": len(checked["transmitted"]),
-        },
-        rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
-        model=score_model({name: column[free] for name, column in checked.items()}),
-        made_by={"env": env, **dataclasses.asdict(run)},
-    )
+    return found.calibration(bundle, run.rate, run.episodes, {"env": env, **dataclasses.asdict(run)})
 
 
 def score_model(steps: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -137,6 +124,19 @@ class Found:
     settings: GateSettings
     rounds: list[Round]
     checked: dict[str, np.ndarray]
+
+    def calibration(self, pair: AnyPair, rate: float, episodes: int, made_by: dict[str, Any]) -> Calibration:
+        """For a pair and a rate, checked on so many held-out episodes."""
+        sent, free = self.checked["transmitted"], free_steps(self.checked)
+        return Calibration(
+            fingerprint=pair.fingerprint,
+            rate=rate,
+            settings=self.settings,
+            held_out={"rate": float(sent.mean()), "episodes": episodes, "inferences": len(sent)},
+            rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in self.rounds],
+            model=score_model({name: column[free] for name, column in self.checked.items()}),
+            made_by=made_by,
+        )
 
 
 def calibration_episodes(number: int, rounds: int, episodes: int) -> range:
@@ -166,12 +166,12 @@ def find_threshold(
     table = roll(settings, 0)
     scores, tried = table["score"][free_steps(table)], list[Round]()
     for number in range(1, rounds + 1):
-        settings = _next(settings, scores, tried, _wanted_offree_steps(table, rate))
+        settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
         table = roll(settings, number)
         free = free_steps(table)
         scores = np.concatenate([scores, table["score"][free]])
         tried.append(Round(settings, float(table["transmitted"][free].mean()), float(table["transmitted"].mean())))
-    settings = _next(settings, scores, tried, _wanted_offree_steps(table, rate))
+    settings = _next(settings, scores, tried, _wanted_of_free(table, rate))
     return Found(settings, tried, roll(settings, rounds + 1))
 
 
@@ -199,7 +199,7 @@ def _share(scores: NDArray[np.float64], settings: GateSettings) -> float:
     return float(np.mean(scores > settings.threshold) + settings.tie_probability * tied)
 
 
-def _wanted_offree_steps(table: dict[str, np.ndarray], rate: float) -> float:
+def _wanted_of_free(table: dict[str, np.ndarray], rate: float) -> float:
     """The share of freely decided steps that makes the wanted rate, given how many are transmitted by force."""
     free = free_steps(table)
     return float(np.clip((rate * len(free) - (~free).sum()) / max(1, free.sum()), 0.0, 1.0))

@@ -11,25 +11,24 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from specact.families.load import AnyPair
-from specact.gates.settings import GateSettings
-from specact.lab.evaluation.evaluation import Evaluation
+from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.rollout.methods import load_method
 
 # Inferences per episode, where nobody has told them: long enough that the first one does not count.
 _LONG: tuple[int, ...] = (1000,)
 
 
-def asked_gate(name: str, what: Evaluation, bundle: AnyPair) -> GateSettings:
+def asked_gate(name: str, gates: GateChoices, bundle: AnyPair) -> GateSettings:
     """A method's gate, which still needs its threshold; chance has the forced first step and the limit of its rival.
 
     Raises:
         ConfigError: if the gate, or the rival's, needs a head that the bundle does not have.
     """
     method = load_method(name)
-    settings = what.gates.settings(method.gate, bundle)
+    settings = gates.settings(method.gate, bundle)
     if method.limits_of is None:
         return settings
-    rival = what.gates.settings(load_method(method.limits_of).gate, bundle)
+    rival = gates.settings(load_method(method.limits_of).gate, bundle)
     return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
 
 

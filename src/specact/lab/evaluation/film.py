@@ -25,11 +25,12 @@ from specact.errors import BundleError, ConfigError, RenderError, SpecactError
 from specact.families.load import AnyPair, load_pair
 from specact.files import write_json, write_whole
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.cost import read_timing
 from specact.lab.evaluation.run import read_gates
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.rollout import Robot, Shard
+from specact.lab.rollout.rollout import Shard, control_step, simulated
 
 RATE_HZ = 10.0  # frames of simulated time shown per second
 MOST_FRAMES = 120
@@ -190,24 +191,19 @@ def _take(order: _Order, method: str) -> _Take:
     pair = load_pair(what["bundle"], draft=what["draft"], target=what["target"])
     task = load_task(what["env"], pair.observation)
     family = rollout_of(pair, load_method(method), what["offset"])
-    env = task.make(render_mode="rgb_array")
-    robot = Robot(_shard(order, method, pair), pair, family, env, order.episode)
+    world = SimulatedRobot(task, render_mode="rgb_array")
+    robot = simulated(_shard(order, method, pair), pair, family, world, order.episode)
     every = _stride(order, task.rate_hz)
-    frames, steps, sent = [_frame(env)], [0], []
-    while not robot.done:
-        window = robot.policy.observe(robot.observation)
-        if robot.policy.wants_inference:
-            (draft,), (target,) = family.infer([window], [robot.policy.address])
-            robot.prepare(draft, target)
-        robot.advance(window, task.max_steps)
+    frames, steps, sent = [_frame(world.env)], [0], []
+    while not world.done:
+        control_step([robot], family)
         record = robot.policy.record
         sent.append(record is not None and record.decision.transmit)
-        if robot.steps % every == 0 or robot.done:
-            frames.append(_frame(env))
-            steps.append(robot.steps)
-    env.close()
-    outcome = robot.outcome()
-    screen = Screen(method, outcome.success, outcome.steps, sum(sent) / len(sent), outcome.steps / task.rate_hz)
+        if world.steps % every == 0 or world.done:
+            frames.append(_frame(world.env))
+            steps.append(world.steps)
+    world.close()
+    screen = Screen(method, world.success, world.steps, sum(sent) / len(sent), world.steps / task.rate_hz)
     return _Take(screen, frames, steps, sent)
 
 

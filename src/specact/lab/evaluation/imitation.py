@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +19,12 @@ from specact.lab.data.generate import demonstrations
 from specact.lab.data.readers import format_of
 from specact.lab.data.sources import read_sources
 from specact.lab.envs import env_of, load_task
-from specact.lab.rollout.families import Table, rollout_of
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
+from specact.lab.rollout.rollout import Robot, run_together
+from specact.lab.rollout.steps import Table
 from specact.lab.statistics import mean_interval
+from specact.observation import Observation
 from specact.policy import SpeculativePolicy
 from specact.verification import LocalTarget
 
@@ -125,22 +130,36 @@ def along(what: Imitation) -> Along:
     pair, episodes = load_pair(what.bundle, draft=what.named[0], target=what.named[1]), what.episodes
     family = rollout_of(pair, load_method(what.method))
     verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
+    policy = SpeculativePolicy(pair, what.gate.build(pair), drafter=drafter, verifier=verifier, seed=what.seed)
+    normalised, raw, audit = [], [], family.audit()
     # No other frames are read: they cost time, and may not be there.
     seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
-    policy = SpeculativePolicy(pair, what.gate.build(pair), drafter=drafter, verifier=verifier, seed=what.seed)
-    normalised, raw, audit = [], [], family.audit(what.seed, learning=False)
     for number, span in enumerate(episodes.slices(), what.first):
         policy.reset(number)
-        acted = []
-        for step in range(span.start, span.stop):
-            inferring = policy.wants_inference
-            acted.append(policy.act({name: values[step] for name, values in seen.items()}))
-            if inferring and (record := policy.record) is not None:
-                audit.add([record], *family.infer([record.proposal.window], [record.address]))
-        away = np.stack(acted) - episodes.action[span]
+        shown = _Shown(seen, range(span.start, span.stop))
+        run_together([Robot(policy, shown)], family, audit)
+        away = np.stack(shown.acted) - episodes.action[span]
         raw.append(float(np.square(away).sum(axis=1).mean()))
         normalised.append(float(np.square(away / pair.units.scale).sum(axis=1).mean()))
     return Along(np.array(normalised), np.array(raw), audit.table())
+
+
+class _Shown:
+    """A demonstration as a world: it goes on as it did, whatever the robot does."""
+
+    def __init__(self, seen: Mapping[str, Any], steps: range) -> None:
+        self._seen, self._steps = seen, steps
+        self.acted: list[NDArray[np.float32]] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.acted) == len(self._steps)
+
+    def observe(self) -> Observation:
+        return {name: values[self._steps[len(self.acted)]] for name, values in self._seen.items()}
+
+    def act(self, action: NDArray[np.float32]) -> None:
+        self.acted.append(action)
 
 
 def imitation_error(what: Imitation) -> dict[str, float]:

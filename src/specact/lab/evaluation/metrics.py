@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,12 +198,12 @@ CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
+def contrasts(outcomes: Mapping[str, Table], end_points: Sequence[str] = END_POINTS) -> list[dict[str, Any]]:
     """Paired contrasts of the methods that ran, see :data:`CONTRASTS`.
 
     Returns:
-        For each ``first``, ``second``, and for ``success`` and for ``score`` ``{difference, low, high, p, test,
-        p_holm}``; ``p_holm`` is corrected by Holm's method over all contrasts of this list, for each end point.
+        For each ``first``, ``second``, and for every end point ``{difference, low, high, p, test, p_holm}``; ``p_holm``
+        is corrected by Holm's method over all contrasts of this list, for each end point.
     """
     rows: list[dict[str, Any]] = []
     for first, rivals in CONTRASTS:
@@ -211,7 +211,7 @@ def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
         if first not in outcomes or second is None:
             continue
         row: dict[str, Any] = {"first": first, "second": second}
-        for end_point in END_POINTS:
+        for end_point in end_points:
             one, other = (outcomes[name][end_point].astype(np.float64) for name in (first, second))
             found = contrast(one, other)
             row[end_point] = {
@@ -222,7 +222,7 @@ def contrasts(outcomes: dict[str, Table]) -> list[dict[str, Any]]:
                 "test": found.test,
             }
         rows.append(row)
-    for end_point in END_POINTS:
+    for end_point in end_points:
         for row, p in zip(rows, holm([row[end_point]["p"] for row in rows]), strict=True):
             row[end_point]["p_holm"] = p
     return rows

@@ -19,15 +19,16 @@ from specact.files import write_json
 from specact.gates.calibration import Calibration
 from specact.gates.settings import BUNDLES_OWN, GateChoices, GateSettings
 from specact.lab.data.episodes import Episodes
-from specact.lab.evaluation.calibrate import find_threshold, free_steps, score_model
-from specact.lab.evaluation.chance import at_rate
+from specact.lab.evaluation.calibrate import find_threshold
+from specact.lab.evaluation.chance import asked_gate, at_rate
 from specact.lab.evaluation.imitation import Along, Imitation, along
-from specact.lab.evaluation.metrics import CONTRASTS, step_metrics
-from specact.lab.rollout.families import Table, rollout_of
+from specact.lab.evaluation.metrics import contrasts, step_metrics
+from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION
-from specact.lab.statistics import contrast, holm, mean_interval
+from specact.lab.rollout.steps import Table
+from specact.lab.statistics import mean_interval
 from specact.locks import locked
 
 Progress = Callable[[str, int, int], None]
@@ -77,20 +78,8 @@ def calibrate_along(
         return table
 
     found = find_threshold(gate, rate, rounds, roll)
-    checked = found.checked
-    return Calibration(
-        fingerprint=pair.fingerprint,
-        rate=rate,
-        settings=found.settings,
-        held_out={
-            "rate": float(checked["transmitted"].mean()),
-            "episodes": len(parts[1]),
-            "inferences": len(checked["transmitted"]),
-        },
-        rounds=[{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
-        model=score_model({name: column[free_steps(checked)] for name, column in checked.items()}),
-        made_by={"along": "demonstrations", "episodes": len(shown), "rounds": rounds, "seed": seed},
-    )
+    made_by = {"along": "demonstrations", "episodes": len(shown), "rounds": rounds, "seed": seed}
+    return found.calibration(pair, rate, len(parts[1]), made_by)
 
 
 def evaluate_along(
@@ -170,7 +159,7 @@ def evaluate_along(
             "seed": seed,
             "methods": rows,
             "gates": {name: dataclasses.asdict(settings[name]) for name in methods},
-            "contrasts": _contrasts({name: result.error for name, result in found.items()}),
+            "contrasts": contrasts({name: {"error": result.error} for name, result in found.items()}, ("error",)),
         }
         write_json(out / "summary.json", summary)
     return summary
@@ -187,11 +176,7 @@ def _gate(
     progress: Progress,
     seed: int,
 ) -> GateSettings:
-    method = load_method(name)
-    asked = gates.settings(method.gate, pair)
-    if method.limits_of is not None:
-        rival = gates.settings(load_method(method.limits_of).gate, pair)
-        asked = dataclasses.replace(asked, max_skips=rival.max_skips, options=(("force_first", True),))
+    method, asked = load_method(name), asked_gate(name, gates, pair)
     if method.rate_of is not None:
         rival_run = found.get(method.rate_of)
         return at_rate(asked, rate, None if rival_run is None else rival_run.steps)
@@ -216,22 +201,3 @@ def _run(pair: AnyPair, method: str, gate: GateSettings, shown: Episodes, pool: 
         raw=np.concatenate([result.raw for result in results]),
         steps=steps,
     )
-
-
-def _contrasts(errors: dict[str, Any]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for first, rivals in CONTRASTS:
-        second = next((name for name in rivals if name in errors), None)
-        if first in errors and second is not None:
-            tested = contrast(errors[first], errors[second])
-            error = {
-                "difference": tested.difference.mean,
-                "low": tested.difference.low,
-                "high": tested.difference.high,
-                "p": tested.p,
-                "test": tested.test,
-            }
-            rows.append({"first": first, "second": second, "error": error})
-    for row, p in zip(rows, holm([row["error"]["p"] for row in rows]), strict=True):
-        row["error"]["p_holm"] = p
-    return rows

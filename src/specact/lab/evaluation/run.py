@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
@@ -34,7 +33,7 @@ from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficienc
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
-from specact.lab.rollout.rollout import Shard
+from specact.lab.rollout.rollout import Outcome, Shard
 from specact.locks import locked
 
 Progress = Callable[[str, int, int], None]
@@ -68,7 +67,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     bundle = load_pair(what.bundle, draft=what.draft, target=what.target)
     env = what.env or env_of(bundle, None)
     task = load_task(env)
-    asked = {name: asked_gate(name, what, bundle) for name in what.methods}
+    asked = {name: asked_gate(name, what.gates, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
     check_fit(bundle, task)
@@ -109,7 +108,7 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
             **method_metrics(
                 outcomes[name],
                 steps[name],
-                binary_score=_is_binary(outcomes[name]),
+                binary_score=np.array_equal(outcomes[name]["score"], outcomes[name]["success"].astype(np.float64)),
                 sends=not load_method(name).on_device,
                 success_at=success_at,
             ),
@@ -207,13 +206,20 @@ def _run_method(
     done = what.episodes - sum(len(shard.episodes) for shard in missing)
     progress(name, done, what.episodes)
     for shard, (episodes, table) in runner.run(missing):
-        columns = {field.name: [getattr(o, field.name) for o in episodes] for field in dataclasses.fields(episodes[0])}
-        # The outcomes are written last: they are what marks a shard as finished.
-        _write_table(folders[1] / _file(shard), table)
-        _write_table(folders[0] / _file(shard), {key: np.array(values) for key, values in columns.items()})
+        write_shard(out, shard, episodes, table)
         done += len(shard.episodes)
         progress(name, done, what.episodes)
     return read_table(folders[0]), read_table(folders[1])
+
+
+def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) -> None:
+    """Writes a shard's tables into a run folder."""
+    columns = {field.name: [getattr(o, field.name) for o in outcomes] for field in dataclasses.fields(Outcome)}
+    # The outcomes are written last: they are what marks a shard as finished.
+    for kind, table in (("steps", steps), ("episodes", {name: np.array(values) for name, values in columns.items()})):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(table), sink)
+        write_whole(out / kind / file_stem(shard.method) / _file(shard), sink.getvalue().to_pybytes())
 
 
 def _calibration(
@@ -255,18 +261,8 @@ def _imitation(
     return found
 
 
-def _write_table(path: Path, columns: dict[str, NDArray[Any]]) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink)
-    write_whole(path, sink.getvalue().to_pybytes())
-
-
 def _file(shard: Shard) -> str:
     return f"{shard.episodes[0]:06d}.parquet"
-
-
-def _is_binary(outcomes: Table) -> bool:
-    return bool(np.array_equal(outcomes["score"], outcomes["success"].astype(np.float64)))
 
 
 def _brief(calibration: Calibration) -> dict[str, Any]:

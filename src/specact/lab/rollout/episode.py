@@ -129,15 +129,6 @@ def run_episode(
     return driver.metrics.episode(episode, driver.sampler)
 
 
-@dataclass(frozen=True)
-class _Coming:
-    """A chunk that is being inferred."""
-
-    chunk: Chunk
-    took_s: float
-    arrives_s: float
-
-
 class _Driver:
     """The robot's loop: what is due at this moment, then an action or a wait."""
 
@@ -153,7 +144,8 @@ class _Driver:
         self._streams, self._address = StepStreams(), first
         self._schedule = Schedule(execution, world.period_s, (policy.spec.chunk, policy.spec.actions))
         self.sampler, self.metrics = ObservationSampler(world, policy.spec.observation), EpisodeMetrics()
-        self._coming: _Coming | None = None
+        # The chunk that is being inferred, how long that takes and when it arrives [s].
+        self._coming: tuple[Chunk, float, float] | None = None
 
     def step(self) -> None:
         self._take_what_came()
@@ -166,7 +158,7 @@ class _Driver:
                 self.metrics.began(self._world.now - played.seen_s)
             self.sampler.play(played.action)
         elif self._coming is not None:
-            self.sampler.wait(self._coming.arrives_s - self._world.now)
+            self.sampler.wait(self._coming[2] - self._world.now)
 
     def _infer(self) -> None:
         now, schedule = self._world.now, self._schedule
@@ -178,11 +170,11 @@ class _Driver:
         self._address = self._address.following
         self.metrics.inferred(took)
         schedule.ask(now)
-        self._coming = _Coming(chunk, took, now + took)
+        self._coming = chunk, took, now + took
 
     def _take_what_came(self) -> None:
-        coming, now = self._coming, self._world.now
-        if coming is not None and coming.arrives_s <= now + NOW_S:
-            self._schedule.arrive(coming.chunk, coming.took_s)
+        now = self._world.now
+        if self._coming is not None and self._coming[2] <= now + NOW_S:
+            self._schedule.arrive(*self._coming[:2])
             self._coming = None
         self._schedule.advance(now)

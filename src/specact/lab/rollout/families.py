@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkDrafter, ChunkPair, ChunkVerifier, chunk_distance, replaced_after_prefix
@@ -16,7 +15,7 @@ from specact.families.codes.spec import InfersCodes
 from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
 from specact.families.load import AnyPair
 from specact.lab.rollout.methods import Method
-from specact.lab.rollout.steps import CodeAudit, code_lessons, common_columns, seen_by
+from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, seen_by
 from specact.lab.rollout.timed import Prepared
 from specact.observation import Window
 from specact.pair import Drafter
@@ -28,19 +27,6 @@ VERIFIERS: dict[str, type[SpeculativeVerifier | TargetSampler]] = {
     "speculative": SpeculativeVerifier,
     "target": TargetSampler,
 }
-Table = dict[str, NDArray[Any]]
-
-
-class Audit(Protocol):
-    """Collects a step table: one row per inference."""
-
-    def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
-        """Adds one inference of each of several robots, with what draft and target say of it."""
-        ...
-
-    def table(self) -> Table:
-        """One array per column."""
-        ...
 
 
 class FamilyRollout(Protocol):
@@ -58,8 +44,8 @@ class FamilyRollout(Protocol):
         """The method's."""
         ...
 
-    def audit(self, seed: int, *, learning: bool) -> Audit:
-        """An empty step table."""
+    def audit(self, *, learning: bool = False) -> Audit:
+        """An empty step table; for learning with the columns of :meth:`lessons`."""
         ...
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
@@ -106,8 +92,8 @@ class _CodesRollout:
     def verifier(self, target: Target[Any]) -> Verifier:
         return VERIFIERS[self._method.verifier](target, self._pair.tokenizer, offset=self._offset)
 
-    def audit(self, seed: int, *, learning: bool) -> Audit:
-        return CodeAudit(self._pair.tokenizer, seed, self._pair.spec.draft if learning else None)
+    def audit(self, *, learning: bool = False) -> Audit:
+        return CodeAudit(self._pair.tokenizer, self.lessons if learning else None)
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         return code_lessons(self._pair.spec.draft, windows, drafts, targets)
@@ -138,8 +124,8 @@ class _ChunksRollout:
     def verifier(self, target: Target[Any]) -> Verifier:
         return ChunkVerifier(target, self._pair.units, self._pair.execute, self._within)
 
-    def audit(self, seed: int, *, learning: bool) -> Audit:
-        return ChunkAudit(self._pair, learning=learning)
+    def audit(self, *, learning: bool = False) -> Audit:
+        return _ChunkAudit(self._pair, self.lessons if learning else None)
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         return chunk_lessons(self._pair, windows, drafts, targets)
@@ -161,16 +147,11 @@ class _OwnRollout:
     def verifier(self, target: Target[Any]) -> Verifier:
         return self._pair.verifier(target)
 
-    def audit(self, seed: int, *, learning: bool) -> Audit:
-        if learning:
-            raise self._unlearnable()
-        return OwnAudit(self._pair)
+    def audit(self, *, learning: bool = False) -> Audit:
+        return _OwnAudit(self._pair, self.lessons if learning else None)
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        raise self._unlearnable()
-
-    def _unlearnable(self) -> ConfigError:
-        return ConfigError(
+        raise ConfigError(
             f"{self._pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a "
             "gate of your own, MODULE:GATE"
         )
@@ -182,7 +163,7 @@ def chunk_lessons(
     """The columns that one learns from.
 
     They are what the draft saw but camera frames, ``drafted``, the drafted actions that are executed of a chunk,
-    ``distance``, see :class:`ChunkAudit`, and ``wanted``, the target's chunk, as long as the draft's at most.
+    ``distance``, see :class:`_ChunkAudit`, and ``wanted``, the target's chunk, as long as the draft's at most.
     """
     count, units, most = pair.execute, pair.units, pair.draft.spec.chunk
     drafted = np.stack([units.from_environment(chunk)[:count] for chunk in drafts])
@@ -192,83 +173,60 @@ def chunk_lessons(
     return seen | {"drafted": drafted, "distance": distance, "wanted": wanted}
 
 
-class OwnAudit:
-    """Collects the step table of an evaluation of a family of the user's own.
+class _OwnAudit(Audit):
+    """Of a family of the user's own.
 
-    Columns besides the common ones: ``distance``, root mean square between the drafted actions and those that
-    verification gives, mean over the actions that are executed of a chunk (normalised units); ``action_change``, mean
-    distance over these actions between what was executed and what verification would have given, 0 where it was
-    verified. Both are 0 where the target's answer is none to act on.
-
-    Args:
-        pair: whose.
+    Columns: ``distance``, root mean square between the drafted actions and those that verification gives, mean over the
+    actions that are executed of a chunk (normalised units); ``action_change``, mean distance over these actions between
+    what was executed and what verification would have given, 0 where it was verified. Both are 0 where the target's
+    answer is none to act on.
     """
 
-    def __init__(self, pair: AnyPair) -> None:
-        self._execute = pair.execute
-        self._target = Prepared[Any]()
+    def __init__(self, pair: AnyPair, lessons: Lessons | None) -> None:
+        super().__init__(lessons)
+        self._execute, self._target = pair.execute, Prepared[Any]()
         self._verifier = pair.verifier(LocalTarget(self._target))
-        self._columns: dict[str, list[NDArray[np.generic]]] = {}
 
-    def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
-        """See :class:`Audit`."""
-        rows = [self._row(record, target) for record, target in zip(records, targets, strict=True)]
-        distance, change = np.array(rows).T
-        columns = common_columns(records) | {"distance": distance, "action_change": change}
-        for name, values in columns.items():
-            self._columns.setdefault(name, []).append(values)
-
-    def table(self) -> Table:
-        """See :class:`Audit`."""
-        return {name: np.concatenate(values) for name, values in self._columns.items()}
-
-    def _row(self, record: StepRecord, target: Any) -> tuple[float, float]:
+    def judge(self, record: StepRecord, draft: Any, target: Any) -> tuple[float, float]:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
         self._target.prepared = target
         found = self._verifier.submit(record.proposal, record.address).result()
         if isinstance(found, Miss):
             return 0.0, 0.0
-        verified, drafted = found.actions[: self._execute], record.proposal.actions[: self._execute]
-        change = 0.0
-        if record.outcome is None:
-            change = float(np.linalg.norm(verified - record.actions[: self._execute], axis=-1).mean())
-        return chunk_distance(drafted, verified), change
+        verified = found.actions[: self._execute]
+        return chunk_distance(record.proposal.actions[: self._execute], verified), _change(record, verified)
+
+    def columns(self, *kept: Sequence[Any]) -> Table:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
+        return dict(zip(("distance", "action_change"), map(np.array, kept), strict=True))
 
 
-class ChunkAudit:
-    """Collects the step table of an evaluation of chunk policies.
+class _ChunkAudit(Audit):
+    """Of chunk policies.
 
-    Columns besides the common ones: ``distance``, root mean square between the drafted and the target's actions, mean
-    over the actions that are executed of a chunk (normalised units); ``prefix``, how many drafted actions verification
-    would have accepted; ``action_change``, mean distance over these actions between what was executed and what
-    verification would have given, 0 where it was verified. For learning also what :func:`chunk_lessons` gives.
-
-    Args:
-        pair: whose.
-        learning: whether the table is for learning.
+    Columns: ``distance``, root mean square between the drafted and the target's actions, mean over the actions that are
+    executed of a chunk (normalised units); ``prefix``, how many drafted actions verification would have accepted;
+    ``action_change``, mean distance over these actions between what was executed and what verification would have
+    given, 0 where it was verified.
     """
 
-    def __init__(self, pair: ChunkPair, *, learning: bool = False) -> None:
-        self._pair, self._learning = pair, learning
-        self._columns: dict[str, list[NDArray[np.generic]]] = {}
+    def __init__(self, pair: ChunkPair, lessons: Lessons | None) -> None:
+        super().__init__(lessons)
+        self._pair = pair
 
-    def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
-        """See :class:`Audit`."""
-        count, rows = self._pair.execute, []
-        for record, target in zip(records, targets, strict=True):
-            wanted, drafted = self._pair.units.from_environment(target)[:count], record.proposal.actions[:count]
-            verified, accepted = replaced_after_prefix(drafted, wanted, self._pair.accept_within)
-            change = 0.0
-            if record.outcome is None:
-                change = float(np.linalg.norm(verified - record.actions[:count], axis=-1).mean())
-            rows.append((chunk_distance(drafted, wanted), accepted, change))
-        names = ("distance", "prefix", "action_change")
-        own = {name: np.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
-        columns = common_columns(records) | own
-        if self._learning:
-            columns |= chunk_lessons(self._pair, [record.proposal.window for record in records], drafts, targets)
-        for name, values in columns.items():
-            self._columns.setdefault(name, []).append(values)
+    def judge(self, record: StepRecord, draft: Chunk, target: Chunk) -> tuple[float, int, float]:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
+        count = self._pair.execute
+        wanted = self._pair.units.from_environment(target)[:count]
+        drafted = record.proposal.actions[:count]
+        verified, accepted = replaced_after_prefix(drafted, wanted, self._pair.accept_within)
+        return chunk_distance(drafted, wanted), accepted, _change(record, verified)
 
-    def table(self) -> Table:
-        """See :class:`Audit`."""
-        return {name: np.concatenate(values) for name, values in self._columns.items()}
+    def columns(self, *kept: Sequence[Any]) -> Table:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
+        return dict(zip(("distance", "prefix", "action_change"), map(np.array, kept), strict=True))
+
+
+def _change(record: StepRecord, verified: Chunk) -> float:
+    """What leaving out verification changed of the actions ``[n, A]``; 0 where it was not left out."""
+    return 0.0 if record.outcome is not None else distance(verified, record.actions[: len(verified)])

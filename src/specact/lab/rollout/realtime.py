@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import Literal
+
+import numpy as np
 
 from specact.families.load import AnyPair, load_pair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import linked, serving
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Result
-from specact.lab.rollout.rollout import Outcome, Shard, start_of
+from specact.lab.rollout.rollout import Outcome, Robot, Shard, run_together, start_of
+from specact.lab.rollout.steps import STAGES
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, RemoteVerifier
@@ -82,27 +85,20 @@ class RealTime:
             prefetch=PrefetchPredictor(gate) if shard.overlap else None,
             seed=shard.seed,
         )
-        audit, outcomes, env = family.audit(shard.seed, learning=False), [], task.make()
+        audit, world, ended = family.audit(), SimulatedRobot(task), []
         for episode in shard.episodes:
             policy.reset(episode)
-            observation, info = env.reset(seed=start_of(shard.seed, episode, task))
-            steps, latency_s, done = 0, 0.0, False
-            while not done:
-                inferring = policy.wants_inference
-                action = policy.act(observation)
-                if inferring and (record := policy.record) is not None:
-                    if not method.waits_for_draft:
-                        # The ungated target needs no draft, so the draft's time is not the method's.
-                        record = replace(record, times=replace(record.times, draft=0.0))
-                    latency_s += record.times.total
-                    audit.add([record], *family.infer([record.proposal.window], [record.address]))
-                observation, _, terminated, truncated, info = env.step(action)
-                steps += 1
-                done = terminated or truncated or steps >= task.max_steps
-            success, score = bool(info["success"]), float(info["score"])
-            outcomes.append(Outcome(episode, success, score, steps, latency_s, info.get("task", "")))
-        env.close()
-        return outcomes, audit.table()
+            world.start(start_of(shard.seed, episode, task))
+            run_together([Robot(policy, world)], family, audit)
+            ended.append((episode, world.success, world.score, world.steps, world.of_suite))
+        world.close()
+        table = audit.table()
+        if not method.waits_for_draft:
+            # The ungated target needs no draft, so the draft's time is not the method's.
+            table["draft_s"][:] = 0.0
+        latency_s = np.sum([table[f"{stage}_s"] for stage in STAGES], axis=0)
+        spent = {episode: float(latency_s[table["episode"] == episode].sum()) for episode in shard.episodes}
+        return [Outcome(*end[:4], spent[end[0]], end[4]) for end in ended], table
 
     def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:
         if method.on_device:

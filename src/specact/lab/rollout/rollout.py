@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import gymnasium as gym
-import numpy as np
+from typing import Any, Protocol
 
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
@@ -15,15 +13,19 @@ from specact.families.load import AnyPair, load_pair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
+from specact.lab.rollout.steps import Audit, Table
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.links.link import load_link
-from specact.observation import ObservationSpec, Window
+from specact.observation import ObservationSpec
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
+from specact.robot.loop import Robot as ControlledRobot
+from specact.types import StepRecord
 from specact.verification import LocalTarget, Target
 
 # The method that any gate is rolled out in, whether a method is named after it or not: the bundle's draft, and exact
@@ -94,51 +96,87 @@ class Outcome:
     task: str = ""
 
 
+class World(ControlledRobot, Protocol):
+    """What a control loop drives, as an episode that stands still while the policy thinks."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        ...
+
+
+@dataclass(frozen=True)
 class Robot:
-    """One episode under way."""
+    """One episode under way.
 
-    def __init__(
-        self, shard: Shard, pair: AnyPair, family: FamilyRollout, env: gym.Env[Any, Any], episode: int
-    ) -> None:
-        method = load_method(shard.method)
-        self.episode, self._env = episode, env
-        self.clock = VirtualClock()
-        self.draft, self.target = Prepared[Any](), Prepared[Any]()
-        target: Target[Any]
-        if method.on_device:
-            target = LocalTarget(TimedTarget(self.target, self.clock, shard.target_s), self.clock)
-        else:
-            link = stream(shard.seed, Role.LINK, episode=episode)
-            route = Route.of(load_link(shard.link), pair.codec.dialect, link)
-            target = SimulatedTarget(self.target, route, self.clock, shard.target_s)
-        gate = TimedGate(shard.gate.build(pair, self.target), self.clock, shard.gate_s)
-        draft_s = shard.draft_s if method.waits_for_draft else 0.0
-        self.policy = SpeculativePolicy(
-            pair,
-            gate,
-            drafter=TimedDrafter(family.drafter(self.draft), self.clock, draft_s),
-            verifier=family.verifier(target),
-            prefetch=PrefetchPredictor(gate) if shard.overlap else None,
-            seed=shard.seed,
-            clock=self.clock,
-        )
-        self.policy.reset(episode)
-        self.observation, self.info = env.reset(seed=start_of(shard.seed, episode, load_task(shard.env)))
-        self.steps, self.done = 0, False
+    Attributes:
+        policy: reset for the episode; with it goes the clock.
+        world: at the start of the episode.
+        prepared: where the policy finds what draft and target say of its next inference; None for a policy that asks
+            them itself.
+    """
 
-    def prepare(self, draft: object, target: object) -> None:
-        """What draft and target say of the coming inference."""
-        self.draft.prepared, self.target.prepared = draft, target
+    policy: SpeculativePolicy
+    world: World
+    prepared: tuple[Prepared[Any], Prepared[Any]] | None = None
 
-    def advance(self, window: Window, max_steps: int) -> None:
-        action = self.policy.act_on(window)
-        self.observation, _, terminated, truncated, self.info = self._env.step(action)
-        self.steps += 1
-        self.done = terminated or truncated or self.steps >= max_steps
 
-    def outcome(self) -> Outcome:
-        success, score = bool(self.info["success"]), float(self.info["score"])
-        return Outcome(self.episode, success, score, self.steps, self.clock.now(), self.info.get("task", ""))
+Inferred = tuple[Sequence[StepRecord], Sequence[Any], Sequence[Any]]
+
+
+def control_step(robots: Sequence[Robot], family: FamilyRollout) -> Inferred:
+    """Lets every robot act once: observe, think, act.
+
+    Draft and target are evaluated for every inference, in one batch, before the robots that have it prepared act, and
+    after those that ask themselves, whose own times are measured.
+
+    Returns:
+        The records of the inferences, and what draft and target say of each.
+    """
+    windows = [robot.policy.observe(robot.world.observe()) for robot in robots]
+    thinking = [i for i, robot in enumerate(robots) if robot.policy.wants_inference]
+    asked = [windows[i] for i in thinking], [robots[i].policy.address for i in thinking]
+    drafts, targets = family.infer(*asked) if thinking and robots[0].prepared else ([], [])
+    for i, *said in zip(thinking, drafts, targets, strict=False):
+        for place, value in zip(robots[i].prepared or (), said, strict=True):
+            place.prepared = value
+    for robot, window in zip(robots, windows, strict=True):
+        robot.world.act(robot.policy.act_on(window))
+    if thinking and not drafts:
+        drafts, targets = family.infer(*asked)
+    return [record for i in thinking if (record := robots[i].policy.record) is not None], drafts, targets
+
+
+def run_together(robots: Sequence[Robot], family: FamilyRollout, audit: Audit) -> None:
+    """Runs the episodes of several robots to their end, in lock step."""
+    while robots:
+        audit.add(*control_step(robots, family))
+        robots = [robot for robot in robots if not robot.world.done]
+
+
+def simulated(shard: Shard, pair: AnyPair, family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
+    """A robot in virtual time at the start of an episode."""
+    method, clock = load_method(shard.method), VirtualClock()
+    draft, far = prepared = Prepared[Any](), Prepared[Any]()
+    target: Target[Any]
+    if method.on_device:
+        target = LocalTarget(TimedTarget(far, clock, shard.target_s), clock)
+    else:
+        link = stream(shard.seed, Role.LINK, episode=episode)
+        target = SimulatedTarget(far, Route.of(load_link(shard.link), pair.codec.dialect, link), clock, shard.target_s)
+    gate = TimedGate(shard.gate.build(pair, far), clock, shard.gate_s)
+    policy = SpeculativePolicy(
+        pair,
+        gate,
+        drafter=TimedDrafter(family.drafter(draft), clock, shard.draft_s if method.waits_for_draft else 0.0),
+        verifier=family.verifier(target),
+        prefetch=PrefetchPredictor(gate) if shard.overlap else None,
+        seed=shard.seed,
+        clock=clock,
+    )
+    policy.reset(episode)
+    world.start(start_of(shard.seed, episode, world.task))
+    return Robot(policy, world, prepared)
 
 
 def start_of(seed: int, episode: int, task: Task) -> int:
@@ -146,7 +184,7 @@ def start_of(seed: int, episode: int, task: Task) -> int:
     return task.start(int(stream(seed, Role.ENVIRONMENT, episode=episode).integers(2**31)), episode)
 
 
-def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
+def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     """Runs a shard's episodes to their end.
 
     The target is evaluated for every inference, outside the method's accounted time, so that the exact rejection
@@ -156,29 +194,20 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], dict[str, np.ndarray]]:
         The outcomes, and the step table: one array per column, one row per inference.
     """
     pair = _pair(shard.bundle, shard.fingerprint, shard.named)
-    task = load_task(shard.env, pair.observation)
     family = rollout_of(pair, load_method(shard.method), shard.offset)
-    envs = _environments(shard.env, pair.observation)
-    while len(envs) < len(shard.episodes):
-        envs.append(task.make())
-    robots = [Robot(shard, pair, family, env, episode) for env, episode in zip(envs, shard.episodes, strict=False)]
-    audit = family.audit(shard.seed, learning=shard.learning)
-    active = robots
-    while active:
-        windows = [robot.policy.observe(robot.observation) for robot in active]
-        thinking = [i for i, robot in enumerate(active) if robot.policy.wants_inference]
-        if thinking:
-            addresses = [active[i].policy.address for i in thinking]
-            drafts, targets = family.infer([windows[i] for i in thinking], addresses)
-            for i, draft, target in zip(thinking, drafts, targets, strict=True):
-                active[i].prepare(draft, target)
-        for robot, window in zip(active, windows, strict=True):
-            robot.advance(window, task.max_steps)
-        if thinking:
-            records = [record for i in thinking if (record := active[i].policy.record) is not None]
-            audit.add(records, drafts, targets)
-        active = [robot for robot in active if not robot.done]
-    return [robot.outcome() for robot in robots], audit.table()
+    worlds = _worlds(shard.env, pair.observation)
+    while len(worlds) < len(shard.episodes):
+        worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
+    robots = [
+        simulated(shard, pair, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
+    ]
+    audit = family.audit(learning=shard.learning)
+    run_together(robots, family, audit)
+    outcomes = [
+        Outcome(episode, world.success, world.score, world.steps, robot.policy.clock.now(), world.of_suite)
+        for episode, world, robot in zip(shard.episodes, worlds, robots, strict=False)
+    ]
+    return outcomes, audit.table()
 
 
 @cache
@@ -187,6 +216,6 @@ def _pair(name_or_path: str, fingerprint: str, named: tuple[str | None, str | No
 
 
 @cache
-def _environments(name: str, sees: ObservationSpec) -> list[gym.Env[Any, Any]]:
-    """Environments of this process, kept between shards: some take a second to build."""
+def _worlds(env: str, sees: ObservationSpec) -> list[SimulatedRobot]:
+    """Worlds of this process, kept between shards: some take a second to build."""
     return []

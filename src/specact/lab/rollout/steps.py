@@ -1,18 +1,20 @@
-"""What each inference would have been worth verifying: exact, from both distributions, for skipped steps too."""
+"""The step table of a rollout: what each inference did, and exactly what verifying it is worth, skipped steps too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from specact.families.codes.sampling import rejection_probability, total_variation, verify
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, executed_codes
 from specact.observation import ObservationSpec, Window
-from specact.rng import Role, stream
-from specact.types import StepRecord
+from specact.rng import Role, StepStreams
+from specact.types import Chunk, StepRecord
 
 STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 REASONS = ("score", "tie", "first", "max_skips", "audit")
@@ -21,61 +23,113 @@ REASONS = ("score", "tie", "first", "max_skips", "audit")
 # What a learner saw is in columns of these names.
 SEEN = "observation."
 
+Table = dict[str, NDArray[Any]]
+# Of what draft and target say of some windows, the columns that one learns from.
+Lessons = Callable[[Sequence[Window], Sequence[Any], Sequence[Any]], Table]
 
-class CodeAudit:
-    """Collects the step table of an evaluation of action codes.
+_COMMON: dict[str, DTypeLike] = {
+    "episode": np.int64,
+    "step": np.int64,
+    "transmitted": np.bool_,
+    "missed": np.bool_,
+    "reason": np.int8,
+    "score": np.float64,
+    "origin": np.uint8,
+    "sent_ahead": np.bool_,
+    **{f"{stage}_s": np.float64 for stage in ("draft", "gate", "finish", "encode", "network", "queue", "target")},
+}
 
-    Columns: ``episode``, ``step``, ``transmitted``, ``missed`` (transmitted, but no answer in
-    time), ``reason`` (index into :data:`REASONS`), ``score``; ``drafted_k``
-    and ``executed_k``, codes; ``rejection_k``, ``r_k(z_k)``, ``rejection``, ``R(z)``; ``accepted_k`` (as executed;
-    true on unverified steps); ``tv_k``, total variation of the two distributions; ``draft_entropy`` and
-    ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the chunk between the
-    executed action and the one verification would have given, with the step's own random stream, 0 where it was
-    verified (normalised units); ``sent_ahead``, whether the request left
-    before the draft was computed; ``STAGE_s`` for each of :data:`STAGES`, its
-    time, accounted or measured [s].
 
-    For learning also what the learner sees, under :data:`SEEN` and its name, ``draft_probs`` and
-    ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
+class Audit(ABC):
+    """Collects a step table, one row per inference; a subclass says what its family adds.
+
+    Columns of every family: ``episode``, ``step``, ``transmitted``, ``missed`` (transmitted, but no answer in time),
+    ``reason`` (index into :data:`REASONS`), ``score``, ``origin`` of the first action, ``sent_ahead``, whether the
+    request left before the draft was computed, and ``STAGE_s`` for each of :data:`STAGES`, its time, accounted or
+    measured [s].
+
+    Args:
+        lessons: for learning, what makes the columns that one learns from; None for no learning.
+    """
+
+    def __init__(self, lessons: Lessons | None = None) -> None:
+        self._lessons = lessons
+        self._common: list[tuple[Any, ...]] = []
+        self._judged: list[tuple[Any, ...]] = []
+        self._taught: list[Table] = []
+
+    def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Adds one inference of each of several robots, with what draft and target say of it."""
+        for record, draft, target in zip(records, drafts, targets, strict=True):
+            address, decision, times = record.address, record.decision, record.times
+            offload = times.offload
+            self._common.append(
+                (
+                    address.episode, address.step, decision.transmit, record.miss is not None,
+                    REASONS.index(decision.reason), decision.score, record.origins[0], record.sent_ahead,
+                    times.draft, times.gate, times.finish,
+                    offload.encode, offload.network, offload.queue, offload.target,
+                )
+            )  # fmt: skip
+            self._judged.append(self.judge(record, draft, target))
+        if self._lessons is not None and records:
+            self._taught.append(self._lessons([record.proposal.window for record in records], drafts, targets))
+
+    def table(self) -> Table:
+        """The step table, one array per column."""
+        common = zip(_COMMON.items(), zip(*self._common, strict=True), strict=True)
+        table = {name: np.array(values, kind) for (name, kind), values in common}
+        table |= self.columns(*zip(*self._judged, strict=True))
+        for name in self._taught[0] if self._taught else ():
+            table[name] = np.concatenate([part[name] for part in self._taught])
+        return table
+
+    @abstractmethod
+    def judge(self, record: StepRecord, draft: Any, target: Any) -> tuple[Any, ...]:
+        """What the family keeps of one inference."""
+
+    @abstractmethod
+    def columns(self, *kept: Sequence[Any]) -> Table:
+        """The family's columns, from what :meth:`judge` kept of all inferences, place by place."""
+
+
+class CodeAudit(Audit):
+    """Of action codes.
+
+    Columns: ``drafted_k`` and ``executed_k``, codes; ``rejection_k``, ``r_k(z_k)``, ``rejection``, ``R(z)``;
+    ``accepted_k`` (as executed; true on unverified steps); ``tv_k``, total variation of the two distributions;
+    ``draft_entropy`` and ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the
+    chunk between the executed action and the one verification would have given, with the step's own random stream, 0
+    where it was verified (normalised units).
 
     Args:
         tokenizer: turns codes into actions.
-        seed: of the evaluation.
-        learner: for learning, what the learner needs to see; None for no learning.
+        lessons: see :class:`Audit`.
     """
 
-    def __init__(self, tokenizer: ActionTokenizer, seed: int, learner: ObservationSpec | None = None) -> None:
-        self._tokenizer, self._seed, self._learner = tokenizer, seed, learner
-        self._columns: dict[str, list[NDArray[np.generic]]] = {}
+    def __init__(self, tokenizer: ActionTokenizer, lessons: Lessons | None = None) -> None:
+        super().__init__(lessons)
+        self._tokenizer, self._streams = tokenizer, StepStreams()
 
-    def add(
-        self, records: Sequence[StepRecord], drafts: Sequence[CodeDistribution], targets: Sequence[CodeDistribution]
-    ) -> None:
-        """Adds one inference of each of several robots, with what draft and target say of it."""
-        drafted = np.stack([record.proposal.evidence.codes for record in records])
-        executed = np.stack([executed_codes(record) for record in records])
-        q, p = _rows(drafts, drafted), _rows(targets, drafted)
-        rejection = rejection_probability(p, q, drafted)
-        variation = total_variation(p, q)
-        unverified = [record.outcome is None for record in records]
-        columns: dict[str, NDArray[np.generic]] = {
-            **common_columns(records),
+    def judge(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> tuple[Any, ...]:
+        """See :class:`Audit`."""
+        codes, outcome, change = record.proposal.evidence.codes, record.outcome, 0.0
+        accepted = np.ones(len(codes), bool) if outcome is None else outcome.evidence.verdict.accepted
+        if outcome is None:
+            verdict = verify(target, draft, codes, self._streams(Role.VERIFY, record.address))
+            change = distance(self._tokenizer.decode(verdict.codes, target.offsets), record.actions)
+        return codes, executed_codes(record), _rows(draft, codes), _rows(target, codes), accepted, change
+
+    def columns(self, *kept: Sequence[Any]) -> Table:
+        """See :class:`Audit`."""
+        drafted, executed, q, p, accepted = map(np.stack, kept[:5])
+        rejection, variation = rejection_probability(p, q, drafted), total_variation(p, q)
+        columns: Table = {
             "rejection": 1.0 - np.prod(1.0 - rejection, axis=-1),
             "draft_entropy": _entropy(q),
             "target_entropy": _entropy(p),
-            "action_change": np.array(
-                [
-                    self._change(*step) if alone else 0.0
-                    for alone, step in zip(unverified, zip(records, drafts, targets, strict=True), strict=True)
-                ]
-            ),
+            "action_change": np.array(kept[5]),
         }
-        accepted = np.stack(
-            [
-                np.ones_like(codes, dtype=bool) if record.outcome is None else record.outcome.evidence.verdict.accepted
-                for record, codes in zip(records, drafted, strict=True)
-            ]
-        )
         for k in range(drafted.shape[1]):
             columns |= {
                 f"drafted_{k}": drafted[:, k].astype(np.int16),
@@ -84,42 +138,7 @@ class CodeAudit:
                 f"accepted_{k}": accepted[:, k],
                 f"tv_{k}": variation[:, k],
             }
-        if self._learner is not None:
-            columns |= code_lessons(self._learner, [r.proposal.window for r in records], drafts, targets)
-        for name, values in columns.items():
-            self._columns.setdefault(name, []).append(values)
-
-    def table(self) -> dict[str, NDArray[np.generic]]:
-        """The step table, one array per column."""
-        return {name: np.concatenate(values) for name, values in self._columns.items()}
-
-    def _change(self, record: StepRecord, draft: CodeDistribution, target: CodeDistribution) -> float:
-        rng = stream(self._seed, Role.VERIFY, episode=record.address.episode, step=record.address.step)
-        verdict = verify(target, draft, record.proposal.evidence.codes, rng)
-        verified = self._tokenizer.decode(verdict.codes, target.offsets)
-        return float(np.linalg.norm(verified - record.actions, axis=-1).mean())
-
-
-def common_columns(records: Sequence[StepRecord]) -> dict[str, NDArray[np.generic]]:
-    """The columns that every family's step table has, one row per record."""
-    return {
-        "episode": np.array([record.address.episode for record in records]),
-        "step": np.array([record.address.step for record in records]),
-        "transmitted": np.array([record.decision.transmit for record in records]),
-        "missed": np.array([record.miss is not None for record in records]),
-        "reason": np.array([REASONS.index(record.decision.reason) for record in records], dtype=np.int8),
-        "score": np.array([record.decision.score for record in records]),
-        "origin": np.array([record.origins[0] for record in records]),
-        "sent_ahead": np.array([record.sent_ahead for record in records]),
-        **{f"{stage}_s": np.array(times) for stage, times in _stages(records).items()},
-    }
-
-
-def _stages(records: Sequence[StepRecord]) -> dict[str, list[float]]:
-    every = [record.times for record in records]
-    own = {stage: [getattr(times, stage) for times in every] for stage in ("draft", "gate", "finish")}
-    far = {stage: [getattr(times.offload, stage) for times in every] for stage in STAGES[2:6]}
-    return own | far
+        return columns
 
 
 def code_lessons(
@@ -127,8 +146,11 @@ def code_lessons(
     windows: Sequence[Window],
     drafts: Sequence[CodeDistribution],
     targets: Sequence[CodeDistribution],
-) -> dict[str, NDArray[np.generic]]:
-    """The columns that one learns from, see :class:`CodeAudit`."""
+) -> Table:
+    """The columns that one learns from: what the learner sees, and what both policies say.
+
+    They are ``draft_probs`` and ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
+    """
     return {
         **seen_by(learner, windows),
         "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
@@ -137,18 +159,21 @@ def code_lessons(
     }
 
 
-def seen_by(learner: ObservationSpec | None, windows: Sequence[Window]) -> dict[str, NDArray[np.generic]]:
+def seen_by(learner: ObservationSpec | None, windows: Sequence[Window]) -> Table:
     """What a learner sees, as columns under :data:`SEEN` and its name."""
     return {} if learner is None else {SEEN + name: values for name, values in learner.stack(windows).items()}
 
 
-def _rows(distributions: Sequence[CodeDistribution], codes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Rows ``[B, G, K]`` that verification compares; a sequential secondary's is the one given the drafted primary."""
-    rows = np.stack([distribution.probs for distribution in distributions])
-    for index, distribution in enumerate(distributions):
-        if distribution.conditional is not None:
-            rows[index, 1] = distribution.conditional[codes[index, 0]]
-    return rows
+def distance(verified: Chunk, executed: Chunk) -> float:
+    """Mean distance over a chunk between two ways to act, ``[n, A]``: what leaving out verification changed."""
+    return float(np.linalg.norm(verified - executed, axis=-1).mean())
+
+
+def _rows(distribution: CodeDistribution, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rows ``[G, K]`` that verification compares; a sequential secondary's is the one given the drafted primary."""
+    if distribution.conditional is None:
+        return distribution.probs
+    return np.stack([distribution.probs[0], distribution.conditional[codes[0]]])
 
 
 def _entropy(rows: NDArray[np.float64]) -> NDArray[np.float64]:
