@@ -20,7 +20,6 @@ from specact.tised.prediction import log_odds as log_odds
 from specact.tised.prediction import predict_success as predict_success
 from specact.tised.prediction import staleness as staleness
 from specact.tised.prediction import success_rate as success_rate
-from specact.tised.reference import simulate as simulate
 from specact.tised.timing import age_s as age_s
 from specact.tised.timing import chunk_s as chunk_s
 from specact.tised.timing import chunk_speedup as chunk_speedup
