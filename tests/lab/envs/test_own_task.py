@@ -47,8 +47,8 @@ def test_it_is_loaded_by_name() -> None:
     [
         (
             "push",
-            "did you mean 'pusht'? Known: ball, ball-chase, kitchen, peg, pusht, pusht-camera, relocate, swarm; "
-            "or MODULE:NAME",
+            "did you mean 'pusht'? Known: ball, ball-chase, kitchen, metaworld, peg, pusht, pusht-camera, relocate, "
+            "swarm; or MODULE:NAME",
         ),
         ("my_sim:Trolley", "It must be a Task, see specact.lab.envs.task; my_sim has TASK"),
         ("my_simm:TASK", "there is no module 'my_simm'"),
