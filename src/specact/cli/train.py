@@ -57,8 +57,9 @@ def train(
 
     if recipe is None and distil is None:
         raise ConfigError("give a recipe (see recipes/) or --distil BUNDLE")
-    if threads < 1 or (jobs is not None and jobs < 1):
-        raise ConfigError(f"--threads and --jobs must be at least 1, got {threads} and {jobs}")
+    for option, count in (("threads", threads), ("jobs", jobs)):
+        if count is not None and count < 1:
+            raise ConfigError(f"--{option} must be at least 1, got {count}")
     check_folder(out)
     if recipe is None:
         assert distil is not None

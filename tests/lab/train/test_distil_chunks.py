@@ -20,6 +20,7 @@ from specact.lab.train.distil_chunks import distil_chunks
 from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.flow_train import train_flow
 
+LARGE = "tests.gates.chunk_policies:large"
 DRAFT = FlowRecipe(
     "regression", "small", "ball", generate_episodes=6, window=2, chunk=4, layers=1, heads=2, width=16, dropout=0.0,
     steps=250, batch=64, learning_rate=4e-3, warmup=20, average=0.9, bfloat16=False,
@@ -44,30 +45,30 @@ def teach(pair: ChunkPair, out: Path, *, shuffled: bool = False) -> ChunkPair:
         rows = np.random.default_rng(0).permutation(len(data))
         return replace(data, said={**data.said, "wanted": data.said["wanted"][rows]})
 
-    made = load_pair(distil_chunks(pair, FEW, roll, out, quiet))
+    made = load_pair(distil_chunks(pair, FEW, roll, out, quiet), target=LARGE)
     assert isinstance(made, ChunkPair)
     return made
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
-    """A draft of a few demonstrations, before a flow policy."""
+def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
+    """A draft of the expert's demonstrations before a target that acts by another law."""
     folder = tmp_path_factory.mktemp("chunks")
     made = train_flow(DRAFT, folder, folder / "run", quiet)
-    return make_pair(folder / "pair", str(made.bundles[0]), str(tiny_flow), PairSettings(execute=2, env="ball"))
+    return make_pair(folder / "pair", str(made.bundles[0]), LARGE, PairSettings(execute=2, env="ball"))
 
 
 def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: ChunkPair, tmp_path: Path) -> None:
     """On states of either pair that nobody was taught on; with answers to other states it is not."""
     made, wrong = teach(pair, tmp_path / "right"), teach(pair, tmp_path / "wrong", shuffled=True)
     mean = {each.name: float(lessons(each, 7).said["distance"].mean()) for each in (pair, made)}
-    assert mean[made.name] < 0.9 * mean[pair.name]
-    assert mean[made.name] < 0.9 * float(lessons(wrong, 7).said["distance"].mean())
+    assert mean[made.name] < 0.5 * mean[pair.name]
+    assert mean[made.name] < 0.5 * float(lessons(wrong, 7).said["distance"].mean())
     assert made.name == "pair-distilled" and made.draft.spec == pair.draft.spec
     assert (made.execute, made.env, made.fingerprint != pair.fingerprint) == (2, "ball", True)
 
 
-def test_a_draft_of_unknown_making_is_refused(tiny_bundle: Path, tiny_flow: Path, tmp_path: Path) -> None:
+def test_a_draft_of_unknown_making_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     made = make_pair(tmp_path / "pair", f"{tiny_bundle}#draft", f"{tiny_bundle}#target", PairSettings(env="ball"))
     with pytest.raises(ConfigError, match=r'the draft of pair is no bundle .* kind = "regression" or "flow"'):
         distil_chunks(made, FEW, lambda *_: lessons(made, 0), tmp_path / "out", quiet)

@@ -47,7 +47,7 @@ def method_metrics(
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
-    # Tables of runs that are older than suites have no such column.
+    # Only tables of a suite have such a column.
     tasks = outcomes.get("task", np.array([""]))
     of_tasks = {str(task): _share(outcomes["success"][tasks == task]) for task in np.unique(tasks) if task}
     score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))

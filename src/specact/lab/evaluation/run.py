@@ -215,6 +215,8 @@ def _run_method(
 def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) -> None:
     """Writes a shard's tables into a run folder."""
     columns = {field.name: [getattr(o, field.name) for o in outcomes] for field in dataclasses.fields(Outcome)}
+    if not any(columns["task"]):
+        del columns["task"]  # only of a suite
     # The outcomes are written last: they are what marks a shard as finished.
     for kind, table in (("steps", steps), ("episodes", {name: np.array(values) for name, values in columns.items()})):
         sink = pa.BufferOutputStream()

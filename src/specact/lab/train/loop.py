@@ -115,6 +115,7 @@ def run(
         return weights
     averaged = {name: value.clone() for name, value in stage.module.state_dict().items()}
     first = _restore(stage, averaged, running) if running.exists() else 0
+    folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log.jsonl"
     _end_torn_line(log)
     # Both share the memory of what they name, and so follow it.
