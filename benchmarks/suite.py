@@ -1,6 +1,6 @@
 """What it costs to look through cameras, and how often the scripted experts of metaworld succeed.
 
-Run: MUJOCO_GL=egl python benchmarks/metaworld.py [rendering] [experts]
+Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts]
 
 ``rendering`` is processor time of a control step with and without frames, drawn by software on one core. ``experts``
 records 50 episodes of each task without frames, in runs/metaworld, and resumes. The summary is kept in
