@@ -124,9 +124,9 @@ def measure(work: Callable[[], Any], bundle: Bundle, env: str, rounds: int) -> s
 
 def record(work: Callable[[], Any], bundle: Bundle, env: str) -> Tape:
     """The calls of simulator and networks that a piece of work makes."""
-    worlds, tape = rollout._worlds(env), list[Callable[[], Any]]()
+    worlds, tape = rollout._worlds(env, bundle.observation), list[Callable[[], Any]]()
     while len(worlds) < EPISODES:
-        worlds.append(SimulatedRobot(load_task(env)))
+        worlds.append(SimulatedRobot(load_task(env, bundle.observation)))
         worlds[-1].env = TapedEnv(worlds[-1].env)
     pair = rollout._pair(bundle.source, bundle.fingerprint, (None, None))
     assert isinstance(pair, Bundle)
