@@ -60,48 +60,50 @@ def distil_chunks(
         ConfigError: if the draft is no such bundle, or another process trains in ``out``.
     """
     settings, units = _draft_of(pair)
-    assert pair.path is not None, "its draft was read there"
-    said = read_manifest(pair.path, "chunks", {})
-    steps = {f"{part}_steps": said["steps"][part] for part in ("draft", "target")}
-    played = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
+    spec, name = pair.draft.spec, f"{pair.name}-distilled"
     with locked(out):
         torch.set_num_threads(threads)
         gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
         taught: list[DistillationData] = []
-        now, name = pair, f"{pair.name}-distilled"
+        now = pair
         for number in range(recipe.rounds):
             taught.append(collect(now, gates, number))
             train, held_out = join(taught).split()
-            spec = pair.draft.spec
-            statistics = taught_statistics(spec.observation, train)
-            drawn = partial(_Lessons(train, pair.units, units, spec.chunk).drawn, recipe.seed, settings.batch)
             kept_back = _Lessons(held_out, pair.units, units, spec.chunk)
-            validated = partial(kept_back.at, np.arange(min(len(held_out), _HELD_OUT)))
-            stage = chunk_stage(f"distilled-{number}", settings, spec, statistics, drawn, validated)
+            stage = chunk_stage(
+                f"distilled-{number}", settings, spec, taught_statistics(spec.observation, train),
+                partial(_Lessons(train, pair.units, units, spec.chunk).drawn, recipe.seed, settings.batch),
+                partial(kept_back.at, np.arange(min(len(held_out), _HELD_OUT))),
+            )  # fmt: skip
             stage.module.load_state_dict(
                 run(stage, out, lambda done: progress("distilled draft", done, settings.steps))
             )
             assert isinstance(stage.module, Flow)
-            manifest = {
-                "name": name,
-                "env": pair.env,
-                "specact": __version__,
-                "recipe": asdict(settings),
-                "distilled": {
-                    "from": pair.fingerprint,
-                    **vars(recipe),
-                    "held_out": last_lines(out)[stage.name]["held_out"],
-                },
-            }
+            distilled = {"from": pair.fingerprint, **vars(recipe), "held_out": last_lines(out)[stage.name]["held_out"]}
             draft = out / "drafts" / f"{name}-{number}"
             WRITERS[settings.kind](
-                draft, manifest=manifest, model=stage.module, units=units, half=settings.precision == "float16"
-            )
-            last = number == recipe.rounds - 1
-            folder = out / ("bundles" if last else "rounds") / name
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
-            now = make_pair(folder, str(draft), pair.named[1] or said["sources"]["target"], played)
-    return folder
+                draft,
+                manifest={
+                    "name": name, "env": pair.env, "specact": __version__, "recipe": asdict(settings),
+                    "distilled": distilled,
+                },
+                model=stage.module,
+                units=units,
+                half=settings.precision == "float16",
+            )  # fmt: skip
+            now = _with_draft(pair, draft, out / ("bundles" if number == recipe.rounds - 1 else "rounds") / name)
+    assert now.path is not None, "it was just written"
+    return now.path
+
+
+def _with_draft(pair: ChunkPair, draft: Path, folder: Path) -> ChunkPair:
+    """The pair with another draft, in a folder of its own; what a stopped run left there goes."""
+    assert pair.path is not None, "its draft was read there"
+    said = read_manifest(pair.path, "chunks", {})
+    steps = {f"{part}_steps": said["steps"][part] for part in ("draft", "target")}
+    played = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
+    shutil.rmtree(folder, ignore_errors=True)
+    return make_pair(folder, str(draft), pair.named[1] or said["sources"]["target"], played)
 
 
 class _Lessons:
