@@ -133,14 +133,14 @@ def tiny_flow(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     with (shared / "tiny-flow.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
-            from specact.lab.train.flow_recipe import load_flow_recipe
-            from specact.lab.train.flow_train import train_flow
+            from specact.lab.train.chunk_recipe import load_chunk_recipe
+            from specact.lab.train.chunk_train import train_chunks
 
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             (folder / "recipe.toml").write_text(TINY_FLOW)
-            recipe = load_flow_recipe(folder / "recipe.toml")
-            train_flow(recipe, Path(), folder / "run", lambda stage, done, total: None)
+            recipe = load_chunk_recipe(folder / "recipe.toml")
+            train_chunks(recipe, Path(), folder / "run", lambda stage, done, total: None)
             (folder / "done").touch()
     return folder / "run" / "bundles" / "tiny-flow"
 

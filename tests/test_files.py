@@ -19,8 +19,8 @@ from specact.files import check_name, is_name, remove_torn, write_whole
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.flow_recipe import load_flow_recipe
-from specact.lab.train.flow_train import train_flow
+from specact.lab.train.chunk_recipe import load_chunk_recipe
+from specact.lab.train.chunk_train import train_chunks
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
 from specact.locks import locked
@@ -167,9 +167,9 @@ def test_runs_hold_their_folder(
 
 def test_a_flow_policys_training_holds_its_folder(tmp_path: Path, environment: dict[str, str], tiny_flow: Path) -> None:
     holder = started(HOLD, environment, tmp_path)
-    recipe = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
+    recipe = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
     with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid} on"):
-        train_flow(recipe, Path(), tmp_path, lambda stage, done, total: None)
+        train_chunks(recipe, Path(), tmp_path, lambda stage, done, total: None)
     holder.communicate("end\n")
 
 

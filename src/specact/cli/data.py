@@ -51,7 +51,7 @@ class Info:
     def _as_the_recipe_reads_them(self, path: Path) -> tuple[Episodes, dict[str, ObservationSpec]]:
         from specact.lab.data.generate import demonstrations
         from specact.lab.envs import load_task
-        from specact.lab.train.flow_recipe import load_any_recipe
+        from specact.lab.train.chunk_recipe import load_any_recipe
         from specact.lab.train.windows import observation_of
 
         recipe, policies = load_any_recipe(path)

@@ -41,7 +41,7 @@ def split_demonstrations(
         return its_demonstrations(pair, data, env)
     from specact.lab.data.generate import demonstrations
     from specact.lab.envs import load_task
-    from specact.lab.train.flow_recipe import load_any_recipe
+    from specact.lab.train.chunk_recipe import load_any_recipe
 
     asked, _ = load_any_recipe(recipe)
     if asked.data and data is None:

@@ -51,8 +51,8 @@ def train(
         json: print the result as JSON.
     """
     from specact.families.chunks.sources import load_policy
-    from specact.lab.train.flow_recipe import FlowRecipe, load_any_recipe
-    from specact.lab.train.flow_train import train_flow
+    from specact.lab.train.chunk_recipe import ChunkRecipe, load_any_recipe
+    from specact.lab.train.chunk_train import train_chunks
     from specact.lab.train.train import train as train_pairs
 
     if recipe is None and distil is None:
@@ -70,15 +70,15 @@ def train(
             remarks.print(f"bundle: {path}", highlight=False)
         return
     what, _ = load_any_recipe(recipe)
-    if distil is not None and not isinstance(what, FlowRecipe):
+    if distil is not None and not isinstance(what, ChunkRecipe):
         raise ConfigError(
             "a recipe of action codes trains its own target; leave out --distil, or give a recipe of "
             'kind = "flow" or "regression"'
         )
     with progress_bars() as update:
-        if isinstance(what, FlowRecipe):
+        if isinstance(what, ChunkRecipe):
             teacher = None if distil is None else load_policy(distil)
-            made = train_flow(what, data, out, update, threads=threads, teacher=teacher)
+            made = train_chunks(what, data, out, update, threads=threads, teacher=teacher)
         else:
             at_once = max(1, (os.cpu_count() or 1) // threads) if jobs is None else jobs
             made = train_pairs(what, data, out, update, threads=threads, jobs=at_once)

@@ -15,13 +15,13 @@ from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect
 from specact.lab.rollout.pool import Pool
+from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.chunk_train import train_chunks
 from specact.lab.train.distil import DistilRecipe
 from specact.lab.train.distil_chunks import distil_chunks
-from specact.lab.train.flow_recipe import FlowRecipe
-from specact.lab.train.flow_train import train_flow
 
 LARGE = "tests.gates.chunk_policies:large"
-DRAFT = FlowRecipe(
+DRAFT = ChunkRecipe(
     "regression", "small", "ball", generate_episodes=6, window=2, chunk=4, layers=1, heads=2, width=16, dropout=0.0,
     steps=250, batch=64, learning_rate=4e-3, warmup=20, average=0.9, bfloat16=False,
 )  # fmt: skip
@@ -54,7 +54,7 @@ def teach(pair: ChunkPair, out: Path, *, shuffled: bool = False) -> ChunkPair:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> ChunkPair:
     """A draft of the expert's demonstrations before a target that acts by another law."""
     folder = tmp_path_factory.mktemp("chunks")
-    made = train_flow(DRAFT, folder, folder / "run", quiet)
+    made = train_chunks(DRAFT, folder, folder / "run", quiet)
     return make_pair(folder / "pair", str(made.bundles[0]), LARGE, PairSettings(execute=2, env="ball"))
 
 
@@ -64,6 +64,8 @@ def test_it_is_closer_to_the_target_where_the_gated_pair_goes(pair: ChunkPair, t
     mean = {each.name: float(lessons(each, 7).said["distance"].mean()) for each in (pair, made)}
     assert mean[made.name] < 0.5 * mean[pair.name]
     assert mean[made.name] < 0.5 * float(lessons(wrong, 7).said["distance"].mean())
+    # The same command again finds its rounds finished, and ends with the same draft.
+    assert teach(pair, tmp_path / "right").fingerprint == made.fingerprint != wrong.fingerprint
     assert made.name == "pair-distilled" and made.draft.spec == pair.draft.spec
     assert (made.execute, made.env, made.fingerprint != pair.fingerprint) == (2, "ball", True)
 

@@ -17,12 +17,12 @@ from specact.families.chunks.bundle import NETWORKS, load_flow
 from specact.families.chunks.flow import integrate
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import checkpoint, export, flow_export, stages
+from specact.lab.train import checkpoint, chunk_export, export, stages
+from specact.lab.train.chunk_export import Guide, example
+from specact.lab.train.chunk_recipe import ChunkRecipe, load_chunk_recipe
+from specact.lab.train.chunk_train import _chunks, demonstrated_stage, train_chunks, units_of
 from specact.lab.train.export import PARITY
 from specact.lab.train.flow import Flow
-from specact.lab.train.flow_export import Guide, example
-from specact.lab.train.flow_recipe import FlowRecipe, load_flow_recipe
-from specact.lab.train.flow_train import _chunks, flow_stage, train_flow, units_of
 from specact.lab.train.loop import Stage, run
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
@@ -31,7 +31,7 @@ from specact.observation import vectors
 RECIPES = Path(__file__).parents[3] / "recipes"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
-RECIPE = FlowRecipe(
+RECIPE = ChunkRecipe(
     kind="flow", bundle="b", env="ball", generate_episodes=1, window=2, chunk=3, layers=1, heads=2, width=16,
     dropout=0.1, state_noise=0.1, steps=400, batch=64, draws=2, learning_rate=3e-3, warmup=20, average=0.98,
     bfloat16=False,
@@ -52,7 +52,7 @@ def two_ways(episodes: int = 60, length: int = 12) -> Episodes:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Flow:
-    stage = flow_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
+    stage = demonstrated_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
     stage.module.load_state_dict(run(stage, tmp_path_factory.mktemp("flow"), lambda done: None))
     assert isinstance(stage.module, Flow)
     return stage.module.eval()
@@ -91,7 +91,7 @@ def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
     recipe = replace(RECIPE, steps=50)
 
     def stage_of() -> Stage:
-        return flow_stage(stages.prepare(two_ways(), recipe), recipe, SPEC)
+        return demonstrated_stage(stages.prepare(two_ways(), recipe), recipe, SPEC)
 
     def stop(done: int) -> None:
         if done == 35:
@@ -125,7 +125,7 @@ def test_actions_have_mean_0_and_variance_1_in_the_flows_units() -> None:
 
 def test_training_gives_the_cache_a_gradient_through_every_draw() -> None:
     """Encoder and prefix learn through the expert alone; nothing of the last layer's cache is left out."""
-    stage = flow_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
+    stage = demonstrated_stage(stages.prepare(two_ways(), RECIPE), RECIPE, SPEC)
     torch.manual_seed(0)
     for parameter in stage.module.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -140,7 +140,7 @@ def test_training_gives_the_cache_a_gradient_through_every_draw() -> None:
 
 def test_onnx_runtime_answers_like_pytorch(tiny_flow: Path) -> None:
     bundle = load_flow(tiny_flow)
-    recipe = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
+    recipe = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
     spec = bundle.spec
     weights, _ = checkpoint.read(tiny_flow.parents[1] / "flow.safetensors")
     names = spec.observation.fields
@@ -166,11 +166,11 @@ def test_an_export_that_differs_is_not_kept_as_a_bundle(
     tiny_flow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = stages.prepare(two_ways(), RECIPE)
-    model = flow_stage(data, RECIPE, SPEC).module
+    model = demonstrated_stage(data, RECIPE, SPEC).module
     assert isinstance(model, Flow)
-    monkeypatch.setattr(flow_export, "PARITY", -1.0)
+    monkeypatch.setattr(chunk_export, "PARITY", -1.0)
     with pytest.raises(BundleError, match=r"encoder\.onnx differs from the trained network by"):
-        flow_export.write_flow_bundle(tmp_path, manifest={}, model=model, units=units_of(data), half=True)
+        chunk_export.write_flow_bundle(tmp_path, manifest={}, model=model, units=units_of(data), half=True)
     assert not (tmp_path / "manifest.json").exists()
 
 
@@ -198,18 +198,18 @@ def test_a_recipe_that_cannot_be_meant(tmp_path: Path, line: str, sentence: str)
     file = tmp_path / "r.toml"
     file.write_text(f'kind = "flow"\nbundle = "b"\nenv = "ball"\ngenerate_episodes = 1\n{line}\n')
     with pytest.raises(ConfigError, match=sentence):
-        load_flow_recipe(file)
+        load_chunk_recipe(file)
 
 
 def test_a_recipe_that_says_too_little(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('kind = "flow"\n')
     with pytest.raises(ConfigError, match="the recipe has no bundle; it needs kind, bundle"):
-        load_flow_recipe(tmp_path / "r.toml")
+        load_chunk_recipe(tmp_path / "r.toml")
 
 
 def test_the_committed_recipes_are_recipes() -> None:
     recipes = sorted(RECIPES.glob("flow-*.toml"))
-    assert [load_flow_recipe(path).env for path in recipes] == ["ball-chase", "pusht"]
+    assert [load_chunk_recipe(path).env for path in recipes] == ["ball-chase", "pusht"]
 
 
 def test_the_command_line_knows_flows(tiny_flow: Path, tmp_path: Path, specact_run: Run) -> None:
@@ -225,9 +225,9 @@ def test_the_command_line_knows_flows(tiny_flow: Path, tmp_path: Path, specact_r
 
 def test_a_folder_of_another_recipe_is_refused(tiny_flow: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(tiny_flow.parents[1], tmp_path / "run"))
-    mine = load_flow_recipe(tiny_flow.parents[2] / "recipe.toml")
+    mine = load_chunk_recipe(tiny_flow.parents[2] / "recipe.toml")
     for other in (replace(mine, seed=1), replace(mine, bundle="other")):
         with pytest.raises(ConfigError, match="holds a run of another recipe"):
-            train_flow(other, Path(), out, lambda stage, done, total: None)
+            train_chunks(other, Path(), out, lambda stage, done, total: None)
     with pytest.raises(ConfigError, match="holds a run of another recipe"):
         train(load_recipe(RECIPES / "ball.toml"), Path(), out, lambda stage, done, total: None)

@@ -10,8 +10,8 @@ import pytest
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import save
-from specact.lab.train.flow_recipe import load_flow_recipe
-from specact.lab.train.flow_train import train_flow
+from specact.lab.train.chunk_recipe import load_chunk_recipe
+from specact.lab.train.chunk_train import train_chunks
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
 
@@ -62,7 +62,7 @@ def attempt(folder: Path, recipe: str, episodes: Episodes | None = None) -> Path
     path, out = folder / "recipe.toml", folder / "out"
     path.write_text(recipe)
     if recipe.startswith("kind"):
-        train_flow(load_flow_recipe(path), folder, out, quiet)
+        train_chunks(load_chunk_recipe(path), folder, out, quiet)
     else:
         train(load_recipe(path), folder, out, quiet)
     return out
@@ -285,5 +285,5 @@ def test_a_large_share_held_out_leaves_an_episode_to_train_on() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=[path.stem for path in RECIPES])
 def test_the_committed_recipes_are_accepted(path: Path) -> None:
-    load = load_flow_recipe if path.stem.startswith("flow") else load_recipe
+    load = load_chunk_recipe if path.stem.startswith("flow") else load_recipe
     assert load(path).env

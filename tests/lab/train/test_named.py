@@ -21,9 +21,9 @@ from specact.gates import Always
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 from specact.lab.train import stages
+from specact.lab.train.chunk_recipe import load_any_recipe, load_chunk_recipe
+from specact.lab.train.chunk_train import train_chunks
 from specact.lab.train.export import example_inputs
-from specact.lab.train.flow_recipe import load_any_recipe, load_flow_recipe
-from specact.lab.train.flow_train import train_flow
 from specact.lab.train.head import HeadRecipe, TargetHeadNetwork
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import PolicyRecipe, Recipe, load_recipe
@@ -179,7 +179,7 @@ def test_a_camera_that_cannot_be_read_is_told_before_the_folder_is_made(data: Pa
 
 
 def test_a_flow_policy_sees_cameras_too(data: Path) -> None:
-    train_flow(load_flow_recipe(data / "flow.toml"), data, data / "flow", quiet)
+    train_chunks(load_chunk_recipe(data / "flow.toml"), data, data / "flow", quiet)
     bundle = load_flow(data / "flow" / "bundles" / "mine-flow")
     seen = {"image.wrist": Field((16, 24, 3), "uint8", 2), "state": Field((3,), "float32", 2)}
     assert bundle.spec.observation == ObservationSpec(seen | {"gripper": Field((1,), "float32", 0)})

@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specact.errors import BundleError
+from specact.errors import BundleError, WireError
 from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.sources import load_policy
-from specact.families.load import load_pair
-from specact.lab.train.flow_recipe import load_flow_recipe
-from specact.lab.train.flow_train import train_flow
+from specact.families.load import load_pair, load_responder
+from specact.lab.train.chunk_recipe import load_chunk_recipe
+from specact.lab.train.chunk_train import train_chunks
 from specact.observation import Window
+from specact.rng import StepAddress
+from specact.wire.messages import Request
 
 SIDE = 0.5
 RECIPE = """
@@ -56,8 +58,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("regression")
     write_demos(folder)
     (folder / "recipe.toml").write_text(RECIPE)
-    recipe = load_flow_recipe(folder / "recipe.toml")
-    train_flow(recipe, folder, folder / "run", lambda *_: None)
+    recipe = load_chunk_recipe(folder / "recipe.toml")
+    train_chunks(recipe, folder, folder / "run", lambda *_: None)
     return folder / "run"
 
 
@@ -96,6 +98,17 @@ def test_it_is_a_draft_for_any_target(run: Path) -> None:
     pair = load_pair(run / "pair")
     assert pair.rate_hz == 10.0 and pair.observation.fields.keys() == {"state"}
     assert load_policy(str(bundle)).fingerprint == load_regression(bundle).fingerprint != ""
+
+
+def test_it_is_served_like_any_chunk_policy(run: Path) -> None:
+    bundle = load_regression(run / "bundles" / "line")
+    responder = load_responder(str(bundle.path))
+    assert (responder.name, responder.fingerprint) == ("line", bundle.fingerprint)
+    window = Window({"state": np.full((2, 1), 0.4, np.float32)})
+    (answer,) = responder.respond([Request("infer", 0, 100.0, window, StepAddress(0, 0, 0, 0))])
+    assert not isinstance(answer, WireError)
+    (chunk,) = answer.values()
+    np.testing.assert_array_equal(chunk, bundle.policy.infer(window, np.random.default_rng(0)))
 
 
 def test_a_graph_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:

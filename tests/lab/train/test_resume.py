@@ -21,7 +21,7 @@ import torch
 
 from specact.errors import ConfigError, SpecactError
 from specact.lab.train import loop
-from specact.lab.train.flow_recipe import FlowRecipe
+from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.recipe import PolicyRecipe, Recipe, TokenizerRecipe
 from specact.lab.train.train import train as train_every
 
@@ -298,7 +298,7 @@ def test_names_in_a_recipe_do_not_lead_out_of_the_run(name: str) -> None:
     with pytest.raises(ConfigError, match=r"a policy cannot be named .* begins with a letter or digit"):
         replace(RECIPE, policies={**RECIPE.policies, name: POLICY})
     with pytest.raises(ConfigError, match=r"a bundle cannot be named .* begins with a letter or digit"):
-        FlowRecipe(kind="flow", bundle=name, env="ball", generate_episodes=1)
+        ChunkRecipe(kind="flow", bundle=name, env="ball", generate_episodes=1)
 
 
 def test_a_policy_may_be_added_and_nothing_finished_is_touched(never_stopped: Path, tmp_path: Path) -> None:

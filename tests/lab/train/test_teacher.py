@@ -16,14 +16,14 @@ from specact.families.chunks.policy import Chunk
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
-from specact.lab.train.flow_recipe import FlowRecipe
-from specact.lab.train.flow_train import train_flow
+from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.chunk_train import train_chunks
 from specact.lab.train.stages import prepare
 from specact.lab.train.teacher import check_teacher, teach
 from specact.lab.train.windows import Dataset
 from specact.observation import Field
 
-RECIPE = FlowRecipe("flow", "taught", "ball", generate_episodes=4, chunk=4, layers=1, width=16, steps=3, batch=8)
+RECIPE = ChunkRecipe("flow", "taught", "ball", generate_episodes=4, chunk=4, layers=1, width=16, steps=3, batch=8)
 
 
 def quiet(what: str, done: int, total: int) -> None:
@@ -107,9 +107,9 @@ def test_a_target_that_cannot_label_the_demonstrations_is_refused(
 
 def test_a_run_says_whose_answers_it_learned_and_belongs_to_that_target(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    made = train_flow(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: 0.1 * state[:, :2]))
+    made = train_chunks(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: 0.1 * state[:, :2]))
     manifest = json.loads((made.bundles[0] / "manifest.json").read_text())
     assert manifest["recipe"]["teacher"] == ["target", "one"]
     assert not list(out.glob("answers-*"))
     with pytest.raises(ConfigError, match="holds a run of another recipe"):
-        train_flow(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: state[:, :2], fingerprint="two"))
+        train_chunks(RECIPE, tmp_path, out, quiet, teacher=taught_by(lambda state: state[:, :2], fingerprint="two"))

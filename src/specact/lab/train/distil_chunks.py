@@ -21,11 +21,11 @@ from specact.families.chunks.pair import ChunkPair
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.rollout.distillation import Collect
+from specact.lab.train.chunk_export import WRITERS
+from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.chunk_train import Lesson, chunk_stage
 from specact.lab.train.distil import DistilRecipe, taught_statistics
 from specact.lab.train.flow import Flow
-from specact.lab.train.flow_export import WRITERS
-from specact.lab.train.flow_recipe import FlowRecipe
-from specact.lab.train.flow_train import Lesson, chunk_stage
 from specact.lab.train.folder import last_lines
 from specact.lab.train.loop import run
 from specact.lab.train.stages import Progress
@@ -126,7 +126,7 @@ class _Lessons:
         return Lesson(seen, self._chunks[rows], self._real.expand(len(rows), -1))
 
 
-def _draft_of(pair: ChunkPair) -> tuple[FlowRecipe, FlowUnits]:
+def _draft_of(pair: ChunkPair) -> tuple[ChunkRecipe, FlowUnits]:
     folder = Path() if pair.path is None else pair.path / DRAFT
     kind = kind_of(folder) if folder != Path() and folder.is_dir() else "pair"
     if kind not in WRITERS:
@@ -142,7 +142,7 @@ def _draft_of(pair: ChunkPair) -> tuple[FlowRecipe, FlowUnits]:
     bundle = load_regression(folder) if kind == "regression" else load_flow(folder)
     recipe = {name: value for name, value in bundle.manifest["recipe"].items() if name != "teacher"}
     return build(
-        FlowRecipe, json.loads(json.dumps(recipe), object_hook=_given), "the recipe of the draft"
+        ChunkRecipe, json.loads(json.dumps(recipe), object_hook=_given), "the recipe of the draft"
     ), bundle.units
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from specact.families.chunks.policy import ChunkSpec
+from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.encoder import ImageEmbedding
-from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.recipe import EncoderRecipe
 from specact.lab.train.vqbet import flat, hold_statistics, plain, standardised, statistics_of
 from specact.lab.train.windows import Statistics
@@ -27,7 +27,7 @@ _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
 class Encoder(nn.Module):
     """Observations to tokens: one for each, as many as its history is long, and at least one, ``[B, N, W]``."""
 
-    def __init__(self, spec: ObservationSpec, recipe: FlowRecipe, statistics: Statistics) -> None:
+    def __init__(self, spec: ObservationSpec, recipe: ChunkRecipe, statistics: Statistics) -> None:
         super().__init__()
         self.state_noise, self.spec = recipe.state_noise, spec
         hold_statistics(self, spec, statistics)
@@ -69,7 +69,7 @@ class Prefix(nn.Module):
     A transformer over the tokens; what it would compute after its last keys and values nobody reads, so it stops there.
     """
 
-    def __init__(self, recipe: FlowRecipe) -> None:
+    def __init__(self, recipe: ChunkRecipe) -> None:
         super().__init__()
         width, self.heads = recipe.width, recipe.heads
         self.keys_values = nn.ModuleList(_after_norm(width, 2 * width) for _ in range(recipe.layers))
@@ -99,7 +99,7 @@ class Expert(nn.Module):
 
     frequencies: Tensor
 
-    def __init__(self, spec: ChunkSpec, recipe: FlowRecipe) -> None:
+    def __init__(self, spec: ChunkSpec, recipe: ChunkRecipe) -> None:
         super().__init__()
         width = recipe.width
         periods = torch.logspace(math.log10(_SHORTEST_PERIOD), math.log10(_LONGEST_PERIOD), width // 2)
@@ -131,7 +131,7 @@ class Expert(nn.Module):
 class _ExpertLayer(nn.Module):
     """Joint attention over cache and chunk, and a perceptron; time scales and shifts what enters each of them."""
 
-    def __init__(self, recipe: FlowRecipe) -> None:
+    def __init__(self, recipe: ChunkRecipe) -> None:
         super().__init__()
         width, self.heads = recipe.width, recipe.heads
         self.norm_attention = nn.LayerNorm(width, elementwise_affine=False)
@@ -161,7 +161,7 @@ class _ExpertLayer(nn.Module):
 class Flow(nn.Module):
     """The whole policy, as it is trained."""
 
-    def __init__(self, spec: ChunkSpec, recipe: FlowRecipe, statistics: Statistics) -> None:
+    def __init__(self, spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics) -> None:
         super().__init__()
         self.spec = spec
         self.encoder = Encoder(spec.observation, recipe, statistics)

@@ -16,9 +16,9 @@ from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.lab.train import stages
+from specact.lab.train.chunk_export import WRITERS
+from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.flow import Flow
-from specact.lab.train.flow_export import WRITERS
-from specact.lab.train.flow_recipe import FlowRecipe
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, run
 from specact.lab.train.stages import Progress
@@ -52,7 +52,7 @@ class Lesson(NamedTuple):
     real: Tensor
 
 
-def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
+def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -> Stage:
     """Trains the policy of a recipe on demonstrations, see :func:`chunk_stage`.
 
     Steps of a chunk past its episode's end were never demonstrated, and do not count.
@@ -74,7 +74,7 @@ def flow_stage(dataset: Dataset, recipe: FlowRecipe, spec: ChunkSpec) -> Stage:
 
 def chunk_stage(
     name: str,
-    recipe: FlowRecipe,
+    recipe: ChunkRecipe,
     spec: ChunkSpec,
     statistics: Statistics,
     draw: Callable[[int], Lesson],
@@ -142,8 +142,8 @@ def _chunks(windows: Windows, dataset: Dataset, units: FlowUnits) -> tuple[Tenso
     return torch.from_numpy(units.to_flow(actions.numpy())), torch.from_numpy(real.astype(np.float32))
 
 
-def train_flow(
-    recipe: FlowRecipe,
+def train_chunks(
+    recipe: ChunkRecipe,
     data: Path,
     out: Path,
     progress: Progress,
@@ -180,14 +180,14 @@ def train_flow(
 
 
 def _train(
-    recipe: FlowRecipe,
+    recipe: ChunkRecipe,
     dataset: Dataset,
     spec: ChunkSpec,
     out: Path,
     progress: Progress,
     asked: dict[str, Any],
 ) -> Trained:
-    stage = flow_stage(dataset, recipe, spec)
+    stage = demonstrated_stage(dataset, recipe, spec)
     stage.module.load_state_dict(run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps)))
     assert isinstance(stage.module, Flow)
     folder = out / "bundles" / recipe.bundle

@@ -24,7 +24,7 @@ from specact.toml import build
 
 
 @dataclass(frozen=True)
-class FlowRecipe:
+class ChunkRecipe:
     """A training run of a chunk policy, by flow matching or by regression.
 
     Attributes:
@@ -95,23 +95,23 @@ class FlowRecipe:
             raise ConfigError(f"width {self.width} must be an even multiple of heads {self.heads}")
 
 
-def load_any_recipe(path: Path) -> tuple[Recipe | FlowRecipe, Mapping[str, Seeing]]:
+def load_any_recipe(path: Path) -> tuple[Recipe | ChunkRecipe, Mapping[str, Seeing]]:
     """Reads and checks a recipe of either kind; with it, what says which observations each of its policies sees.
 
     Raises:
-        ConfigError: as :func:`load_flow_recipe` and :func:`~specact.lab.train.recipe.load_recipe`.
+        ConfigError: as :func:`load_chunk_recipe` and :func:`~specact.lab.train.recipe.load_recipe`.
     """
     if "kind" in read_recipe(path):
-        flow = load_flow_recipe(path)
+        flow = load_chunk_recipe(path)
         return flow, {flow.bundle: flow}
     pairs = load_recipe(path)
     return pairs, pairs.policies
 
 
-def load_flow_recipe(path: Path) -> FlowRecipe:
+def load_chunk_recipe(path: Path) -> ChunkRecipe:
     """Reads and checks the recipe of a chunk policy.
 
     Raises:
         ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    return build(FlowRecipe, read_recipe(path), "recipe")
+    return build(ChunkRecipe, read_recipe(path), "recipe")
