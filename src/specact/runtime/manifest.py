@@ -25,7 +25,18 @@ _KINDS: dict[Kind, str] = {
 # What is read of a manifest, and what it must be.
 _ENTRIES: dict[type, tuple[str, ...]] = {
     str: ("name", "kind", "env", "head"),
-    dict: ("spec", "fingerprints", "gates", "recipe", "policies", "training", "parity", "parameters", "distilled"),
+    dict: (
+        "spec",
+        "fingerprints",
+        "gates",
+        "recipe",
+        "policies",
+        "training",
+        "parity",
+        "parameters",
+        "distilled",
+        "words",
+    ),
 }
 _CALLED: dict[type, str] = {str: "a text", dict: "an object"}
 

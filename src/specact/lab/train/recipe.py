@@ -106,6 +106,7 @@ class PolicyRecipe:
         sees: names of the observations it looks at; without any, all that are no camera's.
         history: of an observation, how many it looks at, where that is not the recipe's ``window`` or what
             ``[observations]`` says; 0 for the newest alone.
+        instruction: whether it is told what to do, where the demonstrations say it.
         encoder: how it looks through cameras, where it sees one.
         layers, heads, width: the transformer's.
         head_width: hidden width of the code and offset heads; 0 for linear heads.
@@ -126,6 +127,7 @@ class PolicyRecipe:
 
     sees: tuple[str, ...] = ()
     history: dict[str, int] = field(default_factory=dict)
+    instruction: bool = False
     encoder: EncoderRecipe = field(default_factory=EncoderRecipe)
     layers: int = 4
     heads: int = 4
@@ -298,6 +300,8 @@ class Seeing(Protocol):
     def sees(self) -> tuple[str, ...]: ...
     @property
     def history(self) -> dict[str, int]: ...
+    @property
+    def instruction(self) -> bool: ...
 
 
 def check_origin(recipe: Demonstrated) -> None:

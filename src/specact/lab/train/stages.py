@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specact.errors import ConfigError, DataError
+from specact.families.words import Words
 from specact.lab.data.episodes import Episodes, Observed
 from specact.lab.data.frames import Frames, copied
 from specact.lab.data.generate import demonstrations
@@ -108,8 +109,9 @@ def prepare(episodes: Episodes, recipe: Demonstrated) -> Dataset:
         raise DataError(
             "these demonstrations hold values so large that their range or standard deviation overflows; rescale them"
         )
-    windows = [Windows(part, recipe.chunk, centre, scale) for part in (train, held_out)]
-    return Dataset(windows[0], windows[1], statistics, *tensors)
+    words = None if train.instructions is None else Words.of(train.instructions)
+    windows = [Windows(part, recipe.chunk, centre, scale, words) for part in (train, held_out)]
+    return Dataset(windows[0], windows[1], statistics, *tensors, words)
 
 
 def tokenizer_stage(dataset: Dataset, recipe: Recipe) -> Stage:

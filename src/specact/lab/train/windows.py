@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specact.errors import ConfigError, unknown_name
+from specact.families.words import INSTRUCTION, Words
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.frames import Frames
 from specact.lab.train.recipe import Demonstrated, Seeing
@@ -52,7 +53,9 @@ def observation_of(policy: Seeing, recipe: Demonstrated, episodes: Episodes, who
             history = 0 if name.partition(".")[0] == "goal" else recipe.window
         return Field(array.shape[1:], "uint8" if isinstance(array, Frames) else "float32", history)
 
-    spec = ObservationSpec({name: field(name) for name in sees})
+    if policy.instruction and episodes.instructions is None:
+        raise ConfigError(f"{who} is to follow an instruction, and these demonstrations do not say what they show")
+    spec = ObservationSpec({name: field(name) for name in sees}, policy.instruction)
     if not any(field.history for field in spec.fields.values()):
         raise ConfigError(f"{who} needs at least one observation with a history of 1 or more")
     return spec
@@ -68,7 +71,7 @@ class Batch:
     """Windows and what they should predict.
 
     Attributes:
-        observation: by name, ``[B, T, ...]``, or ``[B, ...]`` for what has no history.
+        observation: by name, ``[B, T, ...]``, or ``[B, ...]`` for what has no history; of an instruction its words.
         step: index of the demonstration step behind every position that predicts, ``[B, P]``, see
             :func:`~specact.lab.train.windows.positions`.
         weight: 1 at real positions, 0 at padding before an episode's start, ``[B, P]``.
@@ -90,10 +93,18 @@ class Windows:
         chunk: n.
         centre: middle of each action dimension's range, ``[A]``.
         scale: half range of each action dimension, ``[A]``; chunks are divided by it after subtracting ``centre``.
+        words: that instructions are read with, for policies that follow one.
     """
 
-    def __init__(self, episodes: Episodes, chunk: int, centre: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
-        self.episodes = episodes
+    def __init__(
+        self,
+        episodes: Episodes,
+        chunk: int,
+        centre: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        words: Words | None = None,
+    ) -> None:
+        self.episodes, self.words = episodes, words
         lengths = np.diff(episodes.ends, prepend=0)
         self._starts, last = np.repeat(episodes.starts, lengths), np.repeat(episodes.ends - 1, lengths)
         ahead = np.minimum(np.arange(episodes.steps)[:, None] + np.arange(chunk), last[:, None])
@@ -124,9 +135,17 @@ class Windows:
         for name, field in spec.fields.items():
             index = np.maximum(rows(field.history), first) if field.history else chosen
             observation[name] = torch.from_numpy(self.episodes.observation[name][index])
+        if spec.instruction:
+            observation[INSTRUCTION] = self._told(chosen)
         predicting = rows(positions(spec))
         step = torch.from_numpy(np.maximum(predicting, first))
         return Batch(observation, step, torch.from_numpy((predicting >= first).astype(np.float32)))
+
+    def _told(self, chosen: NDArray[np.int64]) -> Tensor:
+        assert self.words is not None, "observation_of has seen to it that there are instructions"
+        told = self.episodes.instructions or ()
+        rows = np.searchsorted(self.episodes.ends, chosen, side="right")
+        return torch.from_numpy(self.words.numbers([told[row] for row in rows]))
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,7 @@ class Dataset:
         train, held_out: windows of the episodes trained on, and of those kept back.
         statistics: of the training observations.
         centre, scale: action normalisation, ``[A]``: ``normalised = (action - centre) / scale`` lies in [-1, 1].
+        words: of the instructions trained on, or None where there are none.
     """
 
     train: Windows
@@ -144,3 +164,4 @@ class Dataset:
     statistics: Statistics
     centre: Tensor
     scale: Tensor
+    words: Words | None = None

@@ -1,0 +1,118 @@
+"""Instructions as numbers: a vocabulary of words, and what a network takes that is told what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import BundleError
+from specact.observation import ObservationSpec, Window
+from specact.runtime.limits import check_whole
+
+# Name of the instruction among a network's inputs.
+INSTRUCTION = "instruction"
+_PADDING, _UNKNOWN, _FIRST = 0, 1, 2
+_MOST_WORDS, _LONGEST = 1 << 16, 256
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words that a policy knows.
+
+    Attributes:
+        vocabulary: in lower case, each once.
+        length: L, how many words of an instruction are read; what comes after them is not.
+
+    Raises:
+        BundleError: for a vocabulary or a length that no policy can have.
+    """
+
+    vocabulary: tuple[str, ...]
+    length: int
+
+    def __post_init__(self) -> None:
+        check_whole("words.length", self.length, least=1, most=_LONGEST)
+        texts = all(isinstance(word, str) for word in self.vocabulary)
+        if not texts or not len(set(self.vocabulary)) == len(self.vocabulary) <= _MOST_WORDS:
+            raise BundleError(f"a vocabulary has at most {_MOST_WORDS} words, each of them once")
+
+    @classmethod
+    def of(cls, instructions: Iterable[str]) -> Words:
+        """Those of some instructions; as many are read as the longest of them has."""
+        split = [_split(text) for text in instructions]
+        return cls(tuple(sorted({word for words in split for word in words})), max([1, *map(len, split)]))
+
+    @property
+    def size(self) -> int:
+        """How many different numbers :meth:`numbers` can give: the words, one for padding, one for unknown words."""
+        return len(self.vocabulary) + _FIRST
+
+    def numbers(self, instructions: Sequence[str | None]) -> NDArray[np.int64]:
+        """B instructions as ``[B, L]``: 0 after the last word, 1 for a word that is not known."""
+        known = {word: number for number, word in enumerate(self.vocabulary, _FIRST)}
+        rows = np.full((len(instructions), self.length), _PADDING, np.int64)
+        for row, text in zip(rows, instructions, strict=True):
+            words = _split(text or "")[: self.length]
+            row[: len(words)] = [known.get(word, _UNKNOWN) for word in words]
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values, for a manifest; :func:`read_words` reads it."""
+        return {"vocabulary": list(self.vocabulary), "length": self.length}
+
+
+@dataclass(frozen=True)
+class NetworkInputs:
+    """What a network takes of windows: the arrays of its spec and, where it is told what to do, the instruction.
+
+    Attributes:
+        spec: what it needs to see.
+        words: that it knows; None for a spec without an instruction.
+
+    Raises:
+        BundleError: for an instruction without words.
+    """
+
+    spec: ObservationSpec
+    words: Words | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec.instruction and self.words is None:
+            raise BundleError("a policy that needs an instruction must say which words it knows; export it again")
+
+    def stack(self, windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
+        """Arrays of B windows by name, ``[B, *window_shape]``, and ``instruction`` int64 ``[B, L]``."""
+        stacked = self.spec.stack(windows)
+        if self.spec.instruction and self.words is not None:
+            stacked[INSTRUCTION] = self.words.numbers([window.instruction for window in windows])
+        return stacked
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Of one row of each of them, by name."""
+        told = {INSTRUCTION: [self.words.length]} if self.spec.instruction and self.words is not None else {}
+        return self.spec.shapes | told
+
+
+def read_words(manifest: Mapping[str, Any]) -> Words | None:
+    """The words of a bundle's manifest, or None where it has none.
+
+    Raises:
+        BundleError: if they cannot be used.
+    """
+    raw = manifest.get("words")
+    if raw is None:
+        return None
+    try:
+        return Words(tuple(raw["vocabulary"]), raw["length"])
+    except (TypeError, KeyError) as error:
+        raise BundleError(f"words have a vocabulary and a length; these are unusable ({error})") from None
+
+
+def _split(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
