@@ -84,7 +84,7 @@ def load_responder(
         ConfigError: if there is none of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
-    if kind == "folder" and kind_of(find_bundle(source)) not in ("flow", "regression"):
+    if kind == "folder" and kind_of(find_bundle(source)) not in ("flow", "regression", "tokens"):
         return load_pair(source, provider=provider, threads=threads).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:
         return own

@@ -109,7 +109,7 @@ def test_a_stopped_run_ends_like_one_never_stopped(tmp_path: Path) -> None:
 def test_steps_past_an_episodes_end_do_not_count() -> None:
     episodes = two_ways(episodes=4, length=5)
     data = stages.prepare(episodes, replace(RECIPE, chunk=4))
-    chunks, real = _chunks(data.train, data, units_of(data))
+    chunks, real = _chunks(data.train, data, units_of(data, "flow"), False)
     assert chunks.shape == (15, 4, 1) and real.shape == (15, 4)
     for start in (0, 5, 10):
         assert real[start : start + 5].sum(1).tolist() == [4.0, 4.0, 3.0, 2.0, 1.0]
@@ -117,7 +117,7 @@ def test_steps_past_an_episodes_end_do_not_count() -> None:
 
 def test_actions_have_mean_0_and_variance_1_in_the_flows_units() -> None:
     data = stages.prepare(two_ways(), RECIPE)
-    units, action = units_of(data), data.train.episodes.action
+    units, action = units_of(data, "flow"), data.train.episodes.action
     inside = units.to_flow(action)
     assert abs(inside.mean()) < 1e-5 and inside.std() == pytest.approx(1.0, rel=1e-5)
     np.testing.assert_allclose([units.low, units.high], [action.min(0), action.max(0)], rtol=1e-5)
@@ -170,7 +170,7 @@ def test_an_export_that_differs_is_not_kept_as_a_bundle(
     assert isinstance(model, Flow)
     monkeypatch.setattr(chunk_export, "PARITY", -1.0)
     with pytest.raises(BundleError, match=r"encoder\.onnx differs from the trained network by"):
-        chunk_export.write_flow_bundle(tmp_path, manifest={}, model=model, units=units_of(data), half=True)
+        chunk_export.write_flow_bundle(tmp_path, manifest={}, model=model, units=units_of(data, "flow"), half=True)
     assert not (tmp_path / "manifest.json").exists()
 
 

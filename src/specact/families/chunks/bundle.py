@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from specact.families.chunks.flow import FlowNetworks, FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.codes.bundle import check_units, find_bundle
 from specact.families.codes.network import open_session
+from specact.families.words import INSTRUCTION, NetworkInputs, read_words
 from specact.observation import read_spec
 from specact.runtime.manifest import BundleFolder, read_manifest
 from specact.units import ActionUnits
@@ -69,9 +70,10 @@ def load_flow(
     for part in variants or ():
         if part not in files:
             raise unknown_name("network of a flow policy", part, files)
-    spec = _read_spec(path, manifest)
-    units = _read_units(path / FLOW_PARTS["normalisation"], spec)
-    networks = FlowNetworks(files | dict(variants or {}), spec, provider=provider, threads=threads)
+    spec = read_chunk_spec(path, manifest)
+    units = read_flow_units(path / FLOW_PARTS["normalisation"], spec)
+    words = read_words(manifest)
+    networks = FlowNetworks(files | dict(variants or {}), spec, words, provider=provider, threads=threads)
     return FlowBundle(path, manifest, spec, networks, units)
 
 
@@ -94,27 +96,34 @@ def load_regression(
     """Loads a bundle of a policy by regression; arguments and errors as for :func:`load_flow`."""
     path = find_bundle(name_or_path)
     manifest = read_manifest(path, "regression", REGRESSION_PARTS)
-    spec = _read_spec(path, manifest)
-    units = _read_units(path / REGRESSION_PARTS["normalisation"], spec)
+    spec = read_chunk_spec(path, manifest)
+    units = read_flow_units(path / REGRESSION_PARTS["normalisation"], spec)
     file = path / REGRESSION_PARTS["policy"]
     session = open_session(file, provider, threads)
     taken = {entry.name: list(entry.shape[1:]) for entry in session.get_inputs()}
     given = [list(entry.shape[1:]) for entry in session.get_outputs()]
-    wanted = {name: list(shape) for name, shape in spec.observation.shapes.items()}
+    inputs = NetworkInputs(spec.observation, read_words(manifest))
+    wanted = inputs.shapes
     if taken != wanted or given != [[spec.chunk, spec.actions]]:
         raise BundleError(
             f"{file} takes {taken} and gives {given}, but the bundle's manifest says {wanted} and "
             f"{[[spec.chunk, spec.actions]]}: they do not match; export the bundle again"
         )
 
-    def run(inputs: Mapping[str, Any]) -> Any:
-        return session.run(None, dict(inputs))[0]
+    def run(arrays: Mapping[str, Any], instruction: Sequence[str | None] = ()) -> Any:
+        told = {} if inputs.words is None or not instruction else {INSTRUCTION: inputs.words.numbers(instruction)}
+        return session.run(None, {**arrays, **told})[0]
 
     policy = FunctionPolicy(spec, run, units=ActionUnits.of_range(units.low, units.high))
     return RegressionBundle(path, manifest, policy, units)
 
 
-def _read_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:
+def read_chunk_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:
+    """The spec in a manifest.
+
+    Raises:
+        BundleError: if it cannot be used.
+    """
     try:
         raw = dict(manifest["spec"])
         return ChunkSpec(read_spec(raw.pop("observation")), **raw)
@@ -122,7 +131,12 @@ def _read_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); export the bundle again") from None
 
 
-def _read_units(file: Path, spec: ChunkSpec) -> FlowUnits:
+def read_flow_units(file: Path, spec: ChunkSpec) -> FlowUnits:
+    """The units in a bundle's file.
+
+    Raises:
+        BundleError: if they cannot be used, or are not those of this spec.
+    """
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.chunks.policy import ChunkSpec, Inpainting
 from specact.families.codes.network import open_session
+from specact.families.words import NetworkInputs, Words
 from specact.observation import Window
 
 Chunk = NDArray[np.float32]
@@ -100,6 +101,7 @@ class FlowNetworks:
     Args:
         files: the ``.onnx`` file of each part: ``encoder``, ``prefix``, ``expert``, ``guide``.
         spec: of the bundle they belong to; their inputs are checked against it.
+        words: that its instructions are read with.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
@@ -111,11 +113,12 @@ class FlowNetworks:
         self,
         files: Mapping[str, Path],
         spec: ChunkSpec,
+        words: Words | None = None,
         *,
         provider: str = "CPUExecutionProvider",
         threads: int = 1,
     ) -> None:
-        self._observation = spec.observation
+        self._inputs = NetworkInputs(spec.observation, words)
         self._encoder, self._prefix, self._expert, self._guide = (
             open_session(files[part], provider, threads) for part in ("encoder", "prefix", "expert", "guide")
         )
@@ -123,7 +126,7 @@ class FlowNetworks:
 
     def tokens(self, windows: Sequence[Window]) -> Array:
         """What the encoder makes of B windows, ``[B, N, W]``: a token per observation, and one for the goal."""
-        tokens: Array = self._encoder.run(None, self._observation.stack(windows))[0]
+        tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
         return tokens
 
     def cache(self, windows: Sequence[Window]) -> Array:
@@ -160,7 +163,7 @@ class FlowNetworks:
         tokens, cache = (found.shape[1:] for found in (self._encoder.get_outputs()[0], self._prefix.get_outputs()[0]))
         noisy = {"chunk": chunk, "time": [], "cache": cache}
         wanted = {
-            "encoder": spec.observation.shapes,
+            "encoder": self._inputs.shapes,
             "prefix": {"tokens": tokens},
             "expert": noisy,
             "guide": {**noisy, "wanted": chunk, "weights": [spec.chunk]},

@@ -14,6 +14,7 @@ from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.families.codes.bundle import find_bundle, load_bundle
+from specact.families.tokens.bundle import load_tokens
 from specact.observation import Window
 from specact.plugins import is_plugin, load_object, make_object
 from specact.runtime.manifest import kind_of
@@ -57,8 +58,8 @@ def load_policy(
     """The chunk policy that a name means.
 
     Args:
-        source: the folder or name of a bundle of a flow or of a regression; ``BUNDLE#draft`` or ``BUNDLE#target``, one
-            policy of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
+        source: the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
+            ``BUNDLE#target``, one policy of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
             :func:`~specact.families.chunks.adapters.onnx_policy`; or ``MODULE:NAME``, a
             :class:`~specact.families.chunks.policy.ChunkPolicy`, or a class of one, that is made without arguments.
         steps: Euler steps of a flow policy.
@@ -89,6 +90,10 @@ def load_policy(
         return LoadedPolicy(
             found_there.name, found_there.policy, found_there.policy.units, found_there.fingerprint, found_there.env
         )
+    if kind_of(path) == "tokens":
+        tokens = load_tokens(path, provider=provider, threads=threads)
+        units = ActionUnits.of_range(tokens.units.low, tokens.units.high)
+        return LoadedPolicy(tokens.name, tokens.policy(), units, tokens.fingerprint, tokens.env)
     flow = load_flow(path, provider=provider, threads=threads)
     return LoadedPolicy(
         flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint, flow.env

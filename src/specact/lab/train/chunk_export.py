@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,25 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from specact.errors import BundleError
 from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
 from specact.families.chunks.flow import FlowUnits
+from specact.families.tokens.bundle import TOKEN_PARTS
+from specact.families.words import INSTRUCTION
 from specact.files import write_whole
 from specact.lab.train.export import PARITY, round_to_half, some_observations, store_as_half, to_onnx
 from specact.lab.train.flow import Expert, Flow
+from specact.lab.train.tokens import TokenModel
 from specact.runtime.manifest import write_manifest
 
 _OUTPUTS = {
     "encoder": ["tokens"], "prefix": ["cache"], "expert": ["velocity"], "guide": ["velocity", "pull"],
-    "policy": ["actions"],
+    "policy": ["actions"], "decoder": ["logits", "features", "entries"],
 }  # fmt: skip
 
 # Networks that see observations, by name.
 _SEEING = ("encoder", "policy")
+# Of the decoder's inputs, the axes that count the tokens it reads.
+_TOKENS = {"embeddings": [1], "positions": [1], "among": [1, 2]}
+
+ChunkModel = Flow | TokenModel
 
 
 class Guide(nn.Module):
@@ -87,18 +94,28 @@ def write_flow_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, unit
 
 def write_regression_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, units: FlowUnits, half: bool) -> None:
     """The same of a policy by regression, in a single graph."""
-    modules = {"policy": Regression(model, units).eval()}
+    modules: dict[str, nn.Module] = {"policy": Regression(model, units).eval()}
     _write(path, {"kind": "regression", **manifest}, model, modules, units, REGRESSION_PARTS, half)
 
 
+def write_token_bundle(
+    path: Path, *, manifest: dict[str, Any], model: TokenModel, units: FlowUnits, half: bool
+) -> None:
+    """The same of a token policy; the embedding of its tokens is a table that whoever decodes looks them up in."""
+    modules = {"encoder": model.encoder, "decoder": model.decoder}
+    _write(path, {"kind": "tokens", **manifest}, model, modules, units, TOKEN_PARTS, half)
+
+
 # By the kind of a recipe.
-WRITERS = {"flow": write_flow_bundle, "regression": write_regression_bundle}
+WRITERS: dict[str, Callable[..., None]] = {
+    "flow": write_flow_bundle, "regression": write_regression_bundle, "tokens": write_token_bundle,
+}  # fmt: skip
 
 
 def _write(
     path: Path,
     manifest: dict[str, Any],
-    model: Flow,
+    model: ChunkModel,
     modules: Mapping[str, nn.Module],
     units: FlowUnits,
     parts: Mapping[str, str],
@@ -109,15 +126,18 @@ def _write(
     model.eval().requires_grad_(False)
     if half:
         round_to_half(model)
+    if isinstance(model, TokenModel):
+        write_whole(path / parts["embedding"], save({"embedding": model.embedding.weight.numpy()}))
+    told = {} if model.words is None else {"words": model.words.describe()}
     parity = {part: _export(part, module, model, path / parts[part], half) for part, module in modules.items()}
     write_whole(path / parts["normalisation"], save(vars(units)))
     parameters = {
         part: sum(p.numel() for p in module.parameters()) for part, module in modules.items() if part != "guide"
     }
-    write_manifest(path, {**manifest, "parity": parity, "parameters": parameters}, model.spec, parts)
+    write_manifest(path, {**manifest, **told, "parity": parity, "parameters": parameters}, model.spec, parts)
 
 
-def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -> float:
+def _export(part: str, module: nn.Module, model: ChunkModel, file: Path, half: bool) -> float:
     """Exports one network and returns the largest difference found between PyTorch and ONNX Runtime."""
     if part == "guide":
         given = example(model, part, 1)
@@ -126,7 +146,10 @@ def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -
         proto = to_onnx(_Named(traced), {**given}, _OUTPUTS[part], free_batch=False)
     else:
         given = example(model, part, 3)
-        proto = to_onnx(module, {"observation": given} if part in _SEEING else {**given}, _OUTPUTS[part])
+        free = _TOKENS if part == "decoder" else {}
+        proto = to_onnx(
+            module, {"observation": given} if part in _SEEING else {**given}, _OUTPUTS[part], free_tokens=free
+        )
     if part == "expert":
         # One window's cache serves any number of chunks: products broadcast over it.
         _input(proto, "cache").type.tensor_type.shape.dim[0].dim_param = "windows"
@@ -147,7 +170,7 @@ def _export(part: str, module: nn.Module, model: Flow, file: Path, half: bool) -
     return difference
 
 
-def example(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
+def example(model: ChunkModel, part: str, batch: int) -> dict[str, Tensor]:
     """Inputs of a network, by name: random, and about as large as the training data's."""
     spec, encoder, generator = model.spec, model.encoder, torch.Generator().manual_seed(batch)
 
@@ -155,9 +178,13 @@ def example(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
         return torch.randn(*shape, generator=generator)
 
     seen = some_observations(encoder, spec.observation, generator, batch)
+    if model.words is not None and spec.observation.instruction:
+        seen[INSTRUCTION] = torch.randint(0, model.words.size, (batch, model.words.length), generator=generator)
     if part in _SEEING:
         return seen
     tokens = encoder(seen)
+    if isinstance(model, TokenModel):
+        return _read_next(model, tokens, normal)
     if part == "prefix":
         return {"tokens": tokens}
     noisy = {
@@ -172,6 +199,23 @@ def example(model: Flow, part: str, batch: int) -> dict[str, Tensor]:
         "weights": torch.rand(batch, spec.chunk, generator=generator),
     }
     return noisy | wanted
+
+
+def _read_next(model: TokenModel, prefix: Tensor, normal: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """Inputs of a decoder that has read the prefix ``[B, P, W]`` and reads some tokens, one of which hides another."""
+    batch, count, width = prefix.shape
+    room, news = count + model.length, 2 * batch + 1  # more than one, and not as many as anything else
+    shown = torch.ones(batch, news, news).tril()
+    shown[:, -1, 0] = 0.0
+    decoder = model.decoder
+    entries = (batch, len(decoder.layers), 2, decoder.heads, room, width // decoder.heads)
+    return {
+        "embeddings": normal(batch, news, width),
+        "positions": torch.arange(count, count + news).clamp(max=room - 1).expand(batch, -1),
+        "seen": (torch.arange(room) < count).expand(batch, -1),
+        "among": shown.bool(),
+        "cache": normal(*entries),
+    }
 
 
 class _Named(nn.Module):

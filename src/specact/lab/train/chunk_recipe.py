@@ -1,4 +1,4 @@
-"""The recipe of a chunk policy, read from one TOML file that says ``kind = "flow"`` or ``kind = "regression"``."""
+"""The recipe of a chunk policy, read from one TOML file that says which ``kind`` of one: flow, regression or tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specact.files import check_name
 from specact.lab.data.sources import Source
 from specact.lab.train.recipe import (
     HELD_OUT,
+    EncoderRecipe,
     Recipe,
     Seeing,
     check_history,
@@ -25,18 +26,21 @@ from specact.toml import build
 
 @dataclass(frozen=True)
 class ChunkRecipe:
-    """A training run of a chunk policy, by flow matching or by regression.
+    """A training run of a chunk policy: by flow matching, by regression, or token by token.
 
     Attributes:
         kind: ``flow`` draws a chunk in several steps; ``regression`` answers with one, in a single pass of the same
-            networks, and is the cheaper draft. It tells both from the recipes of VQ-BeT pairs.
+            networks, and is the cheaper draft; ``tokens`` writes one of 256 bins after the other for every dimension
+            of every action. It tells them from the recipes of VQ-BeT pairs.
         bundle: name of the bundle it makes.
         env, rate_hz, observations, data, generate_episodes, generate_noise, window: see
             :class:`~specact.lab.train.recipe.Recipe`.
-        sees, history: see :class:`~specact.lab.train.recipe.PolicyRecipe`.
+        sees, history, instruction, encoder: see :class:`~specact.lab.train.recipe.PolicyRecipe`.
+        skip_disturbed: whether actions of a chunk beyond a disturbed step are not learned, see
+            :meth:`~specact.lab.data.episodes.Episodes.followed`.
         chunk: H, actions it predicts at once.
-        layers, heads, width: of prefix and expert.
-        dropout: in both.
+        layers, heads, width: of prefix and expert, or of the decoder of tokens.
+        dropout: in them.
         state_noise: standard deviation of the noise on training observations, in standardised units.
         steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
         draws: of a flow, times and noises per window of a batch; they share its prefix.
@@ -47,13 +51,16 @@ class ChunkRecipe:
         held_out: share of episodes kept for validation.
     """
 
-    kind: Literal["flow", "regression"]
+    kind: Literal["flow", "regression", "tokens"]
     bundle: str
     env: str | None = None
     rate_hz: float | None = None
     observations: dict[str, Source] = field(default_factory=dict)
     sees: tuple[str, ...] = ()
     history: dict[str, int] = field(default_factory=dict)
+    instruction: bool = False
+    encoder: EncoderRecipe = field(default_factory=EncoderRecipe)
+    skip_disturbed: bool = False
     data: tuple[str, ...] = ()
     generate_episodes: int = 0
     generate_noise: float = 0.0
@@ -88,6 +95,10 @@ class ChunkRecipe:
                 "held_out": HELD_OUT,
             },
         )  # fmt: skip
+        if self.encoder.learns:
+            raise ConfigError(
+                "encoder.learns is for pairs of action codes; a chunk policy's encoder learns along with it"
+            )
         check_name("a bundle", self.bundle)
         check_origin(self)
         check_history(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,26 +15,28 @@ from specact import __version__
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
+from specact.families.tokens.bins import to_tokens
+from specact.families.words import Words
 from specact.lab.train import stages
-from specact.lab.train.chunk_export import WRITERS
+from specact.lab.train.chunk_export import WRITERS, ChunkModel
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.flow import Flow
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, run
 from specact.lab.train.stages import Progress
 from specact.lab.train.teacher import check_teacher, forget_answers, teach
+from specact.lab.train.tokens import TokenModel
 from specact.lab.train.train import Trained
 from specact.lab.train.windows import Dataset, Statistics, Windows, observation_of
 from specact.locks import locked
 from specact.rng import Role, stream
 
-# How the loss is called on what was held out.
-_LOSS = {"flow": "velocity_mse", "regression": "action_l1"}
 
-
-def units_of(dataset: Dataset) -> FlowUnits:
-    """The units of a policy trained on these demonstrations."""
+def units_of(dataset: Dataset, kind: str) -> FlowUnits:
+    """The units of a policy trained on these demonstrations: bins divide the range, a flow starts from noise."""
     action, centre, scale = dataset.train.episodes.action, dataset.centre.numpy(), dataset.scale.numpy()
+    if kind == "tokens":
+        return FlowUnits(centre, scale, centre - scale, centre + scale)
     return FlowUnits(action.mean(0), np.maximum(action.std(0), 1e-6), centre - scale, centre + scale)
 
 
@@ -43,7 +45,7 @@ class Lesson(NamedTuple):
 
     Attributes:
         observation: arrays ``[B, *window_shape]``, by name.
-        chunk: what to answer, in the flow's units, ``[B, H, A]``.
+        chunk: what to answer, in the policy's units, ``[B, H, A]``.
         real: which of its actions count, ``[B, H]``.
     """
 
@@ -57,8 +59,11 @@ def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -
 
     Steps of a chunk past its episode's end were never demonstrated, and do not count.
     """
-    units = units_of(dataset)
-    data = {id(windows): _chunks(windows, dataset, units) for windows in (dataset.train, dataset.held_out)}
+    units = units_of(dataset, recipe.kind)
+    data = {
+        id(windows): _chunks(windows, dataset, units, recipe.skip_disturbed)
+        for windows in (dataset.train, dataset.held_out)
+    }
 
     def drawn(windows: Windows, step: int, count: int) -> Lesson:
         batch = windows.draw(spec.observation, recipe.seed, step, count)
@@ -66,7 +71,7 @@ def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -
         return Lesson(batch.observation, chunks[batch.step[:, -1]], real[batch.step[:, -1]])
 
     return chunk_stage(
-        recipe.kind, recipe, spec, dataset.statistics,
+        recipe.kind, recipe, spec, dataset.statistics, dataset.words,
         lambda step: drawn(dataset.train, step, recipe.batch),
         lambda: drawn(dataset.held_out, 0, min(1024, 4 * len(dataset.held_out))),
     )  # fmt: skip
@@ -77,42 +82,31 @@ def chunk_stage(
     recipe: ChunkRecipe,
     spec: ChunkSpec,
     statistics: Statistics,
+    words: Words | None,
     draw: Callable[[int], Lesson],
     held_out: Callable[[], Lesson],
 ) -> Stage:
-    """Trains encoder, prefix and expert together.
-
-    With noise ``x_0``, data ``x_1`` and ``x_t = (1 - t) x_0 + t x_1`` a flow's expert learns ``x_1 - x_0`` by least
-    squares, at times drawn uniformly. Regression learns ``x_1`` at ``x_0 = 0`` and ``t = 0`` by least absolute errors,
-    as ACT does (Zhao et al. 2023).
+    """Trains all networks of a policy together.
 
     Args:
         name: of the stage.
         recipe: the networks' sizes and the optimizer's settings.
         spec: what the policy sees and answers.
         statistics: of the observations.
+        words: of the instructions, or None.
         draw: the batch of a step.
         held_out: a batch to validate on.
     """
     torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
-    model = Flow(spec, recipe, statistics)
+    model: ChunkModel = (TokenModel if recipe.kind == "tokens" else Flow)(spec, recipe, statistics, words)
+    measure, loss_of = _LOSSES[recipe.kind]
 
     def loss_on(lesson: Lesson, draws: int) -> Tensor:
-        if recipe.kind == "regression":
-            with autocast(recipe):
-                found = model.regressed(lesson.observation)
-            return _mean((found.float() - lesson.chunk).abs(), lesson.real)
-        clean, weight = lesson.chunk.repeat(draws, 1, 1), lesson.real.repeat(draws, 1)
-        noise, time = torch.randn_like(clean), torch.rand(len(clean))
-        noisy = torch.lerp(noise, clean, time[:, None, None])
-        with autocast(recipe):
-            cache = model.cache(lesson.observation)
-            velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
-        return _mean((velocity.float() - (clean - noise)).square(), weight)
+        return loss_of(model, lesson, recipe, draws)
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
-        return {_LOSS[recipe.kind]: float(loss_on(held_out(), 4))}
+        return {measure: float(loss_on(held_out(), 4))}
 
     return Stage(
         name=name,
@@ -127,18 +121,52 @@ def chunk_stage(
     )
 
 
+def _flow_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
+    """With noise ``x_0``, data ``x_1``, ``x_t = (1 - t) x_0 + t x_1``: least squares to ``x_1 - x_0``, t uniform."""
+    clean, weight = lesson.chunk.repeat(draws, 1, 1), lesson.real.repeat(draws, 1)
+    noise, time = torch.randn_like(clean), torch.rand(len(clean))
+    noisy = torch.lerp(noise, clean, time[:, None, None])
+    with autocast(recipe):
+        cache = model.cache(lesson.observation)
+        velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
+    return _mean((velocity.float() - (clean - noise)).square(), weight)
+
+
+def _regression_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
+    """Least absolute errors of ``x_1`` at ``x_0 = 0`` and ``t = 0``, as ACT's (Zhao et al. 2023)."""
+    with autocast(recipe):
+        found = model.regressed(lesson.observation)
+    return _mean((found.float() - lesson.chunk).abs(), lesson.real)
+
+
+def _token_loss(model: TokenModel, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
+    """Cross entropy of every token given those before it."""
+    tokens = torch.from_numpy(to_tokens(lesson.chunk.numpy()))
+    with autocast(recipe):
+        logits = model.logits(lesson.observation, tokens.flatten(1))
+    entropy = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
+    return _mean(entropy.reshape(tokens.shape), lesson.real)
+
+
+# How the loss is called on what was held out, and what computes it.
+_LOSSES: dict[str, tuple[str, Callable[[Any, Lesson, ChunkRecipe, int], Tensor]]] = {
+    "flow": ("velocity_mse", _flow_loss),
+    "regression": ("action_l1", _regression_loss),
+    "tokens": ("cross_entropy", _token_loss),
+}
+
+
 def _mean(error: Tensor, weight: Tensor) -> Tensor:
     """The mean of errors ``[B, H, A]`` over the actions that count, by weights ``[B, H]``."""
     mean: Tensor = (weight * error.mean(-1)).sum() / weight.sum()
     return mean
 
 
-def _chunks(windows: Windows, dataset: Dataset, units: FlowUnits) -> tuple[Tensor, Tensor]:
-    """Chunks in the flow's units ``[N, H, A]``, and which of their steps lie within the episode, ``[N, H]``."""
+def _chunks(windows: Windows, dataset: Dataset, units: FlowUnits, skip_disturbed: bool) -> tuple[Tensor, Tensor]:
+    """Chunks in the policy's units ``[N, H, A]``, and which of their steps count, ``[N, H]``."""
     actions = dataset.centre + dataset.scale * windows.chunks
-    ends = windows.episodes.ends
-    left = np.repeat(ends, np.diff(ends, prepend=0)) - np.arange(len(windows))
-    real = np.arange(windows.chunks.shape[1]) < left[:, None]
+    episodes = windows.episodes if skip_disturbed else replace(windows.episodes, disturbed=None)
+    real = episodes.followed(windows.chunks.shape[1])
     return torch.from_numpy(units.to_flow(actions.numpy())), torch.from_numpy(real.astype(np.float32))
 
 
@@ -189,7 +217,7 @@ def _train(
 ) -> Trained:
     stage = demonstrated_stage(dataset, recipe, spec)
     stage.module.load_state_dict(run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps)))
-    assert isinstance(stage.module, Flow)
+    assert isinstance(stage.module, ChunkModel)
     folder = out / "bundles" / recipe.bundle
     manifest = {
         "name": recipe.bundle,
@@ -199,6 +227,10 @@ def _train(
         "training": last_lines(out),
     }
     WRITERS[recipe.kind](
-        folder, manifest=manifest, model=stage.module, units=units_of(dataset), half=recipe.precision == "float16"
+        folder,
+        manifest=manifest,
+        model=stage.module,
+        units=units_of(dataset, recipe.kind),
+        half=recipe.precision == "float16",
     )
     return Trained([folder], last_lines(out))

@@ -25,7 +25,6 @@ from specact.lab.train.chunk_export import WRITERS
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.chunk_train import Lesson, chunk_stage
 from specact.lab.train.distil import DistilRecipe, taught_statistics
-from specact.lab.train.flow import Flow
 from specact.lab.train.folder import last_lines
 from specact.lab.train.loop import run
 from specact.lab.train.stages import Progress
@@ -71,14 +70,13 @@ def distil_chunks(
             train, held_out = join(taught).split()
             kept_back = _Lessons(held_out, pair.units, units, spec.chunk)
             stage = chunk_stage(
-                f"distilled-{number}", settings, spec, taught_statistics(spec.observation, train),
+                f"distilled-{number}", settings, spec, taught_statistics(spec.observation, train), None,
                 partial(_Lessons(train, pair.units, units, spec.chunk).drawn, recipe.seed, settings.batch),
                 partial(kept_back.at, np.arange(min(len(held_out), _HELD_OUT))),
             )  # fmt: skip
             stage.module.load_state_dict(
                 run(stage, out, lambda done: progress("distilled draft", done, settings.steps))
             )
-            assert isinstance(stage.module, Flow)
             distilled = {"from": pair.fingerprint, **vars(recipe), "held_out": last_lines(out)[stage.name]["held_out"]}
             draft = out / "drafts" / f"{name}-{number}"
             WRITERS[settings.kind](

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -102,7 +104,12 @@ def round_to_half(model: nn.Module) -> None:
 
 
 def to_onnx(
-    module: nn.Module, given: dict[str, Tensor | dict[str, Tensor]], outputs: list[str], *, free_batch: bool = True
+    module: nn.Module,
+    given: dict[str, Tensor | dict[str, Tensor]],
+    outputs: list[str],
+    *,
+    free_batch: bool = True,
+    free_tokens: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> onnx.ModelProto:
     """A module as ONNX.
 
@@ -111,6 +118,7 @@ def to_onnx(
         given: an example, batch first. The names of tensors, not those of tables, become those of the graph's inputs.
         outputs: names in the graph.
         free_batch: whether the graph takes any batch size, or the example's only.
+        free_tokens: of inputs by name, the axes that count tokens, of which the graph takes any number as well.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
     for name in ("onnx_ir", "onnxscript"):
@@ -119,8 +127,12 @@ def to_onnx(
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         batch = {0: torch.export.Dim("batch", min=1, max=4096)}
         tables = {name: value if isinstance(value, dict) else {name: value} for name, value in given.items()}
+        tokens = torch.export.Dim("tokens", min=1, max=4096)
         shapes = {
-            name: dict.fromkeys(value, batch) if isinstance(value, dict) else batch for name, value in given.items()
+            name: dict.fromkeys(value, batch)
+            if isinstance(value, dict)
+            else batch | dict.fromkeys(free_tokens.get(name, ()), tokens)
+            for name, value in given.items()
         }
         program = torch.onnx.export(
             module,

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from specact.families.chunks.policy import ChunkSpec
+from specact.families.words import INSTRUCTION, Words
 from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.encoder import ImageEmbedding
-from specact.lab.train.recipe import EncoderRecipe
-from specact.lab.train.vqbet import flat, hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
+from specact.lab.train.vqbet import embed_words, flat, hold_statistics, plain, standardised, statistics_of
 from specact.lab.train.windows import Statistics
 from specact.observation import ObservationSpec
 
@@ -25,32 +25,59 @@ _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
 
 
 class Encoder(nn.Module):
-    """Observations to tokens: one for each, as many as its history is long, and at least one, ``[B, N, W]``."""
+    """Observations to tokens ``[B, N, W]``, in this order: words, what has no history, what has one.
 
-    def __init__(self, spec: ObservationSpec, recipe: ChunkRecipe, statistics: Statistics) -> None:
+    A camera frame gives one token or one for each of its patches, everything else one for each observation.
+
+    Args:
+        spec, recipe, statistics, words: of the policy.
+        placed: whether tokens say where they stand, or what reads them adds it.
+
+    Attributes:
+        tokens: N.
+    """
+
+    def __init__(
+        self,
+        spec: ObservationSpec,
+        recipe: ChunkRecipe,
+        statistics: Statistics,
+        words: Words | None,
+        *,
+        placed: bool = True,
+    ) -> None:
         super().__init__()
         self.state_noise, self.spec = recipe.state_noise, spec
         hold_statistics(self, spec, statistics)
-        width = recipe.width
+        width, self.tokens = recipe.width, 0
         # What has a history is made first and comes last.
         self.seen = sorted(spec.fields, key=lambda name: spec[name].history == 0)
         for name in self.seen:
-            shape = spec[name].shape
-            embed: nn.Module = (
-                ImageEmbedding(EncoderRecipe(), shape, width)
-                if spec[name].is_image
-                else _perceptron(math.prod(shape), width, width)
-            )
+            shape, observations = spec[name].shape, max(1, spec[name].history)
+            embed: nn.Module
+            if not spec[name].is_image:
+                embed = perceptron(math.prod(shape), width, width)
+            elif recipe.encoder.tokens == "patches":
+                embed = PatchEmbedding(recipe.encoder, shape, width)
+                observations *= embed.patches
+            else:
+                embed = ImageEmbedding(recipe.encoder, shape, width)
             self.add_module(f"embed_{plain(name)}", embed)
-        tokens = sum(max(1, field.history) for field in spec.fields.values())
-        self.positions = nn.Parameter(torch.randn(tokens, width) * 0.02)
+            self.tokens += observations
+        if spec.instruction:
+            assert words is not None, "a recipe follows an instruction only where the demonstrations have some"
+            self.embed_words = embed_words(words, width)
+            self.tokens += words.length
+        self.positions = nn.Parameter(torch.randn(self.tokens, width) * 0.02) if placed else None
 
     def forward(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """From arrays ``[B, *window_shape]`` by name, in the environment's units."""
+        """From arrays ``[B, *window_shape]`` by name, in the environment's units, and the words ``[B, L]``."""
         made = {name: self._embedded(name, observation[name]) for name in self.seen}
         parts = [made[name] for name in sorted(self.seen, key=lambda name: self.spec[name].history > 0)]
-        placed: Tensor = (torch.cat(parts, 1) if len(parts) > 1 else parts[0]) + self.positions
-        return placed
+        if self.spec.instruction:
+            parts.insert(0, self.embed_words(observation[INSTRUCTION]))
+        tokens = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        return tokens if self.positions is None else tokens + self.positions
 
     def _embedded(self, name: str, values: Tensor) -> Tensor:
         field = self.spec[name]
@@ -60,7 +87,8 @@ class Encoder(nn.Module):
                 values = values + self.state_noise * torch.randn_like(values)
             values = flat(values, field)
         tokens: Tensor = getattr(self, f"embed_{plain(name)}")(values)
-        return tokens if field.history else tokens[:, None]
+        # A frame's patches come one after the other, those of the oldest frame first.
+        return tokens.flatten(1, -2) if tokens.dim() > 2 else tokens[:, None]
 
 
 class Prefix(nn.Module):
@@ -76,21 +104,21 @@ class Prefix(nn.Module):
         self.queries = nn.ModuleList(_after_norm(width, width) for _ in range(recipe.layers - 1))
         self.projects = nn.ModuleList(nn.Linear(width, width) for _ in range(recipe.layers - 1))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(recipe.layers - 1))
-        self.mlps = nn.ModuleList(_perceptron(width, 4 * width, width) for _ in range(recipe.layers - 1))
+        self.mlps = nn.ModuleList(perceptron(width, 4 * width, width) for _ in range(recipe.layers - 1))
         self.dropout = nn.Dropout(recipe.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """From ``[B, N, W]`` to the cache ``[B, L, 2, heads, N, W / heads]``."""
-        x, cache = tokens, [_by_head(self.keys_values[0](tokens), 2, self.heads)]
+        x, cache = tokens, [by_head(self.keys_values[0](tokens), 2, self.heads)]
         for query, project, norm, mlp, read in zip(
             self.queries, self.projects, self.norms, self.mlps, self.keys_values[1:], strict=True
         ):
             keys, values = cache[-1].unbind(1)
-            wanted = _by_head(query(x), 1, self.heads)[:, 0]
+            wanted = by_head(query(x), 1, self.heads)[:, 0]
             weights = (wanted @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1])).softmax(-1)
-            x = x + self.dropout(project(_joined(weights @ values)))
+            x = x + self.dropout(project(joined(weights @ values)))
             x = x + self.dropout(mlp(norm(x)))
-            cache.append(_by_head(read(x), 2, self.heads))
+            cache.append(by_head(read(x), 2, self.heads))
         return torch.stack(cache, 1)
 
 
@@ -140,20 +168,20 @@ class _ExpertLayer(nn.Module):
         nn.init.zeros_(self.modulate.weight)
         nn.init.zeros_(self.modulate.bias)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = _perceptron(width, 4 * width, width)
+        self.mlp = perceptron(width, 4 * width, width)
         self.dropout = nn.Dropout(recipe.dropout)
 
     def forward(self, x: Tensor, when: Tensor, seen: Tensor) -> Tensor:
         scale, shift, scale_mlp, shift_mlp = self.modulate(when)[:, None].chunk(4, -1)
         entering = self.norm_attention(x) * (1.0 + scale) + shift
-        queries, keys, values = _by_head(self.qkv(entering), 3, self.heads).unbind(1)
+        queries, keys, values = by_head(self.qkv(entering), 3, self.heads).unbind(1)
         seen_keys, seen_values = seen.unbind(1)
         # The cache is joined after the product and not before it, so that a batch of 1 serves any batch of chunks.
         scores = torch.cat([queries @ seen_keys.transpose(-2, -1), queries @ keys.transpose(-2, -1)], -1)
         weights = (scores / math.sqrt(queries.shape[-1])).softmax(-1)
         tokens = seen_keys.shape[-2]
         mixed = weights[..., :tokens] @ seen_values + weights[..., tokens:] @ values
-        x = x + self.dropout(self.project(_joined(mixed)))
+        x = x + self.dropout(self.project(joined(mixed)))
         added: Tensor = self.dropout(self.mlp(self.norm_mlp(x) * (1.0 + scale_mlp) + shift_mlp))
         return x + added
 
@@ -161,10 +189,12 @@ class _ExpertLayer(nn.Module):
 class Flow(nn.Module):
     """The whole policy, as it is trained."""
 
-    def __init__(self, spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics) -> None:
+    def __init__(
+        self, spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None = None
+    ) -> None:
         super().__init__()
-        self.spec = spec
-        self.encoder = Encoder(spec.observation, recipe, statistics)
+        self.spec, self.words = spec, words
+        self.encoder = Encoder(spec.observation, recipe, statistics, words)
         self.prefix = Prefix(recipe)
         self.expert = Expert(spec, recipe)
 
@@ -183,7 +213,8 @@ class Flow(nn.Module):
         return chunk
 
 
-def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two linear layers."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
 
 
@@ -191,12 +222,12 @@ def _after_norm(width: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
 
-def _by_head(x: Tensor, parts: int, heads: int) -> Tensor:
+def by_head(x: Tensor, parts: int, heads: int) -> Tensor:
     """``[B, N, parts W]`` to ``[B, parts, heads, N, W / heads]``."""
     apart: Tensor = x.unflatten(-1, (parts, heads, -1))
     return apart.permute(0, 2, 3, 1, 4)
 
 
-def _joined(x: Tensor) -> Tensor:
+def joined(x: Tensor) -> Tensor:
     """``[B, heads, N, W / heads]`` to ``[B, N, W]``."""
     return x.transpose(1, 2).flatten(2)

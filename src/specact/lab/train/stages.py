@@ -111,7 +111,7 @@ def prepare(episodes: Episodes, recipe: Demonstrated) -> Dataset:
         )
     words = None if train.instructions is None else Words.of(train.instructions)
     windows = [Windows(part, recipe.chunk, centre, scale, words) for part in (train, held_out)]
-    return Dataset(windows[0], windows[1], statistics, *tensors, words)
+    return Dataset(windows[0], windows[1], statistics, tensors[0], tensors[1], words)
 
 
 def tokenizer_stage(dataset: Dataset, recipe: Recipe) -> Stage:

@@ -1,0 +1,176 @@
+"""The networks of a token policy on ONNX Runtime: an encoder, and a decoder that serves every way of decoding.
+
+One graph of the decoder reads the prefix, one more token of every window, or all nodes of a tree of candidates at once.
+What it may attend to is an argument, and so is the cache: whoever decodes decides what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import BundleError
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.codes.network import open_session
+from specact.families.tokens.bins import BINS
+from specact.families.words import NetworkInputs, Words
+from specact.observation import Window
+
+Array = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the decoder says of N tokens, for each of B windows.
+
+    Attributes:
+        logits: of the token that follows each of them, ``[B, N, 256]``.
+        features: what the logits were read from, ``[B, N, W]``.
+        entries: their keys and values in every layer, ``[B, L, 2, heads, N, W / heads]``.
+    """
+
+    logits: Array
+    features: Array
+    entries: Array
+
+
+class Cache:
+    """Keys and values of what was read so far, of B windows; what is read next attends to what is kept here.
+
+    Args:
+        entries: room for S tokens, ``[B, L, 2, heads, S, W / heads]``.
+
+    Attributes:
+        entries: as given.
+        lengths: how many tokens are kept of each window, int64 ``[B]``.
+    """
+
+    def __init__(self, entries: Array) -> None:
+        self.entries, self.lengths = entries, np.zeros(len(entries), np.int64)
+
+    @property
+    def seen(self) -> Mask:
+        """Which of the S places hold something, ``[B, S]``."""
+        seen: Mask = np.arange(self.entries.shape[-2]) < self.lengths[:, None]
+        return seen
+
+    def keep(self, entries: Array, chosen: Sequence[NDArray[np.int64]] | None = None) -> None:
+        """Appends what was read; what is not kept is forgotten, such as candidates that were rejected.
+
+        Args:
+            entries: of a :class:`Reading`.
+            chosen: of each window, which of the N tokens, in their order; all of them if not given.
+        """
+        for row, start in enumerate(self.lengths.tolist()):
+            kept = entries[row] if chosen is None else entries[row][..., chosen[row], :]
+            count = kept.shape[-2]
+            self.entries[row, ..., start : start + count, :] = kept
+            self.lengths[row] += count
+
+
+class TokenNetworks:
+    """Encoder and decoder of one token policy.
+
+    Args:
+        files: the ``.onnx`` file of each part: ``encoder``, ``decoder``.
+        embedding: of the 256 tokens, float32 ``[256, W]``.
+        spec: of the bundle they belong to; their inputs are checked against it.
+        words: that its instructions are read with.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Attributes:
+        prefix: P, tokens of an observation; those of the chunk come after it.
+        length: tokens of a chunk: one for every dimension of every action.
+
+    Raises:
+        BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
+        ConfigError: if this installation of ONNX Runtime has no such provider.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        embedding: Array,
+        spec: ChunkSpec,
+        words: Words | None,
+        *,
+        provider: str = "CPUExecutionProvider",
+        threads: int = 1,
+    ) -> None:
+        self._inputs, self._embedding = NetworkInputs(spec.observation, words), embedding
+        self._encoder, self._decoder = (open_session(files[part], provider, threads) for part in ("encoder", "decoder"))
+        self.length = spec.chunk * spec.actions
+        self._check(files)
+
+    def tokens(self, windows: Sequence[Window]) -> Array:
+        """What the encoder makes of B windows, ``[B, P, W]``."""
+        tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
+        return tokens
+
+    def prefill(self, prefix: Array) -> tuple[Cache, Reading]:
+        """Reads what the encoder made of B windows; all of it attends to all of it.
+
+        Returns:
+            A new cache that holds it, and what the decoder says of it: its last logits are of the first action token.
+        """
+        batch, count, _ = prefix.shape
+        cache = Cache(np.zeros((batch, *self._cache), np.float32))
+        positions = np.broadcast_to(np.arange(count), (batch, count))
+        found = self._read(cache, prefix, positions, np.ones((batch, count, count), np.bool_))
+        cache.keep(found.entries)
+        return cache, found
+
+    def read(self, cache: Cache, tokens: Tokens, places: NDArray[np.int64], among: Mask) -> Reading:
+        """Reads N action tokens of each of B windows, in one pass; the cache stays as it is.
+
+        Args:
+            cache: of the B windows.
+            tokens: 0 to 255, ``[B, N]``.
+            places: where in the chunk each stands, 0 to ``length - 1``, ``[B, N]``; candidates for one place share it.
+            among: whether the token of a row attends to that of a column, ``[B, N, N]``; each to itself at least.
+        """
+        return self._read(cache, self._embedding[tokens], self.prefix + places, among)
+
+    def _read(self, cache: Cache, embeddings: Array, positions: NDArray[np.int64], among: Mask) -> Reading:
+        given = {
+            "embeddings": embeddings, "positions": positions, "seen": cache.seen, "among": among,
+            "cache": cache.entries,
+        }  # fmt: skip
+        return Reading(*self._decoder.run(None, given))
+
+    def _check(self, files: Mapping[str, Path]) -> None:
+        tokens = self._encoder.get_outputs()[0].shape[1:]
+        found = {entry.name: entry.shape[1:] for entry in self._decoder.get_inputs()}
+        cache, width = found.get("cache", []), self._embedding.shape[1]
+        if (
+            len(tokens) != 2
+            or tokens[1] != width
+            or len(cache) != 5
+            or cache[3] != tokens[0] + self.length
+            or set(found) != {"embeddings", "positions", "seen", "among", "cache"}
+            or found["seen"] != [cache[3]]
+            or [entry.shape[-1] for entry in self._decoder.get_outputs()[:2]] != [BINS, width]
+        ):
+            raise BundleError(
+                f"{files['decoder']} takes {found}, which does not fit the encoder's tokens {tokens}, the embedding "
+                f"{list(self._embedding.shape)} and chunks of {self.length} tokens; export the bundle again"
+            )
+        taken = {entry.name: entry.shape[1:] for entry in self._encoder.get_inputs()}
+        if taken != self._inputs.shapes:
+            raise BundleError(
+                f"{files['encoder']} takes {taken}, but the bundle's manifest says {self._inputs.shapes}: they do not "
+                "match; export the bundle again"
+            )
+        self.prefix: int = tokens[0]
+        self._cache: list[int] = cache
+
+
+def causal(batch: int, count: int) -> Mask:
+    """Each token sees itself and those before it, ``[B, N, N]``."""
+    return np.broadcast_to(np.tri(count, dtype=np.bool_), (batch, count, count))

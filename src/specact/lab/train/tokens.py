@@ -1,0 +1,151 @@
+"""The networks of a token policy: the encoder of chunk policies, and a decoder-only transformer on what it makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.tokens.bins import BINS
+from specact.families.words import Words
+from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.flow import Encoder, by_head, joined, perceptron
+from specact.lab.train.windows import Statistics
+
+# Added to a score that does not count: its weight is exactly 0 then.
+_HIDDEN = -1e4
+
+
+class _Layer(nn.Module):
+    """Pre-norm attention and perceptron; attention is written out, which on a CPU is faster in bfloat16."""
+
+    def __init__(self, recipe: ChunkRecipe) -> None:
+        super().__init__()
+        width, self.heads = recipe.width, recipe.heads
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = perceptron(width, 4 * width, width)
+        self.dropout = nn.Dropout(recipe.dropout)
+
+    def forward(self, x: Tensor, hidden: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens ``[B, N, W]``, and their keys and values ``[B, 2, heads, N, W / heads]``.
+
+        Args:
+            x: ``[B, N, W]``.
+            hidden: added to the scores, ``[B, 1, N, N]``, or ``[B, 1, N, S + N]`` with a cache: 0 where it counts.
+            kept: the cache ``[B, 2, heads, S, W / heads]``, or None.
+        """
+        queries, *read = _split(self.qkv(self.norm_attention(x)), 3, self.heads)
+        keys, values = read
+        scores = queries @ keys.transpose(-2, -1)
+        if kept is not None:
+            scores = torch.cat([queries @ kept[:, 0].transpose(-2, -1), scores], -1)
+        weights = (scores / math.sqrt(keys.shape[-1]) + hidden).softmax(-1)
+        if kept is None:
+            mixed = weights @ values
+        else:
+            room = kept.shape[-2]
+            mixed = weights[..., :room] @ kept[:, 1] + weights[..., room:] @ values
+        x = x + self.dropout(self.project(_rejoined(mixed)))
+        added: Tensor = self.dropout(self.mlp(self.norm_mlp(x)))
+        return x + added, torch.stack([keys, values], 1)
+
+
+class Decoder(nn.Module):
+    """Embedded tokens to the logits of the tokens after them, see :class:`~specact.families.tokens.network.Reading`.
+
+    Args:
+        recipe: its sizes.
+        length: S, tokens of an observation and of a chunk together.
+    """
+
+    def __init__(self, recipe: ChunkRecipe, length: int) -> None:
+        super().__init__()
+        self.heads = recipe.heads
+        self.positions = nn.Parameter(torch.randn(length, recipe.width) * 0.02)
+        self.dropout = nn.Dropout(recipe.dropout)
+        self.layers = nn.ModuleList(_Layer(recipe) for _ in range(recipe.layers))
+        self.norm, self.write = nn.LayerNorm(recipe.width), nn.Linear(recipe.width, BINS)
+
+    def features(
+        self, embeddings: Tensor, positions: Tensor, visible: Tensor, cache: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the logits are read from ``[B, N, W]``, and the entries ``[B, L, 2, heads, N, W / heads]``.
+
+        Args:
+            embeddings: ``[B, N, W]``.
+            positions: 0 to S - 1, ``[B, N]``.
+            visible: whether the token of a row attends to that of a column: ``[B, N, N]``, and with a cache
+                ``[B, N, S + N]``, its places first.
+            cache: ``[B, L, 2, heads, S, W / heads]``, or None.
+        """
+        x = self.dropout(embeddings + nn.functional.embedding(positions, self.positions))
+        hidden = (_HIDDEN * (~visible).to(x.dtype))[:, None]
+        entries = []
+        for number, layer in enumerate(self.layers):
+            x, made = layer(x, hidden, None if cache is None else cache[:, number])
+            entries.append(made)
+        return self.norm(x), torch.stack(entries, 1)
+
+    def forward(
+        self, embeddings: Tensor, positions: Tensor, seen: Tensor, among: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, features and entries, as the exported graph gives them.
+
+        Args:
+            embeddings, positions, cache: as for :meth:`features`.
+            seen: which places of the cache hold something, ``[B, S]``.
+            among: of the new tokens, ``[B, N, N]``.
+        """
+        # As many rows as there are new tokens, without counting them: the exported graph computes no sizes.
+        everywhere = seen[:, None] & (among[..., :1] | ~among[..., :1])
+        features, entries = self.features(embeddings, positions, torch.cat([everywhere, among], -1), cache)
+        return self.write(features), features, entries
+
+
+class TokenModel(nn.Module):
+    """The whole policy, as it is trained."""
+
+    visible: Tensor
+
+    def __init__(
+        self, spec: ChunkSpec, recipe: ChunkRecipe, statistics: Statistics, words: Words | None = None
+    ) -> None:
+        super().__init__()
+        self.spec, self.words, self.length = spec, words, spec.chunk * spec.actions
+        self.encoder = Encoder(spec.observation, recipe, statistics, words, placed=False)
+        self.embedding = nn.Embedding(BINS, recipe.width)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.decoder = Decoder(recipe, self.encoder.tokens + self.length)
+        # The last token is never read: nothing comes after it.
+        total, prefix = self.encoder.tokens + self.length - 1, self.encoder.tokens
+        place = torch.arange(total)
+        visible = (place[None] <= place[:, None]) | (place < prefix)[None]
+        self.register_buffer("visible", visible, persistent=False)
+
+    def logits(self, observation: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+        """Logits ``[B, H * A, 256]`` of all tokens of chunks ``[B, H * A]``, each given those before it."""
+        prefix = self.encoder(observation)
+        embeddings = torch.cat([prefix, self.embedding(tokens[:, :-1])], 1)
+        positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]
+        features, _ = self.decoder.features(embeddings, positions, self.visible[None])
+        logits: Tensor = self.decoder.write(features[:, -self.length :])
+        return logits
+
+
+def _split(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """``[B, N, parts W]`` to so many ``[B, heads, N, W / heads]``.
+
+    Where shapes are free a reshape would compute sizes when the graph runs, which a bundle's graphs may not.
+    """
+    if torch.compiler.is_exporting():
+        return tuple(torch.stack(part.chunk(heads, -1), 1) for part in x.chunk(parts, -1))
+    return by_head(x, parts, heads).unbind(1)
+
+
+def _rejoined(x: Tensor) -> Tensor:
+    """``[B, heads, N, W / heads]`` to ``[B, N, W]``; see :func:`_split`."""
+    return torch.cat(x.unbind(1), -1) if torch.compiler.is_exporting() else joined(x)
