@@ -1,0 +1,23 @@
+"""Actions as tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specact.families.tokens.bins import BINS, CENTRES, to_actions, to_tokens
+
+
+def test_the_limits_are_centres_and_so_is_every_bin_of_its_own() -> None:
+    assert to_actions(to_tokens(np.array([-1.0, 1.0], np.float32))).tolist() == [-1.0, 1.0]
+    np.testing.assert_array_equal(to_tokens(CENTRES), np.arange(BINS))
+    np.testing.assert_array_equal(to_tokens(to_actions(np.arange(BINS))), np.arange(BINS))
+
+
+def test_a_number_goes_to_the_nearest_centre_and_the_rest_to_the_ends() -> None:
+    actions = np.random.default_rng(0).uniform(-1.0, 1.0, (500, 3)).astype(np.float32)
+    nearest = np.abs(actions[..., None] - CENTRES).argmin(-1)
+    found = to_tokens(actions)
+    # Halfway between two centres, rounding decides.
+    assert np.abs(actions - to_actions(found)).max() <= 1.0 / (BINS - 1) + 1e-6
+    assert np.count_nonzero(found != nearest) <= 1
+    assert to_tokens(np.array([-9.0, 9.0], np.float32)).tolist() == [0, BINS - 1]

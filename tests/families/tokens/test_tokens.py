@@ -1,0 +1,283 @@
+"""A token policy that is trained here: it looks, it is told, and every way of decoding says the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specact.errors import BundleError, ConfigError, ObservationError, WireError
+from specact.families.chunks.folder import PairSettings, make_pair
+from specact.families.chunks.policy import ChunkSpec, Inpainting
+from specact.families.chunks.sources import load_policy
+from specact.families.codes.sampling import softmax
+from specact.families.load import load_pair, load_responder
+from specact.families.tokens.bundle import TokenBundle, load_tokens
+from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
+from specact.families.tokens.policy import TokenPolicy
+from specact.lab.data.episodes import Episodes
+from specact.lab.train import stages
+from specact.lab.train.chunk_export import write_token_bundle
+from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.chunk_train import demonstrated_stage, units_of
+from specact.lab.train.loop import run
+from specact.lab.train.recipe import EncoderRecipe
+from specact.lab.train.tokens import TokenModel
+from specact.lab.train.windows import observation_of
+from specact.observation import Window
+from specact.rng import StepAddress
+from specact.wire.messages import Request
+
+SIDE = 24
+TOLD = ("go left", "go right")
+RECIPE = ChunkRecipe(
+    kind="tokens", bundle="dots", rate_hz=10.0, data=("dots",), sees=("image", "state"), instruction=True, window=1,
+    chunk=3, layers=2, heads=2, width=32, dropout=0.0, steps=500, batch=64, learning_rate=4e-3, warmup=20,
+    average=0.98, bfloat16=False, encoder=EncoderRecipe(tokens="patches", channels=(16, 32)),
+)  # fmt: skip
+
+
+def shown(places: np.ndarray) -> np.ndarray:
+    """Frames with a white square whose left edge is at these columns."""
+    frames = np.zeros((len(places), SIDE, SIDE, 3), np.uint8)
+    for frame, place in zip(frames, places, strict=True):
+        frame[8:16, place : place + 4] = 255
+    return frames
+
+
+def dots(episodes: int = 200, length: int = 6) -> Episodes:
+    """The first number of an action is where the square is, the second the side that was told."""
+    rng = np.random.default_rng(0)
+    places, told = rng.integers(0, SIDE - 3, episodes), rng.integers(0, 2, episodes)
+    action = np.stack([places / (SIDE - 4) * 2.0 - 1.0, told * 2.0 - 1.0], -1).astype(np.float32)
+    return Episodes(
+        {"image": np.repeat(shown(places), length, 0), "state": rng.normal(size=(episodes * length, 2)).astype("f4")},
+        np.repeat(action, length, 0),
+        np.arange(1, episodes + 1) * length,
+        instructions=tuple(TOLD[side] for side in told),
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
+    folder, shows = tmp_path_factory.mktemp("tokens"), dots()
+    data = stages.prepare(shows, RECIPE)
+    spec = ChunkSpec(observation_of(RECIPE, RECIPE, shows, "the policy"), RECIPE.chunk, 2, 10.0)
+    torch.set_num_threads(1)
+    stage = demonstrated_stage(data, RECIPE, spec)
+    stage.module.load_state_dict(run(stage, folder / "run", lambda done: None))
+    assert isinstance(stage.module, TokenModel)
+    manifest = {"name": "dots", "env": ""}
+    units = units_of(data, "tokens")
+    write_token_bundle(folder / "dots", manifest=manifest, model=stage.module, units=units, half=True)
+    return load_tokens(folder / "dots")
+
+
+def window(place: int, told: str | None, state: float = 0.0) -> Window:
+    return Window({"image": shown(np.array([place])), "state": np.full((1, 2), state, np.float32)}, told)
+
+
+def windows(count: int, seed: int = 1) -> list[Window]:
+    """Observations as the policy never saw them: noise in the frame, far states."""
+    rng = np.random.default_rng(seed)
+    frames = rng.integers(0, 256, (count, 1, SIDE, SIDE, 3), dtype=np.uint8)
+    states = rng.normal(0.0, 2.0, (count, 1, 2)).astype(np.float32)
+    return [Window({"image": frames[row], "state": states[row]}, TOLD[row % 2]) for row in range(count)]
+
+
+def rngs(count: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(row) for row in range(count)]
+
+
+def far_from(policy: TokenPolicy, blank: bool = False, swapped: bool = False) -> float:
+    """Mean distance of its answers from what was demonstrated."""
+    distances = []
+    for place in range(0, SIDE - 3, 2):
+        for side, told in enumerate(TOLD):
+            seen = window(place, TOLD[1 - side] if swapped else told)
+            arrays = {**seen.arrays, "image": np.zeros_like(seen["image"])} if blank else seen.arrays
+            chunk = policy.infer(Window(arrays, seen.instruction), np.random.default_rng(0))
+            wanted = [place / (SIDE - 4) * 2.0 - 1.0, side * 2.0 - 1.0]
+            distances.append(float(np.abs(chunk - wanted).mean()))
+    return float(np.mean(distances))
+
+
+def test_it_looks_at_the_frame_and_follows_the_instruction(bundle: TokenBundle) -> None:
+    policy = bundle.policy()
+    right = far_from(policy)
+    assert right < 0.1
+    assert far_from(policy, blank=True) > right + 0.15, "it must look"
+    assert far_from(policy, swapped=True) > right + 0.5, "it must listen"
+
+
+def test_with_the_cache_it_decodes_what_it_decodes_without(bundle: TokenBundle) -> None:
+    """Token for token, where the two most likely differ by more than rounding; so nearly everywhere."""
+    networks, seen = bundle.networks, windows(300)
+    tokens, sound = bundle.policy().decode(seen, rngs(300))
+    assert sound.all()
+    prefix = networks.tokens(seen)
+    clear = 0
+    for place in range(networks.length):
+        # Everything is read again for every token, and nothing kept but the observation.
+        logits = _again(networks, prefix, tokens[:, :place])
+        best = np.sort(logits, axis=-1)
+        sure = best[:, -1] - best[:, -2] > 1e-3
+        np.testing.assert_array_equal(logits.argmax(-1)[sure], tokens[sure, place])
+        clear += int(sure.sum())
+    assert clear > 0.95 * tokens.size
+
+
+def _again(networks: TokenNetworks, prefix: np.ndarray, tokens: np.ndarray, shift: int = 0) -> np.ndarray:
+    cache, reading = networks.prefill(prefix)
+    count = tokens.shape[1]
+    if count:
+        places = np.broadcast_to(np.arange(count) + shift, tokens.shape)
+        reading = networks.read(cache, tokens, places, causal(len(tokens), count))
+    return reading.logits[:, -1]
+
+
+def test_a_token_in_another_place_means_something_else(bundle: TokenBundle) -> None:
+    """What the test above would not see if places were ignored."""
+    networks = bundle.networks
+    prefix, tokens = networks.tokens(windows(20)), np.full((20, 1), 200)
+    right, wrong = (_again(networks, prefix, tokens, shift) for shift in (0, 2))
+    assert np.abs(right - wrong).max() > 0.01
+
+
+def test_one_masked_pass_over_candidates_is_as_many_passes(bundle: TokenBundle) -> None:
+    """Three candidates that share a beginning: a tree of 2 + 3 * 2 nodes, in a batch whose caches differ in length."""
+    networks = bundle.networks
+    cache, _ = networks.prefill(networks.tokens(windows(2)))
+    first = networks.read(cache, np.array([[11], [22]]), np.zeros((2, 1), np.int64), causal(2, 1))
+    cache.keep(first.entries, [np.array([0]), np.array([], np.int64)])  # the second window keeps nothing of it
+    assert (cache.lengths == [networks.prefix + 1, networks.prefix]).all()
+
+    rng = np.random.default_rng(3)
+    stem, branches = rng.integers(0, 256, (2, 2)), rng.integers(0, 256, (2, 3, 2))
+    tree = np.concatenate([stem, branches.reshape(2, 6)], 1)
+    depth = np.array([0, 1, 2, 3, 2, 3, 2, 3])
+    places = depth[None] + np.array([[1], [0]])
+    among = np.zeros((8, 8), np.bool_)
+    for node in range(8):
+        among[node, : min(node, 2)] = True
+        among[node, node] = True
+        if node >= 2 and depth[node] == 3:
+            among[node, node - 1] = True
+    whole = networks.read(cache, tree, places, np.broadcast_to(among, (2, 8, 8)))
+    for branch in range(3):
+        nodes = np.array([0, 1, 2 + 2 * branch, 3 + 2 * branch])
+        alone = networks.read(cache, tree[:, nodes], places[:, nodes], causal(2, 4))
+        _same(whole, alone, nodes)
+    # Without the mask candidates see each other, and it is not the same.
+    blind = networks.read(cache, tree, places, causal(2, 8))
+    assert np.abs(blind.logits[:, -1] - whole.logits[:, -1]).max() > 0.01
+
+    # What is accepted is kept out of the tree, and decoding goes on from there.
+    accepted = [np.array([0, 1, 4, 5]), np.array([0])]
+    cache.keep(whole.entries, accepted)
+    other = Cache(cache.entries.copy())
+    other.lengths[:] = [networks.prefix, networks.prefix]
+    path = np.array([11, *tree[0, accepted[0]]])
+    straight = networks.read(other, path[None].repeat(2, 0), np.arange(5)[None].repeat(2, 0), causal(2, 5))
+    np.testing.assert_allclose(
+        cache.entries[0, ..., networks.prefix : networks.prefix + 5, :], straight.entries[0], atol=1e-4
+    )
+    assert cache.lengths.tolist() == [networks.prefix + 5, networks.prefix + 1]
+
+
+def _same(whole: Reading, alone: Reading, nodes: np.ndarray) -> None:
+    np.testing.assert_allclose(whole.logits[:, nodes], alone.logits, atol=1e-4)
+    np.testing.assert_allclose(whole.features[:, nodes], alone.features, atol=1e-4)
+    np.testing.assert_allclose(whole.entries[..., nodes, :], alone.entries, atol=1e-4)
+
+
+def test_at_a_temperature_it_draws_from_the_softmax(bundle: TokenBundle) -> None:
+    """The first token's frequencies over 4,000 draws; a chi-squared test that is wrong once in a million runs."""
+    networks, count = bundle.networks, 4000
+    _, reading = networks.prefill(networks.tokens(windows(1)))
+    logits = np.repeat(reading.logits[:, -1], count, 0)
+    wanted = softmax(reading.logits[0, -1].astype(np.float64), 2.0)
+    # Eight groups of tokens, from the most likely to the least, that are about equally likely.
+    order = np.argsort(wanted)[::-1]
+    group = np.zeros(256, np.int64)
+    group[order] = np.minimum(np.cumsum(wanted[order]) * 8, 7).astype(np.int64)
+    expected = np.bincount(group, wanted, 8) * count
+    there = expected > 5
+
+    def statistic(temperature: float) -> float:
+        found = np.bincount(group[bundle.policy(temperature)._chosen(logits, rngs(count))], minlength=8)
+        return float((np.square(found - expected)[there] / expected[there]).sum())
+
+    assert statistic(2.0) < 44.0  # of at most 7 degrees of freedom: 2e-7
+    assert statistic(1.0) > 44.0, "another temperature is seen"
+
+
+def test_a_generator_decides_what_is_drawn_and_greedy_ignores_it(bundle: TokenBundle) -> None:
+    seen = windows(4)
+    hot, cold = bundle.policy(3.0), bundle.policy()
+    np.testing.assert_array_equal(hot.infer_batch(seen, rngs(4)), hot.infer_batch(seen, rngs(4)))
+    assert not np.array_equal(hot.infer_batch(seen, rngs(4)), hot.infer_batch(seen, rngs(8)[4:]))
+    np.testing.assert_array_equal(cold.infer_batch(seen, rngs(4)), cold.infer_batch(seen, rngs(8)[4:]))
+
+
+def test_its_actions_are_centres_of_bins_within_the_demonstrated_range(bundle: TokenBundle) -> None:
+    chunks = np.array(bundle.policy(5.0).infer_batch(windows(50), rngs(50)))
+    units = bundle.units
+    places = (units.to_flow(chunks) + 1.0) * 127.5
+    np.testing.assert_allclose(places, np.rint(places), atol=1e-3)
+    assert (chunks >= units.low).all() and (chunks <= units.high).all()
+
+
+def test_what_is_not_finite_is_no_action(bundle: TokenBundle) -> None:
+    policy = bundle.policy()
+    good, bad = window(3, TOLD[0]), window(3, TOLD[0], state=np.nan)
+    chunks = policy.infer_batch([good, bad], rngs(2))
+    assert np.isfinite(chunks[0]).all() and np.isnan(chunks[1]).all()
+    with pytest.raises(ObservationError):
+        policy.infer(bad, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("temperature", [-1.0, np.nan, np.inf])
+def test_a_temperature_that_is_none_is_refused(bundle: TokenBundle, temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        bundle.policy(temperature)
+
+
+def test_it_cannot_inpaint(bundle: TokenBundle) -> None:
+    old = Inpainting(np.zeros((3, 2), np.float32), np.ones(3, np.float32))
+    with pytest.raises(ConfigError, match="inpaint"):
+        bundle.policy().infer(window(3, TOLD[0]), np.random.default_rng(0), old)
+
+
+def test_it_is_a_chunk_policy_for_pairs_and_servers(bundle: TokenBundle, tmp_path: Path) -> None:
+    source = str(bundle.path)
+    assert load_policy(source).fingerprint == bundle.fingerprint != ""
+    make_pair(tmp_path / "pair", source, source, PairSettings(execute=2))
+    assert load_pair(tmp_path / "pair").observation.instruction
+    responder = load_responder(source)
+    seen = window(5, TOLD[1])
+    (answer,) = responder.respond([Request("infer", 0, 100.0, seen, StepAddress(0, 0, 0, 0))])
+    assert not isinstance(answer, WireError)
+    np.testing.assert_array_equal(answer["chunk"], bundle.policy().infer(seen, np.random.default_rng(0)))
+
+
+def test_parts_that_do_not_fit_are_refused(bundle: TokenBundle, tmp_path: Path) -> None:
+    def bent(name: str, key: str, value: object) -> Path:
+        folder = shutil.copytree(bundle.path, tmp_path / name)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (manifest["spec"] if key in manifest["spec"] else manifest)[key] = value
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return folder
+
+    with pytest.raises(BundleError, match="chunks of 8 tokens"):
+        load_tokens(bent("longer", "chunk", 4))
+    with pytest.raises(BundleError, match="words"):
+        load_tokens(bent("wordless", "words", {}))
+    with pytest.raises(BundleError, match="encoder"):
+        load_tokens(bent("talkative", "words", {"vocabulary": ["go"], "length": 5}))
+    with pytest.raises(BundleError, match="a token policy"):
+        load_tokens(bent("other", "kind", "flow"))
