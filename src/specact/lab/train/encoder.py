@@ -43,28 +43,18 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...]) -> None:
         super().__init__()
-        height, width, _ = shape
-        rows, columns = (height // 4 + 1) // 2, (width // 4 + 1) // 2  # after both strides
-        if min(rows, columns) < 2:
-            raise ConfigError(
-                f"camera frames of {height} x {width} are too small for the image encoder, which needs at least "
-                f"12 x 12; give them a larger size in [observations]"
-            )
-        first, second, *others = recipe.channels
-        layers: list[nn.Module] = [nn.Conv2d(3, first, 4, stride=4), nn.ReLU()]
-        layers += [nn.Conv2d(first, second, 3, stride=2, padding=1), nn.ReLU()]
-        for before, after in zip((second, *others), others, strict=False):
-            layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
-        layers += [nn.Conv2d(recipe.channels[-1], recipe.keypoints, 1)]
+        convolutions, rows, columns = _convolutions(recipe, shape, later_stride=1)
         # Channels last, as frames are stored: a third less time on a CPU.
-        self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.layers = nn.Sequential(*convolutions, nn.Conv2d(recipe.channels[-1], recipe.keypoints, 1)).to(
+            memory_format=torch.channels_last  # type: ignore[call-overload]
+        )
         y, x = torch.meshgrid(torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns), indexing="ij")
         self.register_buffer("places", torch.stack([x, y], -1).flatten(0, 1), persistent=False)
         self.first = nn.Linear(2 * recipe.keypoints, recipe.width)
         self.second = nn.Linear(recipe.width, recipe.width)
 
     def forward(self, frames: Tensor) -> Tensor:
-        maps = self.layers(frames.permute(0, 3, 1, 2).float() / 255.0 - 0.5)
+        maps = self.layers(_scaled(frames))
         shares = maps.permute(0, 2, 3, 1).flatten(1, 2).float().softmax(1)
         with torch.autocast("cpu", enabled=False):  # bfloat16 would round coordinates to whole pixels
             keypoints = (shares.transpose(1, 2) @ self.places).flatten(1)
@@ -86,6 +76,64 @@ class ImageEmbedding(nn.Module):
             seen = features.reshape(-1, *seen.shape[1:-3], features.shape[-1])
         tokens: Tensor = self.project(seen)
         return tokens
+
+
+class PatchEmbedding(nn.Module):
+    """Tokens ``[..., N, W]`` of camera frames, uint8 ``[..., H, W, 3]``: one for each patch, row by row.
+
+    Convolutions without norms, as in the stem of Xiao et al. 2021; where a patch lies is for the policy to add.
+
+    Args:
+        recipe, shape: as for :class:`ImageEncoder`.
+        tokens: W.
+
+    Attributes:
+        patches: N.
+
+    Raises:
+        ConfigError: for frames that are too small.
+    """
+
+    def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> None:
+        super().__init__()
+        convolutions, rows, columns = _convolutions(recipe, shape, later_stride=2)
+        self.patches = rows * columns
+        self.layers = nn.Sequential(*convolutions).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.project = nn.Linear(recipe.channels[-1], tokens)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        maps = self.layers(_scaled(frames.reshape(-1, *frames.shape[-3:])))
+        tokens: Tensor = self.project(maps.permute(0, 2, 3, 1).flatten(1, 2))
+        return tokens.reshape(-1, *frames.shape[1:-3], *tokens.shape[1:])
+
+
+def _scaled(frames: Tensor) -> Tensor:
+    """Frames ``[N, H, W, 3]`` as convolutions take them, ``[N, 3, H, W]``."""
+    return frames.permute(0, 3, 1, 2).float() / 255.0 - 0.5
+
+
+def _convolutions(recipe: EncoderRecipe, shape: tuple[int, ...], later_stride: int) -> tuple[list[nn.Module], int, int]:
+    """The convolutions of an encoder, and how many rows and columns they leave of a frame ``(H, W, 3)``."""
+    first, second, *others = recipe.channels
+    layers: list[nn.Module] = [nn.Conv2d(3, first, 4, stride=4), nn.ReLU()]
+    layers += [nn.Conv2d(first, second, 3, stride=2, padding=1), nn.ReLU()]
+    rows, columns = (_halved(size // 4) for size in shape[:2])
+    for before, after in zip((second, *others), others, strict=False):
+        layers += [nn.Conv2d(before, after, 3, stride=later_stride, padding=1), nn.ReLU()]
+        if later_stride == 2:
+            rows, columns = _halved(rows), _halved(columns)
+    if min(rows, columns) < 2:
+        least = 12 if later_stride == 1 else 4 * 2 ** (len(recipe.channels) - 1) + 4
+        raise ConfigError(
+            f"camera frames of {shape[0]} x {shape[1]} are too small for the image encoder, which needs at least "
+            f"{least} x {least}; give them a larger size in [observations]"
+        )
+    return layers, rows, columns
+
+
+def _halved(size: int) -> int:
+    """What a convolution with a stride of 2 leaves."""
+    return (size + 1) // 2
 
 
 class Telling(nn.Module):

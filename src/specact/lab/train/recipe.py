@@ -62,10 +62,13 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class EncoderRecipe:
-    """How a policy looks through its cameras, see :class:`~specact.lab.train.encoder.ImageEncoder`.
+    """How a policy looks through its cameras, see :mod:`specact.lab.train.encoder`.
 
     Attributes:
-        channels: of its convolutions; the first has a stride of 4, the second of 2.
+        tokens: what becomes of a frame: ``keypoints`` makes one token of the places of so many things, ``patches`` one
+            of every patch, for a policy that attends to them.
+        channels: of its convolutions; the first has a stride of 4, the second of 2. With patches those after it have
+            a stride of 2, too: three make patches of 16 x 16 pixels.
         keypoints: how many places in a frame it finds.
         width: of the two layers that read them.
         learns: an observation of the demonstrations, such as a pose, that the encoder learns to tell from a frame
@@ -74,6 +77,7 @@ class EncoderRecipe:
         steps, batch, learning_rate, weight_decay, average, bfloat16: of that stage, as those of a policy.
     """
 
+    tokens: Literal["keypoints", "patches"] = "keypoints"
     channels: tuple[int, ...] = (32, 64, 64, 64)
     keypoints: int = 32
     width: int = 256
@@ -94,6 +98,8 @@ class EncoderRecipe:
             raise ConfigError(
                 f"an encoder has at least two convolutions, each with at least 1 channel, got {list(self.channels)}"
             )
+        if self.learns and self.tokens == "patches":
+            raise ConfigError('encoder.learns is for an encoder with tokens = "keypoints", which tells numbers')
         if self.scenes and not self.learns:
             raise ConfigError("encoder.scenes is for an encoder that learns before the policy; set encoder.learns")
 
@@ -158,6 +164,8 @@ class PolicyRecipe:
         check_ranges(self, dict.fromkeys(("primary_weight", "secondary_weight", "offset_weight"), NOT_NEGATIVE))
         check_ranges(self, {"dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "snapshot": SHARE})
         check_history(self)
+        if self.encoder.tokens == "patches":
+            raise ConfigError('a VQ-BeT reads one token for each frame; it needs encoder.tokens = "keypoints"')
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} must be a multiple of heads {self.heads}")
         if self.snapshot and round(self.snapshot * self.steps) < 1:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from specact.families.words import Words
 from specact.lab.train.encoder import ImageEmbedding
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.windows import Statistics, positions
@@ -63,6 +64,15 @@ def hold_statistics(module: nn.Module, spec: ObservationSpec, statistics: Statis
 def statistics_of(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
     """What :func:`hold_statistics` made of an observation: mean and standard deviation."""
     return getattr(module, f"{plain(name)}_mean"), getattr(module, f"{plain(name)}_std")
+
+
+def embed_words(words: Words, width: int) -> nn.Embedding:
+    """Words of an instruction ``[..., L]`` to ``[..., L, W]``; what is no known word is nothing until it is learned."""
+    embedding = nn.Embedding(words.size, width)
+    nn.init.normal_(embedding.weight, std=0.1)
+    with torch.no_grad():
+        embedding.weight[: words.size - len(words.vocabulary)] = 0.0
+    return embedding
 
 
 def flat(values: Tensor, field: Field) -> Tensor:
