@@ -108,7 +108,9 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
         window = seen(data, row)
         draft = bundle.draft.infer(window)
         step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
-        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.fingerprint).estimate(window, draft)
+        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.draft.inputs, bundle.fingerprint).estimate(
+            window, draft
+        )
         assert (estimate <= draft.probs + 1e-6).all()
         rejected = 1.0 - np.prod(estimate[:, 0] / draft.probs[:, 0])
         assert gate.score(step, RNG(0)) == pytest.approx(rejected, abs=1e-5)
@@ -206,7 +208,7 @@ def test_a_head_of_another_pair_is_refused(taught: tuple[Bundle, dict[str, float
     model.metadata_props[0].value = "0123456789abcdef"
     onnx.save(model, copy / HEAD)
     with pytest.raises(BundleError, match="trained for the pair 0123456789abcdef"):
-        TargetHead(copy / HEAD, bundle.spec, bundle.fingerprint)
+        TargetHead(copy / HEAD, bundle.spec, bundle.draft.inputs, bundle.fingerprint)
 
 
 def test_a_threshold_found_for_another_head_is_refused(taught: tuple[Bundle, dict[str, float]]) -> None:
@@ -221,4 +223,4 @@ def test_a_damaged_head_is_refused(taught: tuple[Bundle, dict[str, float]], tmp_
     file = tmp_path / HEAD
     file.write_bytes((bundle.path / HEAD).read_bytes()[:-100])
     with pytest.raises(BundleError, match="not a readable ONNX model"):
-        TargetHead(file, bundle.spec, bundle.fingerprint)
+        TargetHead(file, bundle.spec, bundle.draft.inputs, bundle.fingerprint)

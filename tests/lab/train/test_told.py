@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def trained(recipe: ChunkRecipe, folder: Path) -> ChunkPolicy:
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("flow", "patches"), ("regression", "keypoints")])
-def test_it_looks_and_follows_the_instruction(kind: str, tokens: str, tmp_path: Path) -> None:
+def test_it_looks_and_follows_the_instruction(kind: Any, tokens: Any, tmp_path: Path) -> None:
     recipe = replace(RECIPE, kind=kind, encoder=replace(RECIPE.encoder, tokens=tokens))
     policy = trained(recipe, tmp_path)
     assert policy.spec.observation.instruction

@@ -19,6 +19,7 @@ from specact.families.codes.values import CodeDistribution
 from specact.families.codes.verify import CodeDrafter, SpeculativeVerifier
 from specact.families.codes.wire import CodeCodec, CodeResponder
 from specact.families.head import check_head
+from specact.families.words import Words, read_words
 from specact.observation import ObservationSpec, read_spec
 from specact.runtime.manifest import BundleFolder, left_out, read_manifest
 from specact.units import ActionUnits
@@ -39,12 +40,14 @@ class Bundle(BundleFolder):
         spec: what its parts agree on.
         tokenizer, draft: parts.
         local_target: the target, or None where the bundle was exported for a device.
+        words: that its policies know, where one follows an instruction.
     """
 
     spec: PolicySpec
     tokenizer: ActionTokenizer
     draft: OnnxPolicy
     local_target: OnnxPolicy | None
+    words: Words | None = None
 
     @property
     def target(self) -> OnnxPolicy:
@@ -126,18 +129,19 @@ def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
     path = find_bundle(name_or_path)
     manifest = read_manifest(path, "pair", PARTS)
     check_head(path, manifest)
-    spec = _read_spec(path, manifest)
+    spec, words = _read_spec(path, manifest), read_words(manifest)
+
+    def policy(part: str, observation: ObservationSpec) -> OnnxPolicy:
+        return OnnxPolicy(path / PARTS[part], spec, observation, words=words, provider=provider, threads=threads)
+
     return Bundle(
         path=path,
         manifest=manifest,
         spec=spec,
         tokenizer=_read_tokenizer(path, manifest, spec),
-        draft=OnnxPolicy(path / PARTS["draft"], spec, spec.draft, provider=provider, threads=threads),
-        local_target=(
-            None
-            if "target" in left_out(manifest)
-            else OnnxPolicy(path / PARTS["target"], spec, spec.target, provider=provider, threads=threads)
-        ),
+        draft=policy("draft", spec.draft),
+        local_target=None if "target" in left_out(manifest) else policy("target", spec.target),
+        words=words,
     )
 
 

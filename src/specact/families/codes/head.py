@@ -12,6 +12,7 @@ import numpy as np
 from specact.families.codes.spec import CodePolicy, PolicySpec
 from specact.families.codes.values import CodeDistribution
 from specact.families.head import head_file, open_head
+from specact.families.words import NetworkInputs
 from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
 from specact.types import Floats
@@ -28,13 +29,13 @@ def load_head(bundle: Bundle) -> TargetHead:
         BundleError: if it does not fit the bundle.
     """
     file = head_file(bundle)
-    return _load_head(file, bundle.spec, bundle.fingerprint, fingerprint_of(file))
+    return _load_head(file, bundle.spec, bundle.draft.inputs, bundle.fingerprint, fingerprint_of(file))
 
 
 @cache
-def _load_head(path: Path, spec: PolicySpec, pair: str, weights: str) -> TargetHead:
+def _load_head(path: Path, spec: PolicySpec, seen: NetworkInputs, pair: str, weights: str) -> TargetHead:
     """``weights`` tells two heads apart that were one after the other in the same file."""
-    return TargetHead(path, spec, pair)
+    return TargetHead(path, spec, seen, pair)
 
 
 class TargetHead:
@@ -43,6 +44,7 @@ class TargetHead:
     Args:
         path: the ``.onnx`` file, next to the draft's.
         spec: of the bundle it belongs to; the file's inputs and output are checked against it.
+        seen: what the draft takes of windows, and the head as well.
         pair: fingerprint of that bundle; it is written in the file.
 
     Attributes:
@@ -52,9 +54,9 @@ class TargetHead:
         BundleError: if the file is no ONNX model, does not fit the spec, or was made for another pair.
     """
 
-    def __init__(self, path: Path, spec: PolicySpec, pair: str) -> None:
-        self._observation = spec.draft
-        self._session = open_head(path, pair, spec.draft.shapes | {"draft_probs": [spec.codebooks, spec.codes]})
+    def __init__(self, path: Path, spec: PolicySpec, seen: NetworkInputs, pair: str) -> None:
+        self._seen = seen
+        self._session = open_head(path, pair, seen.shapes | {"draft_probs": [spec.codebooks, spec.codes]})
         self.fingerprint = fingerprint_of(path)
 
     def estimate(self, window: Window, draft: CodeDistribution) -> Floats:
@@ -64,7 +66,7 @@ class TargetHead:
 
     def estimate_batch(self, windows: Sequence[Window], drafts: Sequence[CodeDistribution]) -> Floats:
         """``p^`` of several windows in one pass, ``[B, G, K]``."""
-        inputs = self._observation.stack(windows)
+        inputs = self._seen.stack(windows)
         inputs["draft_probs"] = np.stack([draft.probs for draft in drafts]).astype(np.float32)
         return np.asarray(self._session.run(None, inputs)[0], dtype=np.float64)
 

@@ -13,6 +13,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.codes.sampling import softmax
 from specact.families.codes.spec import PolicySpec
 from specact.families.codes.values import CodeDistribution
+from specact.families.words import NetworkInputs, Words
 from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.runtime.graph import ROWS, check_sizes, outline_of
@@ -39,14 +40,16 @@ class OnnxPolicy:
         path: the ``.onnx`` file.
         spec: of the bundle it belongs to; the file's outputs are checked against it.
         observation: what it sees; the file's inputs are checked against it.
+        words: that it knows, where it needs an instruction.
         provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
         threads: threads of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
 
     Attributes:
         observation: as given.
+        inputs: what the network takes of windows.
 
     Raises:
-        BundleError: if the file is no ONNX model or does not fit the spec.
+        BundleError: if the file is no ONNX model or does not fit the spec, or needs an instruction and knows no words.
         ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
     """
 
@@ -56,9 +59,11 @@ class OnnxPolicy:
         spec: PolicySpec,
         observation: ObservationSpec,
         *,
+        words: Words | None = None,
         provider: str = "CPUExecutionProvider",
         threads: int = 1,
     ) -> None:
+        self.inputs = NetworkInputs(observation, words if observation.instruction else None)
         self._session = open_session(path, provider, threads)
         self._spec, self.observation = spec, observation
         self._outputs = [output.name for output in self._session.get_outputs()]
@@ -74,7 +79,7 @@ class OnnxPolicy:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
-        logits, offsets, *conditional = self._session.run(self._outputs, self.observation.stack(windows))
+        logits, offsets, *conditional = self._session.run(self._outputs, self.inputs.stack(windows))
         probs = softmax(logits, self._spec.temperature)
         if not conditional:
             return list(map(CodeDistribution, probs, offsets))
@@ -86,7 +91,7 @@ class OnnxPolicy:
 
     def _check(self, path: Path) -> None:
         spec = self._spec
-        wanted = self.observation.shapes
+        wanted = self.inputs.shapes
         found = {entry.name: entry.shape[1:] for entry in self._session.get_inputs()}
         if found != wanted:
             raise BundleError(

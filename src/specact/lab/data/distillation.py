@@ -33,7 +33,7 @@ class FrameWindows:
         return np.asarray(self.frames[self.rows], dtype=dtype)
 
 
-Seen = NDArray[np.float32] | FrameWindows
+Seen = NDArray[Any] | FrameWindows
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DistillationData:
 
     Attributes:
         episode: number of the episode, ``[N]``.
-        observation: what the draft saw, by name, each ``[N, *window_shape]``.
+        observation: what the draft saw, by name, each ``[N, *window_shape]``; of an instruction its words, ``[N, L]``.
         said: what draft and target said, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
             ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the drafted
             actions that are executed, ``[N, n, A]``, ``distance``, ``[N]``, that of the target's from them, and

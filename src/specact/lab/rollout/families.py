@@ -96,7 +96,7 @@ class _CodesRollout:
         return CodeAudit(self._pair.tokenizer, self.lessons if learning else None)
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        return code_lessons(self._pair.spec.draft, windows, drafts, targets)
+        return code_lessons(self._pair.draft.inputs, windows, drafts, targets)
 
 
 class _ChunksRollout:

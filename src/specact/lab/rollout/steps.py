@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from specact.families.codes.sampling import rejection_probability, total_variation, verify
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, executed_codes
+from specact.families.words import NetworkInputs
 from specact.observation import ObservationSpec, Window
 from specact.rng import Role, StepStreams
 from specact.types import Chunk, StepRecord
@@ -142,7 +143,7 @@ class CodeAudit(Audit):
 
 
 def code_lessons(
-    learner: ObservationSpec,
+    learner: NetworkInputs,
     windows: Sequence[Window],
     drafts: Sequence[CodeDistribution],
     targets: Sequence[CodeDistribution],
@@ -159,7 +160,7 @@ def code_lessons(
     }
 
 
-def seen_by(learner: ObservationSpec | None, windows: Sequence[Window]) -> Table:
+def seen_by(learner: ObservationSpec | NetworkInputs | None, windows: Sequence[Window]) -> Table:
     """What a learner sees, as columns under :data:`SEEN` and its name."""
     return {} if learner is None else {SEEN + name: values for name, values in learner.stack(windows).items()}
 

@@ -129,5 +129,5 @@ def _codes(driver: CodesDriver) -> CodeChunks:
         return CodeChunks(HeadDraft(pair.draft, load_head(pair)), pair.tokenizer, pair.spec, pair.spec.draft)
     own = pair.target if driver.role == "target" else pair.draft
     seen = own.observation if driver.window is None else own.observation.shortened(driver.window)
-    policy = own if driver.file is None else OnnxPolicy(Path(driver.file), pair.spec, seen)
+    policy = own if driver.file is None else OnnxPolicy(Path(driver.file), pair.spec, seen, words=pair.words)
     return CodeChunks(policy, pair.tokenizer, pair.spec, seen)

@@ -195,7 +195,7 @@ def train_chunks(
     assert made.rate_hz is not None, "the recipe or its task says it"
     spec = ChunkSpec(observation, recipe.chunk, made.action.shape[1], made.rate_hz)
     if teacher is not None:
-        check_teacher(teacher, recipe.chunk, spec.actions, spec.rate_hz, set(made.observation))
+        check_teacher(teacher, recipe.chunk, spec.actions, spec.rate_hz, made)
     with locked(out):
         claim(out, asked)
         with stages.frames_at_hand(made, out / "frames", progress) as made:

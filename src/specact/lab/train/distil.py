@@ -17,7 +17,7 @@ from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData, FrameWindows, Seen, join
 from specact.lab.rollout.distillation import Collect
-from specact.lab.train.encoder import ImageEncoder
+from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import export_policy
 from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.rebuild import architecture, rebuild
@@ -106,8 +106,8 @@ def taught_statistics(spec: ObservationSpec, data: DistillationData) -> Statisti
     return {name: moments(seen[name].reshape(-1, *field.shape)) for name, field in fields.items()}
 
 
-def draft_encoders(bundle: Bundle) -> dict[str, ImageEncoder]:
-    """The image encoders of a bundle's draft, by camera.
+def draft_encoders(bundle: Bundle) -> dict[str, nn.Module]:
+    """The image encoders of a bundle's draft, by camera: frames ``[N, H, W, 3]`` to features ``[N, width]``.
 
     Raises:
         ConfigError: if the bundle does not tell the draft's architecture and weights.
@@ -116,11 +116,15 @@ def draft_encoders(bundle: Bundle) -> dict[str, ImageEncoder]:
     if not cameras:
         return {}
     draft = rebuild(bundle, "draft", bundle.spec.draft.history)
-    return {camera: getattr(draft, f"embed_{plain(camera)}").encoder for camera in cameras}
+    embeddings = {camera: getattr(draft, f"embed_{plain(camera)}") for camera in cameras}
+    return {
+        camera: nn.Sequential(embedding, nn.Flatten()) if isinstance(embedding, PatchEmbedding) else embedding.encoder
+        for camera, embedding in embeddings.items()
+    }
 
 
 @torch.no_grad()
-def encoded(data: DistillationData, encoders: Mapping[str, ImageEncoder]) -> DistillationData:
+def encoded(data: DistillationData, encoders: Mapping[str, nn.Module]) -> DistillationData:
     """With the encoders' features ``[N, T, width]`` in the place of their cameras' frames, which are read once."""
 
     def features(name: str, values: Seen) -> Seen:

@@ -66,11 +66,13 @@ class ImageEmbedding(nn.Module):
 
     def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> None:
         super().__init__()
-        self.encoder = ImageEncoder(recipe, shape)
+        self.encoder, self.shift = ImageEncoder(recipe, shape), recipe.shift
         self.project = nn.Linear(recipe.width, tokens)
 
     def forward(self, seen: Tensor) -> Tensor:
         if seen.dtype == torch.uint8:
+            if self.training and self.shift:
+                seen = shifted(seen, self.shift)
             # Only the batch is free: everything else is a constant of the exported graph.
             features = self.encoder(seen.reshape(-1, *seen.shape[-3:]))
             seen = features.reshape(-1, *seen.shape[1:-3], features.shape[-1])
@@ -102,19 +104,25 @@ class PatchEmbedding(nn.Module):
         self.project = nn.Linear(recipe.channels[-1], tokens)
 
     def forward(self, frames: Tensor) -> Tensor:
-        seen = frames.reshape(-1, *frames.shape[-3:])
-        maps = self.layers(_scaled(shifted(seen, self.shift) if self.training and self.shift else seen))
+        if self.training and self.shift:
+            frames = shifted(frames, self.shift)
+        maps = self.layers(_scaled(frames.reshape(-1, *frames.shape[-3:])))
         tokens: Tensor = self.project(maps.permute(0, 2, 3, 1).flatten(1, 2))
         return tokens.reshape(-1, *frames.shape[1:-3], *tokens.shape[1:])
 
 
 def shifted(frames: Tensor, most: int) -> Tensor:
-    """Frames ``[N, H, W, 3]``, each moved by up to ``most`` pixels up or down and left or right; edges are repeated."""
-    count, height, width, _ = frames.shape
-    down, right = torch.randint(-most, most + 1, (2, count, 1))
-    rows = (torch.arange(height) + down).clamp(0, height - 1)
-    columns = (torch.arange(width) + right).clamp(0, width - 1)
-    return frames[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    """Frames ``[B, ..., H, W, 3]``, those of each sample moved alike by up to so many pixels, edges repeated.
+
+    Training on them keeps a policy from reading single pixels (Yarats et al. 2021).
+    """
+    batch, (height, width) = len(frames), frames.shape[-3:-1]
+    rows, columns = torch.randint(-most, most + 1, (2, batch, 1))
+    rows = (torch.arange(height) + rows).clamp(0, height - 1)
+    columns = (torch.arange(width) + columns).clamp(0, width - 1)
+    flat = frames.reshape(batch, -1, height, width, 3)
+    moved = flat[torch.arange(batch)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return moved.movedim(3, 1).reshape(frames.shape)
 
 
 def _scaled(frames: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from specact.errors import BundleError
 from specact.families.codes.bundle import PARTS
 from specact.families.codes.spec import PolicySpec
+from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.lab.train.vqbet import VQBeT, statistics_of
 from specact.observation import ObservationSpec
@@ -152,13 +153,14 @@ def to_onnx(
 
 def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
     """Random observations of the right shapes, about as large as the training data's."""
-    return some_observations(model, model.shapes.observation, torch.Generator().manual_seed(batch), batch)
+    shapes, generator = model.shapes, torch.Generator().manual_seed(batch)
+    return some_observations(model, shapes.observation, generator, batch, shapes.words)
 
 
 def some_observations(
-    module: nn.Module, spec: ObservationSpec, generator: torch.Generator, batch: int
+    module: nn.Module, spec: ObservationSpec, generator: torch.Generator, batch: int, words: Words | None = None
 ) -> dict[str, Tensor]:
-    """Random observations of a spec, by the statistics that a module holds of them."""
+    """Random observations of a spec, by the statistics that a module holds of them, and words where it knows some."""
     made = {}
     for name, field in spec.fields.items():
         shape = (batch, *field.window_shape)
@@ -167,6 +169,8 @@ def some_observations(
         else:
             mean, std = statistics_of(module, name)
             made[name] = mean + std * torch.randn(shape, generator=generator)
+    if words is not None:
+        made[INSTRUCTION] = torch.randint(words.size, (batch, words.length), generator=generator)
     return made
 
 

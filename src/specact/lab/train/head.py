@@ -23,22 +23,23 @@ from specact.families.codes.sampling import rejection_probability, sample
 from specact.families.codes.spec import PolicySpec
 from specact.families.head import HEAD, give_head
 from specact.families.load import AnyPair, load_pair, named_again
+from specact.families.words import INSTRUCTION, Words
 from specact.files import write_whole
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.rollout.distillation import Collect
 from specact.lab.statistics import choice_efficiency
 from specact.lab.train.distil import draft_encoders, encoded, taught_statistics
-from specact.lab.train.encoder import ImageEncoder
 from specact.lab.train.export import PARITY, to_onnx
 from specact.lab.train.loop import Metrics, Stage, cosine, run
-from specact.lab.train.vqbet import hold_statistics, plain, standardised, statistics_of
+from specact.lab.train.vqbet import embed_words, hold_statistics, plain, standardised, statistics_of
 from specact.locks import locked
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.types import Floats
 
 _TINY = 1e-4
+_WORD = 16  # width of a word
 
 Objective = Literal["distribution", "rejection"]
 Progress = Callable[[str, int, int], None]
@@ -82,6 +83,7 @@ class HeadNetwork(nn.Module, ABC):
         hidden: width of its two layers.
         data: that it is taught from.
         encoders: of the draft, by camera; they stay as they are.
+        words: that the draft knows, where it follows an instruction.
 
     Attributes:
         output: its name in the exported graph.
@@ -96,16 +98,22 @@ class HeadNetwork(nn.Module, ABC):
         outputs: int,
         hidden: int,
         data: DistillationData,
-        encoders: Mapping[str, ImageEncoder],
+        encoders: Mapping[str, nn.Module],
+        words: Words | None = None,
     ) -> None:
         super().__init__()
+        self.words = words
         self.fields = {} if observation is None else dict(observation.fields)
         if observation is not None:
             hold_statistics(self, observation, taught_statistics(observation, data))
         widths = [math.prod(field.window_shape) for field in self.fields.values() if not field.is_image]
         for name, encoder in encoders.items():
             self.add_module(f"look_{plain(name)}", encoder.requires_grad_(False))
-            widths.append(max(1, self.fields[name].history) * encoder.second.out_features)
+            frame = torch.zeros((1, *self.fields[name].shape), dtype=torch.uint8)
+            widths.append(max(1, self.fields[name].history) * encoder(frame).shape[-1])
+        if words is not None:
+            self.embed_instruction = embed_words(words, _WORD)
+            widths.append(words.length * _WORD)
         self.read, self.mix = nn.Linear(sum(widths) + drafted, hidden), nn.Linear(hidden, hidden)
         self.write = nn.Linear(hidden, outputs)
 
@@ -114,6 +122,8 @@ class HeadNetwork(nn.Module, ABC):
         rows = {name: self._row(name, observation[name]) for name in self.fields}
         seen = [row for name, row in rows.items() if self.fields[name].history]
         seen += [drafted, *(row for name, row in rows.items() if not self.fields[name].history)]
+        if self.words is not None:
+            seen.append(self.embed_instruction(observation[INSTRUCTION]).flatten(1))
         hidden = torch.relu(self.read(torch.cat(seen, 1)))
         hidden = hidden + torch.relu(self.mix(hidden))
         outputs: Tensor = self.write(hidden)
@@ -124,19 +134,22 @@ class HeadNetwork(nn.Module, ABC):
         if not field.is_image:
             return standardised(values, *statistics_of(self, name)).flatten(1)
         if values.dtype == torch.uint8:
-            encoder: ImageEncoder = getattr(self, f"look_{plain(name)}")
+            encoder: nn.Module = getattr(self, f"look_{plain(name)}")
             features = encoder(values.reshape(-1, *field.shape))
             values = features.reshape(-1, max(1, field.history) * features.shape[-1])
         return values.flatten(1)
 
     def example(self, generator: torch.Generator) -> dict[str, Tensor]:
         """Made-up observations, for three robots."""
-        return {
+        made = {
             name: torch.randint(0, 256, (3, *field.window_shape), generator=generator, dtype=torch.uint8)
             if field.is_image
             else torch.randn(3, *field.window_shape, generator=generator)
             for name, field in self.fields.items()
         }
+        if self.words is not None:
+            made[INSTRUCTION] = torch.randint(self.words.size, (3, self.words.length), generator=generator)
+        return made
 
     @abstractmethod
     def given(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
@@ -165,10 +178,11 @@ class TargetHeadNetwork(HeadNetwork):
         spec: PolicySpec,
         recipe: HeadRecipe,
         data: DistillationData,
-        encoders: Mapping[str, ImageEncoder],
+        encoders: Mapping[str, nn.Module],
+        words: Words | None = None,
     ) -> None:
         codes = spec.codebooks * spec.codes
-        super().__init__(spec.draft, codes, codes, recipe.hidden, data, encoders)
+        super().__init__(spec.draft, codes, codes, recipe.hidden, data, encoders, words)
         self.objective, self.shape = recipe.objective, (spec.codebooks, spec.codes)
         self.trust = nn.Parameter(torch.tensor(0.5))
 
@@ -279,7 +293,7 @@ def teach_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
             train, held_out = join(taught).split()
             torch.manual_seed(recipe.seed)
             network = (
-                TargetHeadNetwork(pair.spec, recipe, train, encoders)
+                TargetHeadNetwork(pair.spec, recipe, train, encoders, pair.draft.inputs.words)
                 if isinstance(pair, Bundle)
                 else DistanceHeadNetwork(pair, recipe, train)
             )

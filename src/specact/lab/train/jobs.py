@@ -69,7 +69,7 @@ class Work:
     @cached_property
     def dataset(self) -> Dataset:
         """The demonstrations ready for training."""
-        return stages.prepare(self.episodes, self.recipe)
+        return stages.prepare(self.episodes, self.recipe, skip_disturbed=self.recipe.skip_disturbed)
 
     @cached_property
     def encoders(self) -> dict[tuple[str, EncoderRecipe], str]:

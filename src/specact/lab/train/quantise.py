@@ -279,8 +279,8 @@ def typical_inputs(bundle: Bundle | FlowBundle, windows: Sequence[Window], steps
     """
     if isinstance(bundle, Bundle):
         return {
-            "draft": [bundle.spec.draft.stack([window]) for window in windows],
-            "target": [bundle.spec.target.stack([window]) for window in windows],
+            "draft": [bundle.draft.inputs.stack([window]) for window in windows],
+            "target": [bundle.target.inputs.stack([window]) for window in windows],
         }
     networks, spec, rng = bundle.networks, bundle.spec, np.random.default_rng(0)
     inputs: dict[str, list[Feeds]] = {"encoder": [], "prefix": [], "expert": []}

@@ -41,9 +41,11 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
             f"the manifest of {bundle.path} does not say how its {role} was made ({error} is missing); "
             "use a bundle that specact train wrote"
         ) from None
+    observation = spec.draft if role == "draft" else spec.target
     shapes = Shapes(
-        observation=spec.draft if role == "draft" else spec.target, codebooks=spec.codebooks, codes=spec.codes,
+        observation=observation, codebooks=spec.codebooks, codes=spec.codes,
         chunk=spec.chunk, actions=spec.actions, goal_mode=goal_mode,
+        words=bundle.words if observation.instruction else None,
     )  # fmt: skip
     return replace(settings, dropout=0.0, state_noise=0.0), shapes
 
@@ -75,7 +77,7 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
     weights = _weights(folded(bundle.path / PARTS[role]))
     # Where the window is the whole one, this changes nothing, whatever the histories.
     cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
-    spec = ObservationSpec(cut)
+    spec = ObservationSpec(cut, observation.instruction)
     unknown = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in spec.fields.items()}
     model = VQBeT(replace(shapes, observation=spec), recipe, unknown)
     lost = sorted(set(model.state_dict()) - set(weights))

@@ -71,7 +71,8 @@ class EncoderRecipe:
             a stride of 2, too: three make patches of 16 x 16 pixels.
         keypoints: how many places in a frame it finds.
         width: of the two layers that read them.
-        shift: in training, every frame is moved at random by up to so many pixels; its edge is repeated.
+        shift: by up to how many pixels the frames of a window are moved at random in training; for an encoder that is
+            trained along with the policy.
         learns: an observation of the demonstrations, such as a pose, that the encoder learns to tell from a frame
             before the policy is trained, after which it is frozen; "" to train it along with the policy.
         scenes: how many random scenes of the environment it learns from, half of every batch; 0 for none.
@@ -102,6 +103,11 @@ class EncoderRecipe:
             )
         if self.learns and self.tokens == "patches":
             raise ConfigError('encoder.learns is for an encoder with tokens = "keypoints", which tells numbers')
+        if self.learns and self.shift:
+            raise ConfigError(
+                "encoder.shift is for an encoder that is trained along with the policy: what encoder.learns "
+                "names does not move with the frame; leave one of them out"
+            )
         if self.scenes and not self.learns:
             raise ConfigError("encoder.scenes is for an encoder that learns before the policy; set encoder.learns")
 
@@ -166,8 +172,6 @@ class PolicyRecipe:
         check_ranges(self, dict.fromkeys(("primary_weight", "secondary_weight", "offset_weight"), NOT_NEGATIVE))
         check_ranges(self, {"dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "snapshot": SHARE})
         check_history(self)
-        if self.encoder.tokens == "patches":
-            raise ConfigError('a VQ-BeT reads one token for each frame; it needs encoder.tokens = "keypoints"')
         if self.width % self.heads:
             raise ConfigError(f"width {self.width} must be a multiple of heads {self.heads}")
         if self.snapshot and round(self.snapshot * self.steps) < 1:
@@ -187,6 +191,8 @@ class Recipe:
             reader knows.
         data: demonstration files, relative to the data folder; empty to let the scripted expert make them.
         generate_episodes, generate_noise: how many the expert makes, and its action noise.
+        skip_disturbed: whether chunks are left out that reach beyond a disturbed step, see
+            :meth:`~specact.lab.data.episodes.Episodes.followed`.
         window: T, how many observations a policy looks at, where nothing else is said. Of a goal it is the newest.
         chunk: n, actions a policy predicts at once.
         execute: how many of them are executed before the next inference.
@@ -210,6 +216,7 @@ class Recipe:
     data: tuple[str, ...] = ()
     generate_episodes: int = 0
     generate_noise: float = 0.0
+    skip_disturbed: bool = False
     window: int = 5
     chunk: int = 1
     execute: int = 1

@@ -90,8 +90,13 @@ def frames_at_hand(episodes: Episodes, folder: Path, progress: Progress) -> Iter
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepare(episodes: Episodes, recipe: Demonstrated) -> Dataset:
+def prepare(episodes: Episodes, recipe: Demonstrated, *, skip_disturbed: bool = False) -> Dataset:
     """Splits by episode (the same split for every stage), normalises actions by their range.
+
+    Args:
+        episodes: demonstrations.
+        recipe: of what they are for.
+        skip_disturbed: see :class:`~specact.lab.train.windows.Windows`.
 
     Raises:
         DataError: if there are too few episodes, or values too large to compute with.
@@ -110,13 +115,19 @@ def prepare(episodes: Episodes, recipe: Demonstrated) -> Dataset:
             "these demonstrations hold values so large that their range or standard deviation overflows; rescale them"
         )
     words = None if train.instructions is None else Words.of(train.instructions)
-    windows = [Windows(part, recipe.chunk, centre, scale, words) for part in (train, held_out)]
+    windows = [
+        Windows(part, recipe.chunk, centre, scale, words, skip_disturbed=skip_disturbed) for part in (train, held_out)
+    ]
+    if not all(part.counts.any() for part in windows):
+        raise DataError(
+            f"no chunk of {recipe.chunk} actions lies before a disturbance; shorten chunk, or leave out skip_disturbed"
+        )
     return Dataset(windows[0], windows[1], statistics, tensors[0], tensors[1], words)
 
 
 def tokenizer_stage(dataset: Dataset, recipe: Recipe) -> Stage:
     """The residual VQ, to be trained before any policy and then frozen."""
-    settings, chunks = recipe.tokenizer, dataset.train.chunks
+    settings, (chunks, held_out) = recipe.tokenizer, (part.counted for part in (dataset.train, dataset.held_out))
     torch.manual_seed(recipe.seed)
     model = ResidualVQ(settings, recipe.chunk, chunks.shape[-1])
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -133,7 +144,7 @@ def tokenizer_stage(dataset: Dataset, recipe: Recipe) -> Stage:
             model.revive_dead_codes(chunks[_some(recipe.seed, step, len(chunks), settings.batch)], generator)
 
     def validate(module: nn.Module) -> Metrics:
-        metrics = rvq.measure(model, dataset.held_out.chunks)
+        metrics = rvq.measure(model, held_out)
         over_all = rvq.measure(model, chunks[_some(recipe.seed, 0, len(chunks), 65536)])
         return {
             "error": metrics.error,
@@ -172,6 +183,7 @@ def shapes_of(dataset: Dataset, recipe: Recipe, observation: ObservationSpec) ->
         chunk=recipe.chunk,
         actions=dataset.train.chunks.shape[-1],
         goal_mode=recipe.goal,
+        words=dataset.words if observation.instruction else None,
     )
 
 
@@ -190,6 +202,13 @@ def specs_of(recipe: Recipe, episodes: Episodes) -> dict[str, ObservationSpec]:
                 f'policy {name!r} sees no numbers with a history that goal = "concatenate" could add to; choose '
                 'goal = "token"'
             )
+        if policy.encoder.tokens == "patches" and spec.images:
+            in_window = [field.history for field in spec.fields.values() if field.history and not field.is_image]
+            if not in_window or any(spec[camera].history != 1 for camera in spec.images):
+                raise ConfigError(
+                    f"policy {name!r} reads patches before its window, which only its newest observation may know: let "
+                    "it see numbers beside the camera, and give every camera a history of 1"
+                )
         specs[name] = spec
     return specs
 

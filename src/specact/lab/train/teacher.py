@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +29,17 @@ _BATCH = 64
 _STREAM = 9
 
 
-def check_teacher(teacher: LoadedPolicy, chunk: int, actions: int, rate_hz: float, names: set[str]) -> None:
+def check_teacher(teacher: LoadedPolicy, chunk: int, actions: int, rate_hz: float, shown: Episodes) -> None:
     """Refuses a target that cannot label these demonstrations.
 
     Args:
         teacher: the target.
         chunk: actions that the draft predicts at once.
-        actions, rate_hz: of the demonstrations.
-        names: of their observations.
+        actions, rate_hz: of the demonstrations, as the draft takes them.
+        shown: the demonstrations.
 
     Raises:
-        ConfigError: if its chunks are shorter, its actions others, or it sees what the demonstrations do not hold.
+        ConfigError: if its chunks are shorter, its actions others, or it needs what the demonstrations do not hold.
     """
     spec = teacher.policy.spec
     if spec.actions != actions or spec.rate_hz != rate_hz:
@@ -48,18 +49,18 @@ def check_teacher(teacher: LoadedPolicy, chunk: int, actions: int, rate_hz: floa
         )
     if spec.chunk < chunk:
         raise ConfigError(f"{teacher.name} answers with {spec.chunk} actions; the recipe's chunk of {chunk} is longer")
-    _check_seen(teacher.name, spec.observation, names)
+    _check_seen(teacher.name, spec.observation, shown)
 
 
-def _check_seen(who: str, observation: ObservationSpec, names: Collection[str]) -> None:
-    missing = sorted(set(observation.fields) - set(names))
+def _check_seen(who: str, observation: ObservationSpec, shown: Episodes) -> None:
+    missing = sorted(set(observation.fields) - set(shown.observation))
     if missing:
         raise ConfigError(
             f"{who} sees {', '.join(missing)}, which the demonstrations do not hold under that name; name it "
             "in the recipe's [observations]"
         )
-    if observation.instruction:
-        raise ConfigError(f"{who} needs an instruction, and demonstrations hold none")
+    if observation.instruction and shown.instructions is None:
+        raise ConfigError(f"{who} needs an instruction, and these demonstrations do not say what they show")
 
 
 def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, seed: int, progress: Progress) -> None:
@@ -109,9 +110,11 @@ def forget_answers(folder: Path) -> None:
 
 
 def _windows(windows: Windows, observation: ObservationSpec, rows: NDArray[np.int64]) -> list[Window]:
-    seen = windows.at(observation, rows).observation
+    # Of an instruction a policy gets the text; which words it knows is its own affair.
+    seen = windows.at(replace(observation, instruction=False), rows).observation
     arrays = {name: tensor.numpy() for name, tensor in seen.items()}
-    return [Window({name: array[i] for name, array in arrays.items()}) for i in range(len(rows))]
+    told = windows.instructions(rows) if observation.instruction else [None] * len(rows)
+    return [Window({name: array[i] for name, array in arrays.items()}, text) for i, text in enumerate(told)]
 
 
 def _file(path: Path, shape: tuple[int, ...]) -> np.memmap:
@@ -148,7 +151,7 @@ def lessons_along(
     if len(shown) < 2:
         raise DataError("at least two demonstrations are needed: one to learn from and one to check on")
     family = rollout_of(pair, load_method(COMPOSITION))
-    _check_seen(pair.name, pair.observation, shown.observation)
+    _check_seen(pair.name, pair.observation, shown)
     windows = Windows(shown, 1, np.zeros(1, np.float32), np.ones(1, np.float32))
     rows = np.sort(stream(seed, Role.DATA, episode=_STREAM).permutation(len(windows))[:wanted])
     parts = []

@@ -63,7 +63,9 @@ def train(
     made = stages.demonstrated(recipe, task, data, progress)
     specs = stages.specs_of(recipe, made)
     made = stages.needed(made, specs.values(), learned(recipe, specs, made, task))
-    stages.prepare(made, recipe)  # what cannot be used is refused before there is a folder
+    stages.prepare(
+        made, recipe, skip_disturbed=recipe.skip_disturbed
+    )  # what cannot be used is refused before there is a folder
     with locked(out):
         claim(out, as_dict(recipe))
         with stages.frames_at_hand(made, out / "frames", progress) as made:
@@ -91,6 +93,9 @@ def _export(work: Work) -> list[Path]:
             "policies": {"target": target, "draft": draft},
             "training": last_lines(out),
         }
+        told = [policy.shapes.words for policy in policies.values() if policy.shapes.words is not None]
+        if told:
+            manifest["words"] = told[0].describe()
         write_bundle(
             out / "bundles" / name,
             manifest=manifest,

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from specact.families.words import Words
-from specact.lab.train.encoder import ImageEmbedding
+from specact.families.words import INSTRUCTION, Words
+from specact.lab.train.encoder import ImageEmbedding, PatchEmbedding
 from specact.lab.train.recipe import PolicyRecipe
 from specact.lab.train.windows import Statistics, positions
 from specact.observation import Field, ObservationSpec
@@ -28,6 +28,7 @@ class Shapes:
         codebooks, codes: G and K.
         chunk, actions: n and A.
         goal_mode: how what has no history enters, see :class:`~specact.lab.train.recipe.Recipe`.
+        words: that it knows, where it follows an instruction.
     """
 
     observation: ObservationSpec
@@ -36,6 +37,7 @@ class Shapes:
     chunk: int
     actions: int
     goal_mode: Literal["token", "concatenate"]
+    words: Words | None = None
 
 
 def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -96,11 +98,17 @@ class Prediction:
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block with causal attention, written out: the fused kernel is slower at a few tokens."""
+    """Pre-norm transformer block with causal attention, written out: the fused kernel is slower at a few tokens.
+
+    Args:
+        recipe: its sizes.
+        tokens: that it takes.
+        together: so many of the first attend to each other in both directions.
+    """
 
     mask: Tensor
 
-    def __init__(self, recipe: PolicyRecipe, tokens: int) -> None:
+    def __init__(self, recipe: PolicyRecipe, tokens: int, together: int = 0) -> None:
         super().__init__()
         width = recipe.width
         self.heads = recipe.heads
@@ -109,6 +117,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.dropout = nn.Dropout(recipe.dropout)
         causal = torch.full((tokens, tokens), -math.inf).triu(1)
+        causal[:together, :together] = 0.0
         self.register_buffer("mask", causal, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,6 +136,7 @@ class VQBeT(nn.Module):
 
     What has a history gives one token per observation: numbers and camera frames are embedded apart and added. Where
     one has a longer history than another, the older tokens hold nothing of the latter, and nothing is predicted there.
+    Before them come tokens of their own: every word of an instruction, every patch of a frame, what has no history.
     """
 
     def __init__(self, shapes: Shapes, recipe: PolicyRecipe, statistics: Statistics) -> None:
@@ -137,7 +147,9 @@ class VQBeT(nn.Module):
         still = [name for name, field in fields.items() if not field.history]
         self.joined = [name for name in still if not fields[name].is_image and shapes.goal_mode == "concatenate"]
         self.own_token = [name for name in still if name not in self.joined]
-        seen = [name for name in fields if name not in still]
+        patches = recipe.encoder.tokens == "patches"
+        self.patched = [name for name in fields if fields[name].is_image and patches]
+        seen = [name for name in fields if name not in (*still, *self.patched)]
         # Numbers first: the order decides how the weights begin.
         self.seen = sorted(seen, key=lambda name: fields[name].is_image)
         for name in (*self.seen, *self.own_token):
@@ -148,11 +160,19 @@ class VQBeT(nn.Module):
                 else nn.Linear(math.prod(fields[name].shape) + joined, width)
             )
             self.add_module(f"embed_{plain(name)}", embed)
+        ahead = 0
+        for name in self.patched:
+            embedding = PatchEmbedding(recipe.encoder, fields[name].shape, width)
+            self.add_module(f"embed_{plain(name)}", embedding)
+            ahead += embedding.patches
+        if shapes.words is not None:
+            self.embed_instruction = embed_words(shapes.words, width)
+            ahead += shapes.words.length
         self.length, self.predicting = shapes.observation.history, positions(shapes.observation)
-        tokens = self.length + len(self.own_token)
+        tokens = ahead + len(self.own_token) + self.length
         self.positions = nn.Parameter(torch.randn(tokens, width) * 0.02)
         self.dropout = nn.Dropout(recipe.dropout)
-        self.blocks = nn.ModuleList(Block(recipe, tokens) for _ in range(recipe.layers))
+        self.blocks = nn.ModuleList(Block(recipe, tokens, ahead) for _ in range(recipe.layers))
         self.norm = nn.LayerNorm(width)
         independent = 1 if recipe.sequential else shapes.codebooks
         self.code_head = _head(width, recipe.head_width, independent * shapes.codes)
@@ -174,8 +194,10 @@ class VQBeT(nn.Module):
         tokens = self._padded(self._embedded(self.seen[0], values))
         for name in self.seen[1:]:
             tokens = tokens + self._padded(self._embedded(name, values))
-        if self.own_token:
-            own = [self._embedded(name, values)[:, None] for name in self.own_token]
+        own = [self.embed_instruction(observation[INSTRUCTION])] if self.shapes.words is not None else []
+        own += [self._embedded(name, values).flatten(1, -2) for name in self.patched]
+        own += [self._embedded(name, values)[:, None] for name in self.own_token]
+        if own:
             tokens = torch.cat([*own, tokens], 1)
         x = self.dropout(tokens + self.positions)
         for block in self.blocks:

@@ -74,7 +74,8 @@ class Batch:
         observation: by name, ``[B, T, ...]``, or ``[B, ...]`` for what has no history; of an instruction its words.
         step: index of the demonstration step behind every position that predicts, ``[B, P]``, see
             :func:`~specact.lab.train.windows.positions`.
-        weight: 1 at real positions, 0 at padding before an episode's start, ``[B, P]``.
+        weight: 1 at real positions, 0 at padding before an episode's start and where the chunk does not count,
+            ``[B, P]``.
     """
 
     observation: dict[str, Tensor]
@@ -94,6 +95,11 @@ class Windows:
         centre: middle of each action dimension's range, ``[A]``.
         scale: half range of each action dimension, ``[A]``; chunks are divided by it after subtracting ``centre``.
         words: that instructions are read with, for policies that follow one.
+        skip_disturbed: whether chunks that reach beyond a disturbed step do not count.
+
+    Attributes:
+        chunks: the normalised chunk that begins at each step, ``[N, n, A]``.
+        counts: whether it counts, ``[N]``. Only windows that end where one does are drawn.
     """
 
     def __init__(
@@ -103,16 +109,28 @@ class Windows:
         centre: NDArray[np.float32],
         scale: NDArray[np.float32],
         words: Words | None = None,
+        *,
+        skip_disturbed: bool = False,
     ) -> None:
         self.episodes, self.words = episodes, words
         lengths = np.diff(episodes.ends, prepend=0)
         self._starts, last = np.repeat(episodes.starts, lengths), np.repeat(episodes.ends - 1, lengths)
-        ahead = np.minimum(np.arange(episodes.steps)[:, None] + np.arange(chunk), last[:, None])
+        beyond = np.arange(episodes.steps)[:, None] + np.arange(chunk)
+        ahead = np.minimum(beyond, last[:, None])
         normalised = (episodes.action - centre) / scale
         self.chunks = torch.from_numpy(normalised[ahead].astype(np.float32))
+        self.counts = np.ones(episodes.steps, np.bool_)
+        if skip_disturbed:
+            self.counts = (episodes.followed(chunk) | (beyond > last[:, None])).all(1)
+        self._drawn = np.flatnonzero(self.counts)
 
     def __len__(self) -> int:
         return self.episodes.steps
+
+    @property
+    def counted(self) -> Tensor:
+        """The chunks that count, ``[M, n, A]``."""
+        return self.chunks[self._drawn]
 
     def showing(self, name: str, observed: NDArray[np.float32]) -> Windows:
         """The same windows with other values of an observation."""
@@ -122,7 +140,8 @@ class Windows:
 
     def draw(self, spec: ObservationSpec, seed: int, step: int, size: int) -> Batch:
         """The batch of one training step: a function of (seed, step) alone, which is what makes resuming exact."""
-        return self.at(spec, stream(seed, Role.DATA, step=step).integers(len(self), size=size))
+        drawn = stream(seed, Role.DATA, step=step).integers(len(self._drawn), size=size)
+        return self.at(spec, self._drawn[drawn])
 
     def at(self, spec: ObservationSpec, chosen: NDArray[np.int64]) -> Batch:
         """The windows that end at these steps, as a policy sees them."""
@@ -138,14 +157,19 @@ class Windows:
         if spec.instruction:
             observation[INSTRUCTION] = self._told(chosen)
         predicting = rows(positions(spec))
-        step = torch.from_numpy(np.maximum(predicting, first))
-        return Batch(observation, step, torch.from_numpy((predicting >= first).astype(np.float32)))
+        step = np.maximum(predicting, first)
+        weight = ((predicting >= first) & self.counts[step]).astype(np.float32)
+        return Batch(observation, torch.from_numpy(step), torch.from_numpy(weight))
+
+    def instructions(self, chosen: NDArray[np.int64]) -> list[str]:
+        """What was to be done at these steps."""
+        told = self.episodes.instructions
+        assert told is not None, "whoever asks has seen to it that there are instructions"
+        return [told[episode] for episode in np.searchsorted(self.episodes.ends, chosen, side="right")]
 
     def _told(self, chosen: NDArray[np.int64]) -> Tensor:
         assert self.words is not None, "observation_of has seen to it that there are instructions"
-        told = self.episodes.instructions or ()
-        rows = np.searchsorted(self.episodes.ends, chosen, side="right")
-        return torch.from_numpy(self.words.numbers([told[row] for row in rows]))
+        return torch.from_numpy(self.words.numbers(self.instructions(chosen)))
 
 
 @dataclass(frozen=True)
