@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -29,13 +29,14 @@ def train(
         int, tyro.conf.arg(help="number of PyTorch threads; results are reproducible only with the same number")
     ] = 1,
     jobs: int | None = None,
+    accelerator: Literal["cpu", "cuda"] = "cpu",
     json: bool = False,
 ) -> None:
     """Train the policies and bundles of a recipe. An interrupted run resumes.
 
     Args:
-        recipe: TOML file, see recipes/; kind = "flow" or "regression" trains a chunk policy, otherwise tokenizer,
-            target and drafts are trained.
+        recipe: TOML file, see recipes/; kind = "flow", "regression" or "tokens" trains a chunk policy, otherwise
+            tokenizer, target and drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: without a recipe, a pair, by path or name: makes NAME-distilled, whose draft is trained on the
             target's output in states of the gated policy. With a recipe of a chunk policy, the
@@ -48,6 +49,7 @@ def train(
         data: folder that the recipe's data paths are relative to.
         jobs: stages of a recipe that may be trained at the same time; they do not change the results. As many as there
             are processor cores for their threads if not given.
+        accelerator: what policies of a recipe are trained on; checkpoints move between both.
         json: print the result as JSON.
     """
     from specact.families.chunks.sources import load_policy
@@ -63,6 +65,8 @@ def train(
     check_folder(out)
     if recipe is None:
         assert distil is not None
+        if accelerator != "cpu":
+            raise ConfigError("--accelerator is for a recipe; the drafts that --distil trains by itself are small")
         path = _distil(distil, target, env, lessons, out, threads)
         if json:
             print_json({"bundles": [str(path)]})
@@ -78,10 +82,10 @@ def train(
     with progress_bars() as update:
         if isinstance(what, ChunkRecipe):
             teacher = None if distil is None else load_policy(distil)
-            made = train_chunks(what, data, out, update, threads=threads, teacher=teacher)
+            made = train_chunks(what, data, out, update, threads=threads, teacher=teacher, on=accelerator)
         else:
             at_once = max(1, (os.cpu_count() or 1) // threads) if jobs is None else jobs
-            made = train_pairs(what, data, out, update, threads=threads, jobs=at_once)
+            made = train_pairs(what, data, out, update, threads=threads, jobs=at_once, on=accelerator)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})
         return

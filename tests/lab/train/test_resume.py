@@ -174,7 +174,7 @@ def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
 def test_narrow_networks_are_trained_in_float32_whatever_their_recipe_says() -> None:
     numbers = torch.ones(2, 2)
     for width, asked, used in ((28, True, torch.float32), (32, True, torch.bfloat16), (32, False, torch.float32)):
-        with loop.autocast(replace(POLICY, width=width, bfloat16=asked)):
+        with loop.autocast(replace(POLICY, width=width, bfloat16=asked), torch.device("cpu")):
             assert (numbers @ numbers).dtype == used
 
 

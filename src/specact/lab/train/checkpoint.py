@@ -19,7 +19,7 @@ def write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> N
     Raises:
         ConfigError: if the file cannot be written; the previous one is left as it was.
     """
-    write_whole(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
+    write_whole(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

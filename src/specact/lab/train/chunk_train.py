@@ -15,14 +15,14 @@ from specact import __version__
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
-from specact.families.tokens.bins import to_tokens
+from specact.families.tokens.bins import BINS
 from specact.families.words import Words
 from specact.lab.train import stages
 from specact.lab.train.chunk_export import WRITERS, ChunkModel
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.flow import Flow
 from specact.lab.train.folder import check_free, claim, last_lines
-from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, run
+from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, autocast, cosine, device_of, run
 from specact.lab.train.stages import Progress
 from specact.lab.train.teacher import check_teacher, forget_answers, teach
 from specact.lab.train.tokens import TokenModel
@@ -52,6 +52,11 @@ class Lesson(NamedTuple):
     observation: Mapping[str, Tensor]
     chunk: Tensor
     real: Tensor
+
+    def to(self, device: torch.device) -> Lesson:
+        """The same there."""
+        seen = {name: values.to(device) for name, values in self.observation.items()}
+        return Lesson(seen, self.chunk.to(device), self.real.to(device))
 
 
 def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -> Stage:
@@ -102,7 +107,7 @@ def chunk_stage(
     measure, loss_of = _LOSSES[recipe.kind]
 
     def loss_on(lesson: Lesson, draws: int) -> Tensor:
-        return loss_of(model, lesson, recipe, draws)
+        return loss_of(model, lesson.to(device_of(model)), recipe, draws)
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
@@ -124,9 +129,9 @@ def chunk_stage(
 def _flow_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
     """With noise ``x_0``, data ``x_1``, ``x_t = (1 - t) x_0 + t x_1``: least squares to ``x_1 - x_0``, t uniform."""
     clean, weight = lesson.chunk.repeat(draws, 1, 1), lesson.real.repeat(draws, 1)
-    noise, time = torch.randn_like(clean), torch.rand(len(clean))
+    noise, time = torch.randn_like(clean), torch.rand(len(clean), device=clean.device)
     noisy = torch.lerp(noise, clean, time[:, None, None])
-    with autocast(recipe):
+    with autocast(recipe, lesson.chunk.device):
         cache = model.cache(lesson.observation)
         velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
     return _mean((velocity.float() - (clean - noise)).square(), weight)
@@ -134,15 +139,15 @@ def _flow_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> 
 
 def _regression_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
     """Least absolute errors of ``x_1`` at ``x_0 = 0`` and ``t = 0``, as ACT's (Zhao et al. 2023)."""
-    with autocast(recipe):
+    with autocast(recipe, lesson.chunk.device):
         found = model.regressed(lesson.observation)
     return _mean((found.float() - lesson.chunk).abs(), lesson.real)
 
 
 def _token_loss(model: TokenModel, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
     """Cross entropy of every token given those before it."""
-    tokens = torch.from_numpy(to_tokens(lesson.chunk.numpy()))
-    with autocast(recipe):
+    tokens = ((lesson.chunk.clamp(-1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).round().long()  # as to_tokens does
+    with autocast(recipe, lesson.chunk.device):
         logits = model.logits(lesson.observation, tokens.flatten(1))
     entropy = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
     return _mean(entropy.reshape(tokens.shape), lesson.real)
@@ -178,6 +183,7 @@ def train_chunks(
     *,
     threads: int = 1,
     teacher: LoadedPolicy | None = None,
+    on: Accelerator = "cpu",
 ) -> Trained:
     """Makes the chunk policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
@@ -186,6 +192,7 @@ def train_chunks(
             actions.
     """
     torch.set_num_threads(threads)
+    device = accelerator(on)
     asked = asdict(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
     check_free(out, asked)
     made = stages.demonstrated(recipe, stages.task_of(recipe), data, progress)
@@ -202,7 +209,7 @@ def train_chunks(
             dataset = stages.prepare(made, recipe) if made.cameras else dataset
             if teacher is not None:
                 teach(dataset, teacher, recipe.chunk, out, recipe.seed, progress)
-            trained = _train(recipe, dataset, spec, out, progress, asked)
+            trained = _train(recipe, dataset, spec, out, progress, asked, device)
         forget_answers(out)
         return trained
 
@@ -214,9 +221,10 @@ def _train(
     out: Path,
     progress: Progress,
     asked: dict[str, Any],
+    device: torch.device,
 ) -> Trained:
     stage = demonstrated_stage(dataset, recipe, spec)
-    stage.module.load_state_dict(run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps)))
+    stage.module.load_state_dict(run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps), device=device))
     assert isinstance(stage.module, ChunkModel)
     folder = out / "bundles" / recipe.bundle
     manifest = {

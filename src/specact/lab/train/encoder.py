@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from specact.errors import ConfigError, unknown_name
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.task import Task
-from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine
+from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, device_of
 from specact.lab.train.recipe import EncoderRecipe, Recipe
 from specact.lab.train.windows import Dataset, Windows
 from specact.observation import ObservationSpec
@@ -56,7 +56,7 @@ class ImageEncoder(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         maps = self.layers(_scaled(frames))
         shares = maps.permute(0, 2, 3, 1).flatten(1, 2).float().softmax(1)
-        with torch.autocast("cpu", enabled=False):  # bfloat16 would round coordinates to whole pixels
+        with torch.autocast(maps.device.type, enabled=False):  # bfloat16 would round coordinates to whole pixels
             keypoints = (shares.transpose(1, 2) @ self.places).flatten(1)
         return torch.relu(self.second(torch.relu(self.first(keypoints))))
 
@@ -117,11 +117,12 @@ def shifted(frames: Tensor, most: int) -> Tensor:
     Training on them keeps a policy from reading single pixels (Yarats et al. 2021).
     """
     batch, (height, width) = len(frames), frames.shape[-3:-1]
-    rows, columns = torch.randint(-most, most + 1, (2, batch, 1))
-    rows = (torch.arange(height) + rows).clamp(0, height - 1)
-    columns = (torch.arange(width) + columns).clamp(0, width - 1)
+    where = frames.device
+    rows, columns = torch.randint(-most, most + 1, (2, batch, 1), device=where)
+    rows = (torch.arange(height, device=where) + rows).clamp(0, height - 1)
+    columns = (torch.arange(width, device=where) + columns).clamp(0, width - 1)
     flat = frames.reshape(batch, -1, height, width, 3)
-    moved = flat[torch.arange(batch)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    moved = flat[torch.arange(batch, device=where)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return moved.movedim(3, 1).reshape(frames.shape)
 
 
@@ -225,9 +226,10 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
         return torch.from_numpy(seen[camera][rows]), told.flatten(1)
 
     def away(frames: Tensor, told: Tensor) -> Tensor:
-        with autocast(recipe):
-            found = model(frames)
-        error: Tensor = found.float() - told
+        device = device_of(model)
+        with autocast(recipe, device):
+            found = model(frames.to(device))
+        error: Tensor = found.float() - told.to(device)
         return error
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:

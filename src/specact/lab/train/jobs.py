@@ -20,7 +20,7 @@ from specact.interrupts import Interrupts
 from specact.lab.data.episodes import Episodes
 from specact.lab.train import checkpoint, stages
 from specact.lab.train.encoder import ImageEncoder, Scenes, encoded, encoder_stage
-from specact.lab.train.loop import Stage, run
+from specact.lab.train.loop import Accelerator, Stage, accelerator, run
 from specact.lab.train.recipe import EncoderRecipe, Recipe
 from specact.lab.train.stages import Progress
 from specact.lab.train.tokenizer import ResidualVQ
@@ -54,12 +54,14 @@ class Work:
         episodes: the demonstrations.
         out: folder of the run.
         every: steps between checkpoints, which is also what a kill can cost.
+        on: what its policies are trained on; the tokenizer, which is small, is always trained on the CPU.
     """
 
     recipe: Recipe
     episodes: Episodes
     out: Path
     every: int = 250
+    on: Accelerator = "cpu"
 
     @cached_property
     def specs(self) -> dict[str, ObservationSpec]:
@@ -107,6 +109,10 @@ class Work:
         for camera, network in trained.items():
             stage.module.freeze(camera, network)
         return stage
+
+    def device(self, name: str) -> torch.device:
+        """What a stage is trained on."""
+        return accelerator("cpu" if name == "tokenizer" else self.on)
 
     def tokenizer(self) -> ResidualVQ:
         """The trained tokenizer."""
@@ -160,7 +166,8 @@ def train_stages(work: Work, progress: Progress, *, jobs: int, threads: int) -> 
                 begun = [stage.name for stage in running]
                 ready = [name for name in left if name not in begun and plan[name].needs.isdisjoint(left)]
                 if not running and (jobs == 1 or len(ready) == 1):
-                    run(work.stage(ready[0]), work.out, partial(tell, ready[0]), every=work.every)
+                    name = ready[0]
+                    run(work.stage(name), work.out, partial(tell, name), every=work.every, device=work.device(name))
                     left.remove(ready[0])
                     continue
                 for name in ready[: jobs - len(running)]:
@@ -234,7 +241,7 @@ def _train(work: Work, name: str, threads: int, sender: Connection) -> None:
 
     try:
         stage = work.stage(name)
-        run(stage, work.out, tell, every=work.every)
+        run(stage, work.out, tell, every=work.every, device=work.device(name))
         sender.send(stage.steps)
     except BrokenPipeError:
         sys.exit(1)

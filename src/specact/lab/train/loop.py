@@ -6,10 +6,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from specact.lab.train import checkpoint
 from specact.rng import Role, stream
 
 Metrics = dict[str, float]
+Accelerator = Literal["cpu", "cuda"]
 
 # Networks of fewer units are slower in bfloat16 than in float32: the casts cost more than the products save.
 _BFLOAT16_FROM = 32
@@ -66,9 +67,30 @@ class Precise(Protocol):
     def bfloat16(self) -> bool: ...
 
 
-def autocast(recipe: Precise) -> torch.autocast:
-    """In which the network of a recipe is trained: a function of the recipe alone, so that every machine does alike."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16 and recipe.width >= _BFLOAT16_FROM)
+def accelerator(name: Accelerator) -> torch.device:
+    """The device that networks are trained on.
+
+    Raises:
+        ConfigError: if this PyTorch or this machine has none of that name.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"--accelerator cuda needs a CUDA device and a PyTorch that was built for it; PyTorch {torch.__version__} "
+            "finds none here. Leave it out to train on the CPU; a run may go on with either"
+        )
+    return torch.device(name)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module is; what it takes has to be there, too."""
+    return next(module.parameters()).device
+
+
+def autocast(recipe: Precise, device: torch.device) -> AbstractContextManager[object]:
+    """In which the network of a recipe is trained: a function of the recipe and the kind of device alone."""
+    if recipe.bfloat16 and recipe.width >= _BFLOAT16_FROM:
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
 
 
 def adamw(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
@@ -97,6 +119,7 @@ def run(
     advance: Callable[[int], None],
     *,
     every: int = 250,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - a constant
 ) -> dict[str, Tensor]:
     """Trains a stage to its end, from its checkpoint if there is one, and returns the resulting weights.
 
@@ -107,12 +130,14 @@ def run(
         folder: of the run; holds checkpoints, results and ``log.jsonl``.
         advance: told the number of steps done so far.
         every: steps between checkpoints, which is also what a kill can cost.
+        device: to train on; weights and checkpoints do not depend on it, and come back on the CPU.
     """
     result, running = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.checkpoint"
     if result.exists():
         weights, _ = checkpoint.read(result)
         advance(stage.steps)
         return weights
+    stage.module.to(device)
     averaged = {name: value.clone() for name, value in stage.module.state_dict().items()}
     first = _restore(stage, averaged, running) if running.exists() else 0
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,9 +170,10 @@ def run(
                 validation = stage.validate(stage.module)
             _log(log, stage.name, done, metrics, validation, time.perf_counter() - started)
             _save(stage, averaged, running, done)
+    stage.module.cpu()
     checkpoint.write(result, averaged, {})
     running.unlink(missing_ok=True)
-    return averaged
+    return {name: value.cpu() for name, value in averaged.items()}
 
 
 @contextmanager
@@ -177,7 +203,8 @@ def _restore(stage: Stage, averaged: dict[str, Tensor], path: Path) -> int:
         return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
 
     stage.module.load_state_dict(part("module."))
-    averaged.update(part("average."))
+    for name, value in part("average.").items():
+        averaged[name].copy_(value)
     checkpoint.restore_adam(stage.optimizer, tensors)
     return int(metadata["step"])
 

@@ -21,7 +21,7 @@ from specact.lab.data.generate import demonstrations
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.train import tokenizer as rvq
-from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine
+from specact.lab.train.loop import Metrics, Stage, adamw, autocast, cosine, device_of
 from specact.lab.train.losses import Targets, policy_loss
 from specact.lab.train.recipe import Demonstrated, PolicyRecipe, Recipe
 from specact.lab.train.tokenizer import ResidualVQ
@@ -228,9 +228,11 @@ def policy_stage(
     codes = {id(windows): tokenizer.encode(windows.chunks) for windows in (dataset.train, dataset.held_out)}
 
     def loss_on(windows: Windows, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        targets = Targets(codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
-        with autocast(settings):
-            prediction = model(batch.observation)
+        device = device_of(model)
+        wanted = (codes[id(windows)][batch.step], windows.chunks[batch.step], batch.weight, decoded)
+        targets = Targets(*(values.to(device) for values in wanted))
+        with autocast(settings, device):
+            prediction = model({name: values.to(device) for name, values in batch.observation.items()})
         return policy_loss(model, prediction, targets)
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from specact.lab.train.encoder import learned
 from specact.lab.train.export import write_bundle
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.jobs import Work, train_stages
-from specact.lab.train.loop import sort_log
+from specact.lab.train.loop import Accelerator, accelerator, sort_log
 from specact.lab.train.recipe import PolicyRecipe, Recipe, as_dict
 from specact.lab.train.stages import Progress
 from specact.lab.train.vqbet import Shapes, VQBeT
@@ -37,7 +37,15 @@ class Trained:
 
 
 def train(
-    recipe: Recipe, data: Path, out: Path, progress: Progress, *, threads: int = 1, jobs: int = 1, every: int = 250
+    recipe: Recipe,
+    data: Path,
+    out: Path,
+    progress: Progress,
+    *,
+    threads: int = 1,
+    jobs: int = 1,
+    every: int = 250,
+    on: Accelerator = "cpu",
 ) -> Trained:
     """Makes tokenizer, policies and bundles of a recipe; run again after a stop, it goes on where it was.
 
@@ -50,14 +58,16 @@ def train(
         jobs: stages that may be trained at the same time, each in a process of its own; it does not change the results.
             A program that asks for more than one must be importable: ``if __name__ == "__main__":``.
         every: steps between checkpoints, which is also what a kill can cost.
+        on: what policies are trained on; a run that was stopped may go on with another.
 
     Raises:
-        ConfigError: if ``out`` holds a run of another recipe, another process trains there, or a file cannot be
-            written.
+        ConfigError: if there is no such accelerator, ``out`` holds a run of another recipe, another process trains
+            there, or a file cannot be written.
         DataError: if the demonstrations cannot be used. ``out`` is untouched then.
         SpecactError: if the process of a stage ended before the stage did.
     """
     torch.set_num_threads(threads)
+    accelerator(on)  # what is not there is told at once
     check_free(out, as_dict(recipe))  # before demonstrations are made, which can take minutes
     task = stages.task_of(recipe)
     made = stages.demonstrated(recipe, task, data, progress)
@@ -69,7 +79,7 @@ def train(
     with locked(out):
         claim(out, as_dict(recipe))
         with stages.frames_at_hand(made, out / "frames", progress) as made:
-            work = Work(recipe, made, out, every)
+            work = Work(recipe, made, out, every, on)
             train_stages(work, progress, jobs=jobs, threads=threads)
             sort_log(out / "log.jsonl", list(work.plan()))
             return Trained(_export(work), last_lines(out))

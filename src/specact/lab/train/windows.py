@@ -119,9 +119,9 @@ class Windows:
         ahead = np.minimum(beyond, last[:, None])
         normalised = (episodes.action - centre) / scale
         self.chunks = torch.from_numpy(normalised[ahead].astype(np.float32))
-        self.counts = np.ones(episodes.steps, np.bool_)
+        self.counts: NDArray[np.bool_] = np.ones(episodes.steps, np.bool_)
         if skip_disturbed:
-            self.counts = (episodes.followed(chunk) | (beyond > last[:, None])).all(1)
+            self.counts = np.all(episodes.followed(chunk) | (beyond > last[:, None]), axis=1)
         self._drawn = np.flatnonzero(self.counts)
 
     def __len__(self) -> int:

@@ -1,0 +1,104 @@
+"""Training on another device than the CPU: PyTorch's meta device refuses what is not all in one place, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.lab.train.dots import dots
+
+from specact.errors import ConfigError
+from specact.families.chunks.policy import ChunkSpec
+from specact.lab.data.episodes import Episodes
+from specact.lab.train import loop, stages
+from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.chunk_train import demonstrated_stage
+from specact.lab.train.flow import Flow
+from specact.lab.train.loop import Stage, accelerator
+from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.tokenizer import ResidualVQ
+from specact.lab.train.windows import observation_of
+
+META = torch.device("meta")
+CHUNKS = ChunkRecipe(
+    kind="flow", bundle="dots", rate_hz=10.0, data=("dots",), sees=("image", "place"), instruction=True, window=1,
+    chunk=2, layers=1, heads=2, width=16, steps=4, batch=8, warmup=1, state_noise=0.1, bfloat16=False,
+    encoder=EncoderRecipe(tokens="patches", channels=(4, 4), shift=2),
+)  # fmt: skip
+CODES = Recipe(
+    rate_hz=10.0, data=("dots",), window=1, chunk=2, tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=8, steps=5),
+    policies={
+        "target": PolicyRecipe(
+            sees=("image", "place"), instruction=True, layers=1, heads=2, width=16, head_width=0, steps=4, batch=8,
+            state_noise=0.1, offset_on="sampled", bfloat16=False, encoder=CHUNKS.encoder,
+        )
+    },
+)  # fmt: skip
+
+
+def shows() -> Episodes:
+    seen = dots(200)
+    return Episodes(seen, seen["place"].copy(), np.arange(20, 201, 20), 10.0, instructions=("look",) * 10)
+
+
+def chunks(**changed: Any) -> Stage:
+    recipe, shown = replace(CHUNKS, **changed), shows()
+    spec = ChunkSpec(observation_of(recipe, recipe, shown, "the policy"), recipe.chunk, 2, 10.0)
+    return demonstrated_stage(stages.prepare(shown, recipe), recipe, spec)
+
+
+def codes() -> Stage:
+    data, settings = stages.prepare(shows(), CODES), CODES.policies["target"]
+    tokenizer = ResidualVQ(CODES.tokenizer, CODES.chunk, 2)
+    spec = stages.specs_of(CODES, shows())["target"]
+    return stages.policy_stage("target", settings, data, CODES, tokenizer, spec)
+
+
+@pytest.mark.parametrize("kind", ["flow", "regression", "tokens", "codes"])
+def test_a_step_happens_where_the_network_is(kind: str) -> None:
+    stage = codes() if kind == "codes" else chunks(kind=kind)
+    stage.module.to(META).train()
+    loss, parts = stage.update(0)
+    loss.backward()
+    assert loss.device == META and all(part.device == META for part in parts.values())
+    assert all(p.grad is None or p.grad.device == META for p in stage.module.parameters())
+    assert any(p.grad is not None for p in stage.module.parameters())
+
+
+def test_what_is_left_behind_would_be_seen() -> None:
+    stage = chunks()
+    assert isinstance(stage.module, Flow)
+    stage.module.expert.to(META)
+    with pytest.raises(RuntimeError, match="device"):
+        stage.update(0)
+
+
+def test_a_checkpoint_does_not_say_where_it_was_made(tmp_path: Path) -> None:
+    """Weights come back on the CPU, and a run goes on from a checkpoint whatever it was trained on."""
+    stage = chunks(kind="tokens")
+    found = loop.run(stage, tmp_path, lambda done: None, every=2, device=torch.device("cpu"))
+    assert {value.device.type for value in found.values()} == {"cpu"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_device_the_command_says_so() -> None:
+    with pytest.raises(ConfigError, match="CUDA device"):
+        accelerator("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_moves_between_both(tmp_path: Path) -> None:
+    def stopped(done: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(chunks(), tmp_path, stopped, every=1, device=torch.device("cuda"))
+    halfway = loop.run(chunks(), tmp_path, lambda done: None, every=1)
+    never = loop.run(chunks(), tmp_path / "never", lambda done: None, every=1)
+    for name, value in never.items():
+        torch.testing.assert_close(halfway[name], value, atol=1e-2, rtol=0.1)
