@@ -108,7 +108,9 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
         window = seen(data, row)
         draft = bundle.draft.infer(window)
         step = Proposal(window, np.zeros((1, 1), np.float32), Drafted(draft, np.zeros(len(draft.probs), np.int64)))
-        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.draft.inputs, bundle.fingerprint).estimate(window, draft)
+        estimate = TargetHead(bundle.path / HEAD, bundle.spec, bundle.draft.inputs, bundle.fingerprint).estimate(
+            window, draft
+        )
         assert (estimate <= draft.probs + 1e-6).all()
         rejected = 1.0 - np.prod(estimate[:, 0] / draft.probs[:, 0])
         assert gate.score(step, RNG(0)) == pytest.approx(rejected, abs=1e-5)

@@ -122,7 +122,7 @@ def prepare(episodes: Episodes, recipe: Demonstrated, *, skip_disturbed: bool = 
         raise DataError(
             f"no chunk of {recipe.chunk} actions lies before a disturbance; shorten chunk, or leave out skip_disturbed"
         )
-    return Dataset(windows[0], windows[1], statistics, *tensors, words)
+    return Dataset(windows[0], windows[1], statistics, tensors[0], tensors[1], words)
 
 
 def tokenizer_stage(dataset: Dataset, recipe: Recipe) -> Stage:
