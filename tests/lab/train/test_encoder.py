@@ -83,6 +83,24 @@ def test_features_in_place_of_frames_give_the_same_tokens() -> None:
     assert embedding(frames).shape == (2, 3, 5)
 
 
+def test_frames_of_a_window_are_moved_alike_and_in_training_alone() -> None:
+    embedding = ImageEmbedding(replace(SMALL, learns="", shift=3), (32, 32, 3), 5)
+    frames = torch.from_numpy(dots(8)["image"])[:, None].expand(-1, 4, -1, -1, -1)
+    with torch.no_grad():
+        still, moved = embedding.eval()(frames), embedding.train()(frames)
+        assert torch.equal(embedding.eval()(frames), still)
+        # Four times the same frame, moved alike; every sample in its own way.
+        torch.testing.assert_close(moved, moved[:, :1].expand(-1, 4, -1))
+        assert not torch.allclose(moved, still)
+        features = embedding.encoder(frames.flatten(0, 1)).unflatten(0, (8, 4))
+        torch.testing.assert_close(embedding.train()(features), still)
+
+
+def test_an_encoder_that_learns_a_pose_is_not_shown_moved_frames() -> None:
+    with pytest.raises(ConfigError, match="does not move with the frame"):
+        replace(SMALL, shift=2)
+
+
 def test_a_policy_leaves_a_trained_encoder_as_it_is(tmp_path: Path) -> None:
     encoder = trained(tmp_path).encoder
     shown = encoded(dataset(), "image", encoder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from specact.errors import ConfigError, DataError
 from specact.families.chunks.adapters import Inputs, chunk_policy
 from specact.families.chunks.policy import Chunk
 from specact.families.chunks.sources import LoadedPolicy
+from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
 from specact.lab.train.chunk_recipe import ChunkRecipe
@@ -102,7 +104,37 @@ def test_a_target_that_cannot_label_the_demonstrations_is_refused(
     chunk: int, actions_: int, rate_hz: float, names: set[str], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        check_teacher(taught_by(lambda state: state[:, :2]), chunk, actions_, rate_hz, names)
+        check_teacher(taught_by(lambda state: state[:, :2]), chunk, actions_, rate_hz, shown(*sorted(names)))
+
+
+def shown(*names: str, told: tuple[str, ...] | None = None) -> Episodes:
+    zeros = np.zeros((4, 2), np.float32)
+    return Episodes(dict.fromkeys(names, zeros), zeros, np.array([2, 4]), 20.0, told)
+
+
+def test_a_target_that_is_told_what_to_do_is_told_what_the_demonstration_shows(tmp_path: Path) -> None:
+    heard: list[str | None] = []
+
+    @chunk_policy(observation={"state": (8,)}, chunk=4, actions=2, rate_hz=20.0, instruction=True)
+    def policy(inputs: Inputs, instruction: list[str | None]) -> Chunk:
+        heard.extend(instruction)
+        sides = np.array([1.0 if text == "right" else -1.0 for text in instruction], np.float32)
+        return np.broadcast_to(0.5 * sides[:, None, None], (len(sides), 4, 2))
+
+    teacher = LoadedPolicy("target", policy, None, "one", "ball")
+    episodes = generate(TASK, 4, seed=0, noise=0.3).episodes
+    told = replace(episodes, instructions=("left", "right", "right", "left"))
+    check_teacher(teacher, 4, 2, 20.0, told)
+    data = prepare(told, RECIPE)
+    teach(data, teacher, 4, tmp_path, 0, quiet)
+    assert set(heard) == {"left", "right"}
+    chunks, _ = actions(data)
+    kept = data.train.episodes
+    assert kept.instructions is not None
+    for span, text in zip(kept.slices(), kept.instructions, strict=True):
+        np.testing.assert_allclose(chunks[span], 0.5 if text == "right" else -0.5, atol=1e-6)
+    with pytest.raises(ConfigError, match="target needs an instruction, and these demonstrations do not say"):
+        check_teacher(teacher, 4, 2, 20.0, episodes)
 
 
 def test_a_run_says_whose_answers_it_learned_and_belongs_to_that_target(tmp_path: Path) -> None:

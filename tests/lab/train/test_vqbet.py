@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import PolicySpec
+from specact.families.words import Words
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.readers import read
 from specact.lab.train import stages
@@ -85,6 +86,60 @@ def test_every_position_sees_the_goal(mode: Literal["token", "concatenate"]) -> 
         before, after = model(seen).logits, model(seen | {"goal": seen["goal"] + 1.0}).logits
     for position in range(4):
         assert not torch.allclose(before[:, position], after[:, position], atol=1e-4)
+
+
+def test_every_position_hears_the_words_and_words_hear_each_other() -> None:
+    words = Words.of(["go to the left", "go"])
+    model = network(replace(SHAPES, words=words))
+    assert model.positions.shape[0] == 4 + 1 + 4  # words, goal, window
+    seen = observations() | {"instruction": torch.from_numpy(words.numbers(["go to the left"] * 2))}
+    with torch.no_grad():
+        before = model(seen).logits
+        for place in range(4):
+            told = seen["instruction"].clone()
+            told[:, place] = 0
+            after = model(seen | {"instruction": told}).logits
+            assert (before - after).abs().amax((0, 2, 3)).min() > 1e-4, place
+        for newest in range(4):  # and still none sees the future
+            changed = seen["state"].clone()
+            changed[:, newest] += 1.0
+            after = model(seen | {"state": changed}).logits
+            torch.testing.assert_close(after[:, :newest], before[:, :newest])
+        mask = model.blocks[0].get_buffer("mask")
+        assert (mask[:4, :4] == 0.0).all() and (mask[:4, 4:] < 0.0).all()
+
+
+def test_padding_and_unknown_words_are_nothing_at_first() -> None:
+    words = Words.of(["go left"])
+    weight = network(replace(SHAPES, words=words)).get_parameter("embed_instruction.weight")
+    assert weight.shape == (4, 8)
+    assert (weight[:2] == 0.0).all() and (weight[2:] != 0.0).all()
+
+
+@pytest.mark.parametrize("disturbed", [True, False])
+def test_chunks_beyond_a_disturbance_are_neither_drawn_nor_weighed(disturbed: bool) -> None:
+    rng = np.random.default_rng(0)
+    ends = np.array([7, 8, 30])
+    episodes = Episodes(
+        {"state": np.zeros((30, 3), np.float32)}, rng.normal(size=(30, 2)).astype(np.float32), ends, 10.0, None,
+        (rng.random(30) < 0.3) if disturbed else None,
+    )  # fmt: skip
+    centre, scale = np.zeros(2, np.float32), np.ones(2, np.float32)
+    every = Windows(episodes, 3, centre, scale)
+    some = Windows(episodes, 3, centre, scale, skip_disturbed=True)
+    # Beyond an episode's end its last action is repeated, which counts.
+    whole = episodes.followed(3) | ~replace(episodes, disturbed=None).followed(3)
+    assert np.array_equal(some.counts, whole.all(1)) and some.counts.all() != disturbed
+    assert every.counts.all() and torch.equal(every.counted, every.chunks)
+    assert torch.equal(some.counted, every.chunks[torch.from_numpy(some.counts)])
+    spec = vectors(4, state=3)
+    for step in range(20):
+        batch, plain = some.draw(spec, 0, step, 16), every.draw(spec, 0, step, 16)
+        assert some.counts[batch.step[:, -1]].all()
+        real = every.at(spec, batch.step[:, -1].numpy()).weight
+        assert torch.equal(batch.weight, real * torch.from_numpy(some.counts)[batch.step])
+        # Without a disturbance, or where it is not asked for, nothing changes.
+        assert disturbed or (torch.equal(batch.step, plain.step) and torch.equal(batch.weight, plain.weight))
 
 
 def test_observations_are_standardised_inside_and_limited() -> None:

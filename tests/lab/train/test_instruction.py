@@ -1,0 +1,238 @@
+"""A pair that is told what to do and looks through two cameras: trained, exported, gated, distilled and served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.lab.train.told import TASK, WAYS
+
+from specact import load_bundle
+from specact.errors import BundleError, ConfigError
+from specact.families.codes.bundle import PARTS, Bundle
+from specact.families.codes.head import load_head
+from specact.families.codes.network import OnnxPolicy
+from specact.families.codes.spec import CodePolicy
+from specact.gates import Always, Never
+from specact.lab.data.generate import generate
+from specact.lab.envs import load_task
+from specact.lab.processes import serving
+from specact.lab.rollout.distillation import collector
+from specact.lab.rollout.pool import Pool
+from specact.lab.train import stages
+from specact.lab.train.distil import DistilRecipe, distil
+from specact.lab.train.export import PARITY, LastPosition
+from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.quantise import tiers, typical_inputs
+from specact.lab.train.rebuild import rebuild
+from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
+from specact.lab.train.teacher import lessons_along
+from specact.lab.train.train import train
+from specact.lab.train.variants import BundleVariants, prune_history
+from specact.observation import Window
+from specact.policy import SpeculativePolicy
+from specact.remote.client import Client
+from specact.remote.target import remote_verifier
+from specact.remote.transport import Endpoint
+
+ENV = "tests.lab.train.told:TASK"
+LEFT, RIGHT = WAYS
+TARGET = PolicyRecipe(
+    sees=("image.front", "image.top", "state"), history={"image.front": 1, "image.top": 1}, instruction=True,
+    encoder=EncoderRecipe(tokens="patches", channels=(4, 8), shift=1),
+    layers=1, heads=2, width=32, head_width=0, dropout=0.0, steps=200, batch=64, warmup=10, learning_rate=3e-3,
+)  # fmt: skip
+DRAFT = replace(
+    TARGET, sees=("image.front", "state"), history={}, encoder=EncoderRecipe(channels=(4, 8), keypoints=4, width=8)
+)
+RECIPE = Recipe(
+    env=ENV,
+    generate_episodes=40,
+    window=2,
+    chunk=2,
+    temperature=0.2,
+    tokenizer=TokenizerRecipe(codes=4, latent=4, hidden=16, steps=200, batch=64),
+    policies={"target": TARGET, "draft": DRAFT},
+    bundles={"told": ("target", "draft")},
+)
+
+
+def quiet(*_: Any) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("told")
+    train(RECIPE, folder, folder / "run", quiet)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def pair(run: Path) -> Bundle:
+    return load_bundle(run / "bundles" / "told")
+
+
+@pytest.fixture
+def copy(pair: Bundle, tmp_path: Path) -> Path:
+    shutil.copytree(pair.path, tmp_path / "told")
+    return tmp_path / "told"
+
+
+def windows(told: str | None, number: int = 8) -> list[Window]:
+    """As the device makes them, at places where either way may be the right one."""
+    made, env = [], TASK.make(render_mode=None)
+    for seed in range(number):
+        seen, _ = env.reset(seed=seed)
+        arrays = {name: np.stack([value] * 2) for name, value in seen.items() if name != "instruction"}
+        made.append(Window(arrays, told))
+    return made
+
+
+def way(pair: Bundle, policy: CodePolicy, seen: Sequence[Window]) -> np.ndarray:
+    """Mean of the likeliest actions."""
+    said = policy.infer_batch(seen)
+    return np.array([pair.tokenizer.decode(one.probs.argmax(-1), one.offsets).mean() for one in said])
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_it_goes_where_it_is_told_and_the_wrong_way_when_told_wrongly(pair: Bundle, role: str) -> None:
+    policy: OnnxPolicy = getattr(pair, role)
+    assert (way(pair, policy, windows(LEFT)) < -0.3).all()
+    assert (way(pair, policy, windows(RIGHT)) > 0.3).all()
+    # The same words in any case.
+    assert np.array_equal(
+        way(pair, policy, windows(RIGHT)), way(pair, policy, windows(RIGHT.upper().replace(" ", ", ") + "!"))
+    )
+
+
+def test_words_that_it_does_not_know_say_nothing(pair: Bundle) -> None:
+    told = [pair.target.infer_batch(windows(text)) for text in ("fly to the moon", "crawl to the sun", LEFT)]
+    for one, other, known in zip(*told, strict=True):
+        assert np.isfinite(one.probs).all() and np.array_equal(one.probs, other.probs)
+        assert not np.allclose(one.probs, known.probs)
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_the_exported_network_is_the_trained_one(pair: Bundle, role: Any) -> None:
+    """Rebuilt from the file, in PyTorch, on words as numbers."""
+    seen = [*windows(LEFT), *windows(RIGHT), *windows("go to sleep")]
+    policy: OnnxPolicy = getattr(pair, role)
+    inputs = policy.inputs.stack(seen)
+    assert inputs["instruction"].shape == (24, 4) and inputs["instruction"].dtype == np.int64
+    model = rebuild(pair, role, policy.observation.history)
+    torch_inputs = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in inputs.items()}
+    logits, offsets = (part.detach().numpy() for part in LastPosition(model)(torch_inputs))
+    for row, said in enumerate(policy.infer_batch(seen)):
+        np.testing.assert_allclose(said.offsets, offsets[row], atol=PARITY)
+        odds = np.exp((logits[row] - logits[row].max(-1, keepdims=True)) / RECIPE.temperature)
+        np.testing.assert_allclose(said.probs, odds / odds.sum(-1, keepdims=True), atol=5 * PARITY)
+
+
+def test_a_manifest_without_words_is_refused(copy: Path) -> None:
+    file = copy / "manifest.json"
+    manifest = json.loads(file.read_text())
+    assert manifest.pop("words") == {"vocabulary": ["go", "left", "right", "the", "to"], "length": 4}
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="must say which words it knows"):
+        load_bundle(copy)
+    # More words than the network was made for.
+    file.write_text(json.dumps(manifest | {"words": {"vocabulary": ["go", "left"], "length": 5}}))
+    with pytest.raises(BundleError, match="they do not match"):
+        load_bundle(copy)
+
+
+def test_served_it_answers_as_it_does_here(pair: Bundle, tmp_path: Path) -> None:
+    """The text crosses the wire; the device's copy has no target."""
+    device = tmp_path / "device"
+    shutil.copytree(pair.path, device)
+    (device / PARTS["target"]).unlink()
+    manifest = json.loads((device / "manifest.json").read_text())
+    (device / "manifest.json").write_text(json.dumps(manifest | {"left_out": ["target"]}))
+    without = load_bundle(device)
+    task = load_task(ENV)
+    for told in (3, 5):  # one seed of each way
+        env = task.make(render_mode=None)
+        seen, _ = env.reset(seed=told)
+        with (
+            serving(pair.path) as server,
+            Client(Endpoint("ws", "127.0.0.1", server.port), without.codec.dialect, "raw") as client,
+        ):
+            client.connect(30.0)
+            there = SpeculativePolicy(without, Always(), verifier=remote_verifier(client, without, 10_000.0), seed=1)
+            here = SpeculativePolicy(pair, Always(), seed=1)
+            for policy in (there, here):
+                policy.reset(0)
+            for _ in range(3):
+                assert np.array_equal(there.act(seen), here.act(seen))
+                seen, *_ = env.step(env.action_space.sample())
+
+
+def test_a_robot_that_is_told_nothing_is_refused_with_a_sentence(pair: Bundle) -> None:
+    seen, _ = TASK.make(render_mode=None).reset(seed=0)
+    policy = SpeculativePolicy(pair, Never(), seed=0)
+    policy.reset(0)
+    with pytest.raises(Exception, match="has no 'instruction'; this policy needs one, as text"):
+        policy.act({name: value for name, value in seen.items() if name != "instruction"})
+
+
+def test_fewer_observations_and_fewer_bits_leave_the_words(pair: Bundle, tmp_path: Path) -> None:
+    pruned = prune_history(pair, 1, tmp_path / "draft.onnx", role="draft")
+    shorter = pair.draft.observation.shortened(1)
+    assert shorter.instruction
+    policy = OnnxPolicy(pruned, pair.spec, shorter, words=pair.words)
+    assert (way(pair, policy, windows(LEFT)) < way(pair, policy, windows(RIGHT)) - 0.5).all()
+    file = BundleVariants(pair, tmp_path, lambda: windows(LEFT)).quantised(tiers("int8_static")[0].name)["target"]
+    rounded = OnnxPolicy(file, pair.spec, pair.spec.target, words=pair.words)
+    assert (way(pair, rounded, windows(LEFT)) < way(pair, rounded, windows(RIGHT)) - 0.5).all()
+    assert typical_inputs(pair, windows(LEFT, 1))["target"][0]["instruction"].shape == (1, 4)
+
+
+def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Path) -> None:
+    pair = load_bundle(copy)
+    few = HeadRecipe(hidden=16, steps=60, batch=32, rounds=2, rates=(0.5,))
+    with Pool(1) as pool:
+        collect = collector(300, pool, quiet, ENV, tmp_path / "frames")
+        assert np.isfinite(teach_head(pair, few, collect, copy / "gate", quiet)["loss"])
+        made = distil(pair, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet)
+    taught, distilled = load_bundle(copy), load_bundle(made)
+    head, drafts = load_head(taught), taught.draft.infer_batch(windows(LEFT))
+    one, other = (head.estimate_batch(windows(told), drafts) for told in (LEFT, RIGHT))
+    assert np.abs(one - other).max() > 0.01
+    assert distilled.words == pair.words
+    assert (way(distilled, distilled.draft, windows(LEFT)) < way(distilled, distilled.draft, windows(RIGHT))).all()
+
+
+def test_lessons_along_demonstrations_hold_the_instruction(pair: Bundle, tmp_path: Path) -> None:
+    shown = generate(TASK, 6, seed=1, noise=0.0).episodes
+    data = lessons_along(pair, shown, 20, tmp_path, quiet)
+    told = np.asarray(data.observation["instruction"])
+    assert pair.words is not None and shown.instructions is not None
+    assert np.array_equal(told, pair.words.numbers([shown.instructions[episode] for episode in data.episode]))
+    # What the target says is what it says to that instruction.
+    first = lessons_along(pair, replace(shown, instructions=(LEFT,) * 6), 20, tmp_path, quiet).said["target_probs"]
+    assert not np.allclose(first, data.said["target_probs"])
+    with pytest.raises(ConfigError, match="needs an instruction, and these demonstrations do not say"):
+        lessons_along(pair, replace(shown, instructions=None), 20, tmp_path, quiet)
+
+
+def test_demonstrations_without_words_cannot_teach_a_policy_that_is_told() -> None:
+    shown = replace(generate(TASK, 3, seed=1, noise=0.0).episodes, instructions=None)
+    with pytest.raises(ConfigError, match="'target' is to follow an instruction, and these demonstrations do not say"):
+        stages.specs_of(RECIPE, shown)
+
+
+@pytest.mark.parametrize("history", [{"image.front": 2, "image.top": 1}, {"image.front": 0, "image.top": 1}])
+def test_patches_need_a_history_of_one(history: dict[str, int]) -> None:
+    """They come before the window: with more, an older observation would see a newer frame."""
+    shown = generate(TASK, 3, seed=1, noise=0.0).episodes
+    recipe = replace(RECIPE, policies={"target": replace(TARGET, history=history), "draft": DRAFT})
+    with pytest.raises(ConfigError, match="give every camera a history of 1"):
+        stages.specs_of(recipe, shown)
