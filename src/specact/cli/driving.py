@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.cli.output import print_json, progress_bars, remarks, results
-from specact.errors import MissingExtraError, ObservationError
+from specact.errors import ConfigError, MissingExtraError, ObservationError
 from specact.interrupts import Interrupts
 from specact.plugins import make_object
 
@@ -44,8 +44,8 @@ class Plan:
 
 
 def drive(
-    plan: Plan, interrupts: Interrupts, robot: str | None, env: str | None, *, seconds: float, episodes: int, seed: int,
-    json: bool,
+    plan: Plan, interrupts: Interrupts, robot: str | None, env: str | None, *, live: bool, device_share: float | None,
+    seconds: float, episodes: int, seed: int, json: bool,
 ) -> None:  # fmt: skip
     """Runs the control loop to its end, and prints the summary, however it ends.
 
@@ -54,6 +54,8 @@ def drive(
         interrupts: entered.
         robot: ``MODULE:CLASS``, or None for a simulated one.
         env: of the simulated robot; the plan's own if None.
+        live: whether the simulated world goes on while nobody acts.
+        device_share: of one core, for all but the simulated world; None for no limit.
         seconds: how long a real robot runs [s].
         episodes: of a simulated one.
         seed: of its starts.
@@ -75,6 +77,8 @@ def drive(
     def run(driven: Robot, acting: Acting, proceed: Callable[[], bool]) -> None:
         run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.stopped, note)
 
+    if robot is not None and (live or device_share is not None):
+        raise ConfigError("--live and --device-share are for a simulated robot; leave them out with --robot")
     real = None if robot is None else make_object(robot, "robot", ("observe", "act"))
     try:
         if real is not None:
@@ -82,16 +86,15 @@ def drive(
             until = time.monotonic() + seconds
             run(real, acting, lambda: time.monotonic() < until)
         else:
-            simulated, start_of = _simulated(env, plan)
+            simulated, start_of, limited = _simulated(env, plan, live, device_share)
             acting = plan.make(simulated)
-            with progress_bars() as update:
+            with limited, progress_bars() as update:
                 for episode in range(episodes):
                     update("episodes", episode, episodes)
                     simulated.start(start_of(seed, episode, simulated.task))
                     acting.reset(episode)
                     run(simulated, acting, lambda: not simulated.done)
-                    outcome = {"success": simulated.success, "score": simulated.score, "stopped": acting.stopped}
-                    outcomes.append(outcome)
+                    outcomes.append(simulated.told | {"stopped": acting.stopped})
                 update("episodes", episodes, episodes)
             simulated.close()
     finally:
@@ -176,11 +179,16 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def _simulated(env: str | None, plan: Plan) -> tuple[Any, Any]:
+def _simulated(env: str | None, plan: Plan, live: bool, device_share: float | None) -> tuple[Any, Any, Any]:
     try:
+        from specact.lab import device
         from specact.lab.envs import env_of, load_task
+        from specact.lab.envs.live import LiveRobot
         from specact.lab.envs.robot import SimulatedRobot
         from specact.lab.rollout.rollout import start_of
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
-    return SimulatedRobot(load_task(env or env_of(plan, None), plan.observation)), start_of
+    name = env or env_of(plan, None)
+    # A world of its own is started first: the limit is the device's.
+    made = LiveRobot(name, plan.observation, plan.period_s) if live else None
+    return made or SimulatedRobot(load_task(name, plan.observation)), start_of, device.device_share(device_share)

@@ -93,6 +93,12 @@ class RunOptions:
     without arguments; a simulated robot if not given."""
     env: str | None = None
     """Environment of the simulated robot, a name or MODULE:TASK; the bundle's own if not given."""
+    live: bool = False
+    """The simulated world does not wait: it goes on at the control rate in a process of its own, and the robot holds
+    while there is no action."""
+    device_share: float | None = None
+    """Share of one core that everything but the simulated world gets, as on a slower device; needs Linux and the right
+    to make control groups."""
     deadline_ms: float | None = None
     """How long a step waits for the target; if not given, one control period, with --execution late the duration of a
     chunk of actions. Of a chunk policy alone: how long an inference may take; 1000 ms if not given."""
@@ -157,8 +163,8 @@ def run(options: Flat[RunOptions]) -> None:
     with Interrupts() as interrupts, ExitStack() as stack:
         plan = (_plan_policy if options.bundle is None else _plan_pair)(stack, options, fallback)
         drive(
-            plan, interrupts, options.robot, options.env, seconds=options.seconds, episodes=options.episodes,
-            seed=options.seed, json=options.json,
+            plan, interrupts, options.robot, options.env, live=options.live, device_share=options.device_share,
+            seconds=options.seconds, episodes=options.episodes, seed=options.seed, json=options.json,
         )  # fmt: skip
 
 

@@ -51,6 +51,11 @@ class SimulatedRobot:
         """Which task of a suite the episode is; empty elsewhere."""
         return str(self._info.get("task", ""))
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """How the episode went so far, as plain values."""
+        return {"success": self.success, "score": self.score}
+
     def observe(self) -> Any:
         return self._observation
 

@@ -1,0 +1,73 @@
+"""A slower device than this machine: a process that gets a share of one core, by the kernel's bandwidth control."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from specact.errors import ConfigError
+
+# So short that a control period of 20 ms has several; the share of each is used up before the process has to wait.
+_PERIOD_US = 5_000
+_LEAST_US = 1_000  # the kernel's
+_MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
+
+
+@contextmanager
+def device_share(share: float | None) -> Iterator[None]:
+    """For a while, this process and those it starts from now on have this share of one core between them.
+
+    Everything is slower then, not networks alone: reading observations, messages, Python. What was started before, such
+    as a simulated world, is not.
+
+    Args:
+        share: of one core, above 0 and at most 1; None for no limit.
+
+    Raises:
+        ConfigError: for another share, or where this machine does not let us (it takes Linux, and the right to make
+            control groups).
+    """
+    if share is None:
+        yield
+        return
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(f"--device-share is a share of one core, above 0 and at most 1, got {share}")
+    group = _group(share)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(str(os.getpid()))
+            group.rmdir()
+
+
+def _group(share: float) -> Path:
+    """Makes a control group with this share, of version 2 or 1, and enters it."""
+    period_us = max(_PERIOD_US, round(_LEAST_US / share))
+    quota_us = max(_LEAST_US, round(share * period_us))
+    limits = {"cpu.max": f"{quota_us} {period_us}"}, {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us}
+    reasons = []
+    for mount, files in zip(_MOUNTS, limits, strict=True):
+        group = mount / f"specact-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError as error:
+            reasons.append(f"{mount}: {error.strerror}")
+            continue
+        try:
+            for name, value in files.items():
+                if not (group / name).exists():
+                    raise FileNotFoundError(2, f"no {name}")
+                (group / name).write_text(str(value))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            return group
+        except OSError as error:
+            reasons.append(f"{mount}: {error.strerror}")
+            with suppress(OSError):
+                group.rmdir()
+    raise ConfigError(
+        "--device-share needs Linux and the right to make control groups for the processor, which this machine does "
+        f"not give ({'; '.join(reasons)}); run as root, or leave it out"
+    )
