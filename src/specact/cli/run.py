@@ -71,8 +71,9 @@ class PolicyOptions:
     """Actions of a chunk that are played; half of them if not given."""
     overlap_actions: int | None = None
     """The next inference begins when as few are left to play; half of the executed ones if not given."""
-    idle: Literal["hold_last", "stop_action"] = "hold_last"
-    """What is sent when the policy's actions have run out: the last action again, or the stop action."""
+    idle: Literal["hold_last", "stop_action", "nothing"] = "hold_last"
+    """What is sent when the policy's actions have run out: the last action again, the stop action, or nothing, for a
+    robot that holds by itself."""
     steps: int = 10
     """Euler steps of a flow policy."""
 

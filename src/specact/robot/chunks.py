@@ -21,7 +21,7 @@ from specact.robot.inference import Inference
 from specact.robot.loop import quantiles_ms
 from specact.types import Miss, StepRecord
 
-Idle = Literal["hold_last", "stop_action"]
+Idle = Literal["hold_last", "stop_action", "nothing"]
 
 
 class ChunkRunner:
@@ -36,8 +36,9 @@ class ChunkRunner:
         period_s: control period [s]; the policy's own if not given.
         roll_forward: a model of the robot, which ``roll_forward`` execution needs: what the robot would see after the
             actions ``[r, A]``, given an observation.
-        idle: what is sent in an idle control step: the last action again, or the fallback's stop action. Before the
-            first action it is the stop action, or nothing where nobody has said which that is.
+        idle: what is sent in an idle control step: the last action again, the fallback's stop action, or nothing, for a
+            robot that holds by itself. Before the first action the last one is the stop action, or nothing where nobody
+            has said which that is.
         fallback: ``stop`` stops the robot at the first inference that comes to nothing, and ``max_consecutive_misses``
             after more than so many; control steps without a usable observation count as well. Otherwise what is left of
             the chunk is played on.
@@ -148,6 +149,8 @@ class ChunkRunner:
         self._idling = played is None
         if played is None:
             self.counts["idle"] += 1
+            if self._idle == "nothing":
+                return None
             return self.stop_action if self._idle == "stop_action" or self._last is None else self._last
         if played.first:
             self.counts["chunks"] += 1

@@ -1,0 +1,189 @@
+"""Who succeeds in real time: policies on devices of different speed, beside a server behind real sockets.
+
+A simulated robot whose world does not wait (``specact run --live``), a device that has a share of one core
+(``--device-share``), the pair's target on a server in a process of its own, and a link between them. Nothing of the
+world, the server or the link counts against the device.
+
+Run: python benchmarks/device.py --pair PAIR --out DIR [--target BUNDLE] [--shares 1,.5,...] [--links NAME,...]
+     python benchmarks/device.py --out DIR --table
+
+Every cell of the table is a run of its own, kept in DIR as it ends; run again after a stop, what is there is not run
+again. Run it on a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specact.families.chunks.folder import PairSettings, make_pair
+from specact.files import file_stem, write_json
+from specact.lab.processes import linked, serving
+from specact.lab.statistics import wilson
+
+COMMAND = [sys.executable, "-c", "from specact.cli.main import main; main()"]
+# A pair's deadline, and how long an answer that nobody waits for may take [ms].
+WAITED_MS, LATE_MS = 50.0, 1000.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to control the robot.
+
+    Attributes:
+        name: in the table.
+        linked: whether a server takes part; without one the link makes no difference.
+        options: of ``specact run``; PAIR, ALONE, FEWER, TARGET and SERVER stand for what is run.
+    """
+
+    name: str
+    linked: bool
+    options: tuple[str, ...]
+
+
+ASYNCHRONOUS = ("--execution", "aligned", "--idle", "nothing")
+METHODS = (
+    Method("target, waited for", False, ("--bundle", "ALONE", "--gate", "never")),
+    Method("target, asynchronous", False, ("--policy", "TARGET", *ASYNCHRONOUS)),
+    Method("target, fewer steps", False, ("--bundle", "FEWER", "--gate", "never")),
+    Method("draft", False, ("--bundle", "PAIR", "--gate", "never")),
+    Method("ADAHI", True, ("--bundle", "PAIR", "--gate", "deviation", "--deadline-ms", str(WAITED_MS))),
+    Method("hybrid", True, ("--bundle", "PAIR", "--gate", "always", "--deadline-ms", str(WAITED_MS))),
+    Method("late ADAHI", True, ("--bundle", "PAIR", "--gate", "deviation", "--execution", "late")),
+    Method("remote target, asynchronous", True, ("--policy", "SERVER", *ASYNCHRONOUS, "--deadline-ms", str(LATE_MS))),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pair", help="a pair of chunk policies, calibrated; the server serves its target")
+    parser.add_argument("--target", help="the same target alone, as specact run --policy takes it")
+    parser.add_argument("--shares", default="1,0.5,0.25,0.1,0.05")
+    parser.add_argument("--links", default="wifi-paper,lte")
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--rate", default="0.4", help="of ADAHI's transmissions")
+    parser.add_argument(
+        "--fewer", type=int, default=0, help="Euler steps of the target with fewer steps, if it is a flow"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
+    asked = parser.parse_args()
+    if not asked.table:
+        run_all(asked)
+    print(table(list(kept(asked.out))))
+
+
+def run_all(asked: argparse.Namespace) -> None:
+    shares, links = [float(share) for share in asked.shares.split(",")], asked.links.split(",")
+    with ExitStack() as stack:
+        stands = {"PAIR": asked.pair, "TARGET": asked.target}
+        settings = PairSettings(draft_steps=10)
+        stands["ALONE"] = alone(asked.out / "alone", asked.target, settings)
+        if asked.fewer:
+            stands["FEWER"] = alone(asked.out / "fewer", asked.target, PairSettings(draft_steps=asked.fewer))
+        servers = {source: stack.enter_context(serving(source)) for source in dict.fromkeys([asked.pair, asked.target])}
+        for link in links:
+            # The device's end of a link is the server's port for whoever needs none.
+            ports = {
+                source: stack.enter_context(linked(server.port, link, asked.seed)).port
+                for source, server in servers.items()
+            }
+            stands["SERVER"] = f"ws://127.0.0.1:{ports[asked.target]}"
+            pair_server = f"ws://127.0.0.1:{ports[asked.pair]}"
+            for method in METHODS:
+                if method.name == "target, fewer steps" and not asked.fewer:
+                    continue
+                for share in shares:
+                    cell = {"method": method.name, "link": link if method.linked else "", "share": share}
+                    path = asked.out / f"{file_stem('-'.join(map(str, cell.values())))}.json"
+                    if path.exists():
+                        continue
+                    found = run_one(method, stands, pair_server, share, asked)
+                    write_json(path, cell | found)
+                    print(line(cell | found), flush=True)
+
+
+def alone(folder: Path, target: str, settings: PairSettings) -> str:
+    """A pair whose draft is the target: never gated, it is the target that is waited for in the control loop."""
+    if not folder.exists():
+        make_pair(folder, target, target, settings)
+    return str(folder)
+
+
+def run_one(
+    method: Method, stands: dict[str, str], pair_server: str, share: float, asked: argparse.Namespace
+) -> dict[str, Any]:
+    """One cell: what ``specact run`` says, or why it ended."""
+    options = [stands.get(option, option) for option in method.options]
+    if "--bundle" in options:
+        options += ["--server", pair_server]
+    if "deviation" in options:
+        options += ["--rate", asked.rate]
+    command = [
+        *COMMAND, "run", *options, "--env", "metaworld", "--live", "--device-share", str(share), "--episodes",
+        str(asked.episodes), "--seed", str(asked.seed), "--json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+    return {"command": command[3:], **json.loads(done.stdout)}
+
+
+def kept(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("*.json")):
+        yield json.loads(path.read_text())
+
+
+def line(cell: dict[str, Any]) -> str:
+    """What a cell says in one line."""
+    episodes = cell["episodes"]
+    won = wilson(sum(episode["success"] for episode in episodes), len(episodes))
+    steps = sum(episode["steps"] for episode in episodes)
+    held = sum(episode["held"] for episode in episodes) / max(1, steps)
+    late = max(episode["world_late_ms"] for episode in episodes)
+    misses = sum(cell["misses"].values()) / max(1, cell["inferences"])
+    where = " · ".join(part for part in (cell["method"], cell["link"], f"{cell['share']:g} of a core") if part)
+    return (
+        f"{where}: success {won.value:.2f} [{won.low:.2f}, {won.high:.2f}] of {len(episodes)}, held {held:.0%} of "
+        f"{steps} periods, missed {misses:.0%}, world at most {late:.0f} ms late"
+    )
+
+
+def table(cells: list[dict[str, Any]]) -> str:
+    """Methods and links by shares: success with its interval, and the share of periods in which the robot held."""
+    shares = sorted({cell["share"] for cell in cells}, reverse=True)
+    rows = dict.fromkeys((cell["method"], cell["link"]) for cell in cells)
+    order = [method.name for method in METHODS]
+    lines = [
+        "| method | link | " + " | ".join(f"{share:g} of a core" for share in shares) + " |",
+        "|---" * (2 + len(shares)) + "|",
+    ]
+    for method, link in sorted(rows, key=lambda row: (order.index(row[0]), row[1])):
+        found = {cell["share"]: cell for cell in cells if (cell["method"], cell["link"]) == (method, link)}
+        lines.append(f"| {method} | {link} | " + " | ".join(entry(found.get(share)) for share in shares) + " |")
+    return "\n".join(lines)
+
+
+def entry(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    episodes = cell["episodes"]
+    won = wilson(sum(episode["success"] for episode in episodes), len(episodes))
+    held = sum(e["held"] for e in episodes) / max(1, sum(e["steps"] for e in episodes))
+    missed = sum(cell["misses"].values()) / max(1, cell["inferences"])
+    return f"{won.value:.2f} [{won.low:.2f}, {won.high:.2f}], held {held:.0%}, missed {missed:.0%}"
+
+
+if __name__ == "__main__":
+    main()
