@@ -155,7 +155,7 @@ def line(cell: dict[str, Any]) -> str:
     misses = sum(cell["misses"].values()) / max(1, cell["inferences"])
     where = " · ".join(part for part in (cell["method"], cell["link"], f"{cell['share']:g} of a core") if part)
     return (
-        f"{where}: success {won.value:.2f} [{won.low:.2f}, {won.high:.2f}] of {len(episodes)}, held {held:.0%} of "
+        f"{where}: success {won.mean:.2f} [{won.low:.2f}, {won.high:.2f}] of {len(episodes)}, held {held:.0%} of "
         f"{steps} periods, missed {misses:.0%}, world at most {late:.0f} ms late"
     )
 
@@ -182,7 +182,7 @@ def entry(cell: dict[str, Any] | None) -> str:
     won = wilson(sum(episode["success"] for episode in episodes), len(episodes))
     held = sum(e["held"] for e in episodes) / max(1, sum(e["steps"] for e in episodes))
     missed = sum(cell["misses"].values()) / max(1, cell["inferences"])
-    return f"{won.value:.2f} [{won.low:.2f}, {won.high:.2f}], held {held:.0%}, missed {missed:.0%}"
+    return f"{won.mean:.2f} [{won.low:.2f}, {won.high:.2f}], held {held:.0%}, missed {missed:.0%}"
 
 
 if __name__ == "__main__":

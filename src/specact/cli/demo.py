@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specact.cli.output import command_line, contrast_lines, print_json, progress_bars, results, summary_table
 from specact.errors import ConfigError
+from specact.files import write_whole
 
 if TYPE_CHECKING:
     from specact.lab.report.paths import TracedEpisode
@@ -42,7 +43,7 @@ def demo(
     with Pool(workers) as pool, progress_bars() as update:
         what = Evaluation(bundle, None, METHODS, episodes, seed)
         summary = evaluate(what, folder, update, pool, command=command_line())
-    picture = _picture(bundle, summary, folder, seed)
+    picture = _picture(bundle, summary, folder, seed) or _film(folder)
     if json:
         print_json(summary)
         return
@@ -50,7 +51,11 @@ def demo(
     for line in contrast_lines(summary):
         results.print(line, highlight=False)
     results.print(_reading(summary), highlight=False)
-    results.print(f"run folder: {folder}" + (f"   picture: {picture}" if picture else ""), highlight=False)
+    results.print(
+        f"run folder: {folder}"
+        + (f"   {'film' if picture.suffix == '.webm' else 'picture'}: {picture}" if picture else ""),
+        highlight=False,
+    )
 
 
 def _reading(summary: dict[str, Any]) -> str:
@@ -63,6 +68,22 @@ def _reading(summary: dict[str, Any]) -> str:
         f"ADAHI sends {m['adahi']['transmission_rate']:.0%} of the steps, succeeds in {success['adahi']} "
         f"(random at the same rate: {success['random']}) and takes {saved:.0%} less time per action than hybrid."
     )
+
+
+def _film(folder: Path) -> Path | None:
+    """An episode of the run as a film from a camera, where this machine can draw the environment."""
+    try:
+        from specact.lab.report.films import show_film
+        from specact.lab.report.runs import find_runs
+    except ModuleNotFoundError:
+        return None
+    try:
+        film = show_film(find_runs([folder])[0][0], ("draft", "adahi", "hybrid")).film
+    except ConfigError:
+        return None
+    path = folder / "film.webm"
+    write_whole(path, film.video)
+    return path
 
 
 def _picture(bundle: str, summary: dict[str, Any], folder: Path, seed: int) -> Path | None:

@@ -47,7 +47,10 @@ def _group(share: float) -> Path:
     """Makes a control group with this share, of version 2 or 1, and enters it."""
     period_us = max(_PERIOD_US, round(_LEAST_US / share))
     quota_us = max(_LEAST_US, round(share * period_us))
-    limits = {"cpu.max": f"{quota_us} {period_us}"}, {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us}
+    limits: tuple[dict[str, object], ...] = (
+        {"cpu.max": f"{quota_us} {period_us}"},
+        {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us},
+    )
     reasons = []
     for mount, files in zip(_MOUNTS, limits, strict=True):
         group = mount / f"specact-{os.getpid()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 
 from specact import __version__
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import load_flow, load_regression
+from specact.families.chunks.bundle import FlowBundle, RegressionBundle, load_flow, load_regression
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.folder import DRAFT, PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
+from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.gates.settings import GateSettings
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.rollout.distillation import Collect
@@ -34,6 +36,9 @@ from specact.runtime.manifest import kind_of, read_manifest
 from specact.toml import build
 from specact.units import ActionUnits
 
+_LOADERS: dict[str, Callable[[Path], FlowBundle | RegressionBundle | TokenBundle]] = {
+    "flow": load_flow, "regression": load_regression, "tokens": load_tokens,
+}  # fmt: skip
 # Of lessons, what is validated on at most.
 _HELD_OUT = 1024
 
@@ -132,12 +137,12 @@ def _draft_of(pair: ChunkPair) -> tuple[ChunkRecipe, FlowUnits]:
             f"the draft of {pair.name} is no bundle of a chunk policy that specact train made, so how to train it is "
             'not known; train one with a recipe of kind = "regression" or "flow" and make the pair with it'
         )
-    if pair.draft.spec.observation.images:
+    if pair.draft.spec.observation.images or pair.draft.spec.observation.instruction:
         raise ConfigError(
-            f"the draft of {pair.name} has a camera, and states of rollouts are kept without frames; distil it along "
-            "demonstrations: specact train RECIPE --distil TARGET"
+            f"the draft of {pair.name} has a camera or follows an instruction, and states of rollouts are kept without "
+            "frames and words; distil it along demonstrations: specact train RECIPE --distil TARGET"
         )
-    bundle = load_regression(folder) if kind == "regression" else load_flow(folder)
+    bundle = _LOADERS[kind](folder)
     recipe = {name: value for name, value in bundle.manifest["recipe"].items() if name != "teacher"}
     return build(
         ChunkRecipe, json.loads(json.dumps(recipe), object_hook=_given), "the recipe of the draft"
