@@ -1,9 +1,10 @@
-"""What it costs to look through cameras, and how often the scripted experts of metaworld succeed.
+"""What it costs to look through cameras, how often metaworld's experts succeed, and how often the policies do.
 
-Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts]
+Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies --pairs PAIR ...]
 
 ``rendering`` is processor time of a control step with and without frames, drawn by software on one core. ``experts``
-records 50 episodes of each task without frames, in runs/metaworld, and resumes. The summary is kept in
+records 50 episodes of each task without frames. ``policies`` evaluates pairs on 20 episodes of each task, the same for
+all of them, and again with every camera blank. The runs lie in runs/metaworld, and resume. The summary is kept in
 benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
 """
 
@@ -16,10 +17,14 @@ import subprocess
 
 os.environ["LP_NUM_THREADS"] = "0"  # before Mesa starts: it draws in the thread that asks
 
+import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import mujoco
 import numpy as np
 from pages import fill
@@ -35,16 +40,45 @@ ENVS = {"metaworld": ("image.corner2", "image.gripper"), "kitchen": ("image.scen
 STEPS = 60
 EPISODES = 50
 NOISE = (0.0, 0.4)
+RUNS = ROOT / "runs" / "metaworld"
+# Episodes of the evaluation: none of the demonstrations and calibrations begins like one of them.
+SEED, EACH, RATE = 1, 20, 0.4
+METHODS = ("draft", "random", "adahi", "hybrid", "target")
+
+
+class Blank(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
+    """A world in which every camera shows black."""
+
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.zeros_like(seen) if name.startswith("image.") else seen for name, seen in observation.items()}
+
+
+def make_blank(**options: Any) -> Blank:
+    return Blank(load_task("metaworld").make(**options))
+
+
+# What ``specact eval --env suite:BLANK`` loads.
+BLANK = replace(load_task("metaworld"), name="metaworld-blank", make=make_blank)
 
 
 def main() -> None:
+    parts = {
+        "rendering": (rendering, rendering_table), "experts": (experts, experts_table),
+        "policies": (policies, policies_table),
+    }  # fmt: skip
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", nargs="*", default=["rendering", "experts"], choices=["rendering", "experts"])
+    parser.add_argument("what", nargs="*", default=["rendering", "experts"], choices=list(parts))
+    parser.add_argument("--pairs", nargs="*", default=[], help="of policies: names or folders of pairs")
+    asked = parser.parse_args()
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    for name in parser.parse_args().what:
-        kept[name] = rendering() if name == "rendering" else experts()
+    for name in asked.what:
+        measure, table = parts[name]
+        if name == "policies":
+            kept[name] = kept.get(name, {}) | policies(asked.pairs)
+        else:
+            kept[name] = measure()
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-        fill(PAGE, name, rendering_table(kept[name]) if name == "rendering" else experts_table(kept[name]))
+        fill(PAGE, name, table(kept[name]))
 
 
 def rendering() -> dict[str, Any]:
@@ -91,7 +125,7 @@ def experts() -> list[dict[str, Any]]:
     """What ``specact data generate`` counts, without noise and with."""
     counts = []
     for noise in NOISE:
-        out = ROOT / "runs" / "metaworld" / f"experts-{round(100 * noise)}"
+        out = RUNS / f"experts-{round(100 * noise)}"
         words = ["--env", "metaworld", "--pixels", "0", "--noise", str(noise), "--episodes", str(EPISODES)]
         done = subprocess.run(
             ["specact", "data", "generate", *words, "--out", str(out), "--json"], check=True, stdout=subprocess.PIPE
@@ -109,6 +143,67 @@ def experts_table(kept: list[dict[str, Any]]) -> str:
         lines.append(f"| {task} | {' | '.join(shares)} |")
     totals = (f"{run['kept']} of {run['tried']}, {run['steps']} steps" for run in kept)
     return "\n".join([*lines, f"| all | {' | '.join(totals)} |"])
+
+
+def policies(pairs: Sequence[str] = ()) -> dict[str, Any]:
+    """By pair, what ``specact eval`` says of it, with its cameras and without."""
+    found = {}
+    for pair in pairs:
+        name = Path(pair).name
+        found[name] = {
+            "seen": evaluated(pair, RUNS / f"{name}-seen", METHODS),
+            "blank": evaluated(pair, RUNS / f"{name}-blank", ("draft", "hybrid", "target"), "--env", "suite:BLANK"),
+        }
+    return found
+
+
+def evaluated(pair: str, out: Path, methods: Sequence[str], *options: str) -> dict[str, Any]:
+    words = [
+        "--bundle", pair, "--methods", ",".join(methods), "--episodes", str(EACH * 10), "--seed", str(SEED), "--rate",
+        str(RATE), "--out", str(out), "--json", *options,
+    ]  # fmt: skip
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", "from specact.cli.main import main; main()", "eval", *words],
+        check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    said: dict[str, Any] = json.loads(done.stdout)
+    return {key: said[key] for key in ("methods", "contrasts", "episodes", "seed", "rate")}
+
+
+def policies_table(kept: dict[str, Any]) -> str:
+    """For every pair: success of each task, then of all with its interval, and what was sent."""
+    lines = []
+    for name, runs in kept.items():
+        seen, blank = runs["seen"]["methods"], runs["blank"]["methods"]
+        shown = [method for method in METHODS if method in seen]
+        lines += ["", f"`{name}`", "", f"| task | {' | '.join(shown)} |", f"|---|{'---|' * len(shown)}"]
+        for task in seen[shown[0]]["tasks"]:
+            rates = (f"{seen[method]['tasks'][task]['rate']:.2f}" for method in shown)
+            lines.append(f"| {task} | {' | '.join(rates)} |")
+        lines.append(f"| **all** | {' | '.join(interval(seen[method]['success']) for method in shown)} |")
+        lines.append(f"| cameras blank | {' | '.join(blanked(blank.get(method)) for method in shown)} |")
+        for title, key in (("transmission rate", "transmission_rate"), ("true skip ratio", "true_skip_ratio")):
+            lines.append(f"| {title} | {' | '.join(number(seen[method].get(key)) for method in shown)} |")
+        times = (f"{seen[method]['latency']['per_action_ms']:.1f}" for method in shown)
+        lines.append(f"| ms an action | {' | '.join(times)} |")
+    return "\n".join(lines[1:])
+
+
+def interval(success: dict[str, Any]) -> str:
+    return f"**{success['rate']:.2f}** [{success['low']:.2f}, {success['high']:.2f}]"
+
+
+def blanked(found: dict[str, Any] | None) -> str:
+    """Success without cameras, and how much of what was drafted the target accepts then."""
+    if found is None:
+        return ""
+    accepted = (found.get("acceptance") or {}).get("all")
+    return f"{found['success']['rate']:.2f}" + ("" if accepted is None else f" ({accepted:.2f} accepted)")
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":
