@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import ImageColor
 
+from specact.cli import demo
 from specact.errors import ConfigError
 from specact.lab.evaluation import film as films
 from specact.lab.evaluation.film import Film, load_film
@@ -96,3 +97,13 @@ def test_a_film_is_made_once_and_again_for_other_methods(folder: Path, monkeypat
     monkeypatch.setenv("MUJOCO_GL", "nothing")
     with pytest.raises(ConfigError, match="cannot draw the environment"):
         load(folder, ("draft",))
+
+
+def test_the_demo_films_draft_adahi_and_hybrid(folder: Path) -> None:
+    path = demo._film(folder)
+    assert path == folder / "film.webm"
+    said = [json.loads(file.read_text()) for file in (folder / "films").glob("*.json")]
+    methods = [[screen["method"] for screen in film["screens"]] for film in said]
+    assert ["draft", "adahi", "hybrid"] in methods
+    with av.open(path) as video:
+        assert next(video.decode(video=0)).width == films.WIDTH_PX
