@@ -26,8 +26,9 @@ MODULES = sorted(found.name for found in pkgutil.walk_packages(specact.__path__,
 
 # Packages and modules whose ``__all__`` is what others may use.
 FACES = (
-    "specact", "specact.execution", "specact.families.chunks", "specact.families.codes", "specact.gates",
-    "specact.links", "specact.observation", "specact.remote", "specact.robot", "specact.server", "specact.tised",
+    "specact", "specact.execution", "specact.families.chunks", "specact.families.codes",
+    "specact.families.tokens", "specact.gates", "specact.links", "specact.observation", "specact.remote",
+    "specact.robot", "specact.server", "specact.tised",
 )  # fmt: skip
 # What a device does not have.
 OPTIONAL = ("fastapi", "gymnasium", "h5py", "matplotlib", "mujoco", "onnx", "pyarrow", "scipy", "torch", "uvicorn")
