@@ -20,6 +20,7 @@ from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
 from specact.families.tokens.policy import TokenPolicy
 from specact.lab.data.episodes import Episodes
+from specact.lab.processes import serving
 from specact.lab.train import stages
 from specact.lab.train.chunk_export import write_token_bundle
 from specact.lab.train.chunk_recipe import ChunkRecipe
@@ -29,6 +30,7 @@ from specact.lab.train.recipe import EncoderRecipe
 from specact.lab.train.tokens import TokenModel
 from specact.lab.train.windows import observation_of
 from specact.observation import Window
+from specact.remote_policy import connect
 from specact.rng import StepAddress
 from specact.wire.messages import Request
 
@@ -263,6 +265,16 @@ def test_it_is_a_chunk_policy_for_pairs_and_servers(bundle: TokenBundle, tmp_pat
     (answer,) = responder.respond([Request("infer", 0, 100.0, seen, StepAddress(0, 0, 0, 0))])
     assert not isinstance(answer, WireError)
     np.testing.assert_array_equal(answer["chunk"], bundle.policy().infer(seen, np.random.default_rng(0)))
+
+
+def test_a_server_answers_as_it_does_here(bundle: TokenBundle) -> None:
+    """A server process on loopback: the frame, the state and the instruction go there, a chunk comes back."""
+    with serving(bundle.path) as server, connect(f"ws://127.0.0.1:{server.port}", deadline_ms=30_000.0) as remote:
+        assert remote.spec == bundle.spec
+        for row, seen in enumerate([window(4, TOLD[0]), window(4, TOLD[1]), window(15, TOLD[1])]):
+            address = StepAddress(0, 0, 0, row)
+            chunk = remote.ask(seen, address)
+            np.testing.assert_array_equal(chunk, bundle.policy().infer(seen, np.random.default_rng(0)))
 
 
 def test_parts_that_do_not_fit_are_refused(bundle: TokenBundle, tmp_path: Path) -> None:
