@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.sources import load_policy
 from specact.families.load import load_pair, load_responder
+from specact.lab.train import checkpoint
 from specact.lab.train.chunk_recipe import load_chunk_recipe
 from specact.lab.train.chunk_train import train_chunks
 from specact.observation import Window
@@ -89,6 +91,22 @@ def test_the_graph_was_checked_against_the_trained_network(run: Path) -> None:
     manifest = json.loads((run / "bundles" / "line" / "manifest.json").read_text())
     assert manifest["kind"] == "regression" and 0.0 <= manifest["parity"]["policy"] < 2e-4
     assert manifest["training"]["regression"]["held_out"].keys() == {"action_l1"}
+
+
+def test_bundles_are_kept_on_the_way(run: Path, tmp_path: Path) -> None:
+    """They change nothing about how it ends."""
+    recipe = replace(load_chunk_recipe(run.parent / "recipe.toml"), snapshots=2)
+    made = train_chunks(recipe, run.parent, tmp_path / "run", lambda *_: None)
+    assert [path.name for path in made.bundles] == ["line-100", "line-200", "line"]
+    window = Window({"state": np.full((2, 1), 0.4, np.float32)})
+
+    def answer(path: Path) -> np.ndarray:
+        return load_regression(path).policy.infer(window, np.random.default_rng(0))
+
+    np.testing.assert_array_equal(answer(made.bundles[2]), answer(run / "bundles" / "line"), "it ends as without them")
+    assert not np.array_equal(answer(made.bundles[0]), answer(made.bundles[1]))
+    weights = [checkpoint.read(tmp_path / "run" / f"regression@{step}.safetensors")[0] for step in (100, 200)]
+    assert weights[0].keys() == weights[1].keys()
 
 
 def test_it_is_a_draft_for_any_target(run: Path) -> None:

@@ -45,6 +45,8 @@ class ChunkRecipe:
         steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
         draws: of a flow, times and noises per window of a batch; they share its prefix.
         average: decay of the exponential average of the weights, which is what is exported.
+        snapshots: how many bundles ``BUNDLE-STEP`` are made on the way, evenly over the steps. Which is the best,
+            rollouts tell; the loss on held-out demonstrations does not.
         bfloat16: whether matrix products in training run in bfloat16.
         precision: of the exported weights.
         seed: of everything random.
@@ -78,6 +80,7 @@ class ChunkRecipe:
     weight_decay: float = 1e-2
     warmup: int = 200
     average: float = 0.999
+    snapshots: int = 0
     bfloat16: bool = True
     precision: Literal["float16", "float32"] = "float16"
     seed: int = 0
@@ -86,7 +89,7 @@ class ChunkRecipe:
     def __post_init__(self) -> None:
         sizes = ("window", "chunk", "layers", "heads", "width", "steps", "batch", "draws")
         check_ranges(self, dict.fromkeys(sizes, COUNT))
-        not_negative = ("generate_episodes", "generate_noise", "state_noise", "weight_decay", "warmup")
+        not_negative = ("generate_episodes", "generate_noise", "state_noise", "weight_decay", "warmup", "snapshots")
         check_ranges(self, dict.fromkeys(not_negative, NOT_NEGATIVE))
         check_ranges(
             self,

@@ -17,7 +17,7 @@ from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.tokens.bins import BINS
 from specact.families.words import Words
-from specact.lab.train import stages
+from specact.lab.train import checkpoint, stages
 from specact.lab.train.chunk_export import WRITERS, ChunkModel
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.flow import Flow
@@ -123,6 +123,7 @@ def chunk_stage(
         learning_rate=cosine(recipe.learning_rate, recipe.warmup, recipe.steps),
         seed=recipe.seed,
         average=recipe.average,
+        averages_at=tuple(recipe.steps * part // (recipe.snapshots + 1) for part in range(1, recipe.snapshots + 1)),
     )
 
 
@@ -224,21 +225,21 @@ def _train(
     device: torch.device,
 ) -> Trained:
     stage = demonstrated_stage(dataset, recipe, spec)
-    stage.module.load_state_dict(run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps), device=device))
-    assert isinstance(stage.module, ChunkModel)
-    folder = out / "bundles" / recipe.bundle
-    manifest = {
-        "name": recipe.bundle,
-        "env": recipe.env or "",
-        "specact": __version__,
-        "recipe": asked,
-        "training": last_lines(out),
+    last = run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps), device=device)
+    manifest = {"env": recipe.env or "", "specact": __version__, "recipe": asked, "training": last_lines(out)}
+    kept = {
+        f"{recipe.bundle}-{step}": checkpoint.read(out / f"{stage.name}@{step}.safetensors")[0]
+        for step in stage.averages_at
     }
-    WRITERS[recipe.kind](
-        folder,
-        manifest=manifest,
-        model=stage.module,
-        units=units_of(dataset, recipe.kind),
-        half=recipe.precision == "float16",
-    )
-    return Trained([folder], last_lines(out))
+    folders = []
+    for name, weights in (kept | {recipe.bundle: last}).items():
+        stage.module.load_state_dict(weights)
+        folders.append(out / "bundles" / name)
+        WRITERS[recipe.kind](
+            folders[-1],
+            manifest={"name": name, **manifest},
+            model=stage.module,
+            units=units_of(dataset, recipe.kind),
+            half=recipe.precision == "float16",
+        )
+    return Trained(folders, last_lines(out))

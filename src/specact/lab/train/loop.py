@@ -42,6 +42,7 @@ class Stage:
         seed: of everything random.
         average: decay of the exponential average of the weights; 0 to keep the raw ones.
         snapshot_at: step after which the raw weights are kept as ``NAME@snapshot``; 0 for never.
+        averages_at: steps after which the averaged weights are kept as ``NAME@STEP``.
         after_update: called with the step's number once the weights have moved, or None.
     """
 
@@ -55,6 +56,7 @@ class Stage:
     seed: int
     average: float = 0.0
     snapshot_at: int = 0
+    averages_at: tuple[int, ...] = ()
     after_update: Callable[[int], None] | None = None
 
 
@@ -164,6 +166,8 @@ def run(
         advance(done)
         if done == stage.snapshot_at:
             checkpoint.write(folder / f"{stage.name}@snapshot.safetensors", weights, {})
+        if done in stage.averages_at:
+            checkpoint.write(folder / f"{stage.name}@{done}.safetensors", averaged, {})
         if done % every == 0 or done == stage.steps:
             metrics = {"loss": float(loss.detach()), **{name: float(value) for name, value in parts.items()}}
             with _weights(stage.module, averaged):
