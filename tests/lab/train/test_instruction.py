@@ -17,7 +17,7 @@ from tests.lab.train.told import TASK, WAYS
 from specact import load_bundle
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import PARTS, Bundle
-from specact.families.codes.head import load_head
+from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.spec import CodePolicy
 from specact.gates import Always, Never
@@ -27,9 +27,9 @@ from specact.lab.processes import serving
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train import stages
-from specact.lab.train.distil import DistilRecipe, distil
+from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
 from specact.lab.train.export import PARITY, LastPosition
-from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, export_head, teach_head
 from specact.lab.train.quantise import tiers, typical_inputs
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
@@ -157,22 +157,24 @@ def test_served_it_answers_as_it_does_here(pair: Bundle, tmp_path: Path) -> None
     manifest = json.loads((device / "manifest.json").read_text())
     (device / "manifest.json").write_text(json.dumps(manifest | {"left_out": ["target"]}))
     without = load_bundle(device)
-    task = load_task(ENV)
-    for told in (3, 5):  # one seed of each way
-        env = task.make(render_mode=None)
-        seen, _ = env.reset(seed=told)
-        with (
-            serving(pair.path) as server,
-            Client(Endpoint("ws", "127.0.0.1", server.port), without.codec.dialect, "raw") as client,
-        ):
-            client.connect(30.0)
-            there = SpeculativePolicy(without, Always(), verifier=remote_verifier(client, without, 10_000.0), seed=1)
-            here = SpeculativePolicy(pair, Always(), seed=1)
+    with (
+        serving(pair.path) as server,
+        Client(Endpoint("ws", "127.0.0.1", server.port), without.codec.dialect, "raw") as client,
+    ):
+        client.connect(30.0)
+        there = SpeculativePolicy(without, Always(), verifier=remote_verifier(client, without, 10_000.0), seed=1)
+        here = SpeculativePolicy(pair, Always(), seed=1)
+        heard = set()
+        for episode in range(6):
+            env = load_task(ENV).make(render_mode=None)
+            seen, _ = env.reset(seed=episode)
+            heard.add(seen["instruction"])
             for policy in (there, here):
-                policy.reset(0)
-            for _ in range(3):
+                policy.reset(episode)
+            for _ in range(2):
                 assert np.array_equal(there.act(seen), here.act(seen))
                 seen, *_ = env.step(env.action_space.sample())
+    assert heard == {LEFT, RIGHT}
 
 
 def test_a_robot_that_is_told_nothing_is_refused_with_a_sentence(pair: Bundle) -> None:
@@ -208,6 +210,33 @@ def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Pat
     assert np.abs(one - other).max() > 0.01
     assert distilled.words == pair.words
     assert (way(distilled, distilled.draft, windows(LEFT)) < way(distilled, distilled.draft, windows(RIGHT))).all()
+
+
+def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) -> None:
+    """The target in the place of the draft, which reads patches of two cameras."""
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for part in ("policies", "spec", "fingerprints"):
+        manifest[part]["draft"] = manifest[part]["target"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copyfile(copy / PARTS["target"], copy / PARTS["draft"])
+    pair = load_bundle(copy)
+    data, looks = lessons_along(pair, generate(TASK, 6, 1, 0.0).episodes, 20, tmp_path, quiet), draft_encoders(pair)
+    features = encoded(data, looks)
+    assert np.asarray(features.observation["image.front"]).shape == (20, 1, 4 * 32)
+    network = TargetHeadNetwork(pair.spec, HeadRecipe(hidden=16), features, looks, pair.words).eval()
+    with torch.no_grad():
+        found, frames = (
+            network({name: torch.from_numpy(np.asarray(values)) for name, values in part.observation.items()},
+                    torch.from_numpy(part.said["draft_probs"]))
+            for part in (features, data)
+        )  # fmt: skip
+    torch.testing.assert_close(found, frames)
+    export_head(network, pair.fingerprint, copy / "head.onnx")
+    head, (seen, *_) = TargetHead(copy / "head.onnx", pair.spec, pair.draft.inputs, pair.fingerprint), windows(LEFT)
+    draft = pair.draft.infer(seen)
+    for camera in ("image.front", "image.top"):
+        blank = Window({**seen.arrays, camera: np.zeros_like(seen[camera])}, LEFT)
+        assert np.abs(head.estimate(seen, draft) - head.estimate(blank, draft)).max() > 1e-6
 
 
 def test_lessons_along_demonstrations_hold_the_instruction(pair: Bundle, tmp_path: Path) -> None:

@@ -73,9 +73,8 @@ def train(
     made = stages.demonstrated(recipe, task, data, progress)
     specs = stages.specs_of(recipe, made)
     made = stages.needed(made, specs.values(), learned(recipe, specs, made, task))
-    stages.prepare(
-        made, recipe, skip_disturbed=recipe.skip_disturbed
-    )  # what cannot be used is refused before there is a folder
+    # What cannot be used is refused before there is a folder.
+    stages.prepare(made, recipe, skip_disturbed=recipe.skip_disturbed)
     with locked(out):
         claim(out, as_dict(recipe))
         with stages.frames_at_hand(made, out / "frames", progress) as made:
