@@ -12,6 +12,7 @@ import torch
 from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 from lerobot.policies.pi0 import modeling_pi0, processor_pi0
+from lerobot.policies.pi05 import modeling_pi05, processor_pi05
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -31,7 +32,9 @@ STATS = {
     "action": {"mean": torch.tensor([0.5, -1.0]), "std": torch.tensor([0.2, 2.0])},
 }
 for _found in STATS.values():
-    _found["min"], _found["max"] = (_found["mean"] + side * 9.0 * _found["std"] for side in (-1.0, 1.0))
+    for _names, _scales in ((("min", "max"), 9.0), (("q01", "q99"), 2.0)):
+        for _name, _side in zip(_names, (-1.0, 1.0), strict=True):
+            _found[_name] = _found["mean"] + _side * _scales * _found["std"]
 
 
 def save(kind: str, path: Path, seed: int = 0, **settings: Any) -> Path:
@@ -102,30 +105,35 @@ def smolvla(path: Path) -> Path:
     )  # fmt: skip
 
 
-def pi0(path: Path, **settings: Any) -> Path:
+def pi0(path: Path, kind: str = "pi0", **settings: Any) -> Path:
     """Pi0, whose sizes are in its code: load it within :func:`tiny_gemma` as well."""
     tokenizer = path.with_name(path.name + "-tokenizer")
     _tokenizer().save_pretrained(tokenizer)
-    step = processor_pi0.TokenizerProcessorStep
+    processing = {"pi0": processor_pi0, "pi05": processor_pi05}[kind]
+    step = processing.TokenizerProcessorStep
 
     def local(tokenizer_name: str, **more: Any) -> Any:
         return step(tokenizer_name=str(tokenizer), **more)
 
-    with tiny_gemma(), mock.patch.object(processor_pi0, "TokenizerProcessorStep", local):
+    with tiny_gemma(), mock.patch.object(processing, "TokenizerProcessorStep", local):
         return save(
-            "pi0", path, chunk_size=CHUNK, n_action_steps=CHUNK, max_action_dim=WIDTH, max_state_dim=WIDTH,
-            image_resolution=(28, 28), tokenizer_max_length=8, **settings,
+            kind, path, chunk_size=CHUNK, n_action_steps=CHUNK, max_action_dim=WIDTH, max_state_dim=WIDTH,
+            image_resolution=(28, 28), tokenizer_max_length=12, **settings,
         )  # fmt: skip
+
+
+def pi05(path: Path) -> Path:
+    """Pi0.5, which reads its state as words."""
+    return pi0(path, "pi05")
 
 
 @contextmanager
 def tiny_gemma() -> Iterator[None]:
-    """While this lasts pi0 is made with a width of 16."""
+    """While this lasts pi0 and pi0.5 are made with a width of 16."""
+    real = modeling_pi0.PaliGemmaForConditionalGenerationWithPiGemma
 
     def sizes(variant: str) -> Any:
         return modeling_pi0.GemmaConfig(width=16, depth=2, mlp_dim=16, num_heads=8, num_kv_heads=1, head_dim=8)
-
-    real = modeling_pi0.PaliGemmaForConditionalGenerationWithPiGemma
 
     def made(config: Any) -> Any:
         small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -133,10 +141,8 @@ def tiny_gemma() -> Iterator[None]:
             setattr(config.vision_config, name, value)
         return real(config)
 
-    with (
-        mock.patch.object(modeling_pi0, "get_gemma_config", sizes),
-        mock.patch.object(modeling_pi0, "PaliGemmaForConditionalGenerationWithPiGemma", made),
-    ):
+    seams = {"get_gemma_config": sizes, "PaliGemmaForConditionalGenerationWithPiGemma": made}
+    with mock.patch.multiple(modeling_pi0, **seams), mock.patch.multiple(modeling_pi05, **seams):
         yield
 
 

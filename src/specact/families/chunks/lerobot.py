@@ -327,7 +327,7 @@ def _flow_units(model: LeRobotModel, limits: tuple[Array, Array] | None) -> Flow
 def _seen(array: Any) -> torch.Tensor:
     """As LeRobot's processors want it: camera frames by channel, between 0 and 1."""
     tensor = torch.tensor(array)
-    return tensor.movedim(-1, -3).float() / 255.0 if tensor.dtype == torch.uint8 else tensor
+    return (tensor.movedim(-1, -3).float() / 255.0).contiguous() if tensor.dtype == torch.uint8 else tensor
 
 
 def _repeated(value: Any, count: int) -> Any:
