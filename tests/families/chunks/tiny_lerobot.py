@@ -79,7 +79,7 @@ def vqbet(path: Path) -> Path:
         "vqbet", path, n_obs_steps=3, n_action_pred_token=2, action_chunk_size=CHUNK, crop_shape=(20, 20),
         spatial_softmax_num_keypoints=4, pretrained_backbone_weights=None, vqvae_n_embed=4, vqvae_embedding_dim=8,
         vqvae_enc_hidden_dim=16, gpt_input_dim=16, gpt_output_dim=16, gpt_n_layer=1, gpt_n_head=2, gpt_hidden_dim=16,
-        bet_softmax_temperature=1.0, use_group_norm=True,
+        bet_softmax_temperature=5.0, use_group_norm=True,
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ class FlowUnits:
     """Demonstrated actions have mean 0 and variance 1 in the flow's units, as the noise has that it starts from.
 
     Attributes:
-        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more where a policy pads its actions.
+        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more where actions are padded.
         low, high: float32 ``[W]``: the range that was demonstrated, in the environment's units.
     """
 
@@ -261,9 +261,7 @@ class FlowPolicy:
     def _noise(self, rng: np.random.Generator) -> NDArray[np.float32]:
         return rng.standard_normal((self.spec.chunk, len(self.units.centre)), dtype=np.float32)
 
-    def _inpainted(
-        self, noise: NDArray[np.float32], cache: Any, inpainting: Inpainting
-    ) -> NDArray[np.float32]:
+    def _inpainted(self, noise: NDArray[np.float32], cache: Any, inpainting: Inpainting) -> NDArray[np.float32]:
         shape = (self.spec.chunk, self.spec.actions)
         if inpainting.actions.shape != shape:
             raise ConfigError(

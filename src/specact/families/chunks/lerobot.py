@@ -124,7 +124,7 @@ class LeRobotModel:
             return np.concatenate(rows)
 
     def predict(self, inputs: Inputs, instruction: Sequence[str] | None, **noise: torch.Tensor) -> torch.Tensor:
-        """Its ``predict_action_chunk`` on what the preprocessor makes of the windows, ``[B, H, A]`` in its own units."""
+        """Its ``predict_action_chunk`` of what the preprocessor makes of windows: ``[B, H, A]`` in its own units."""
         self.policy.reset()
         seen = {self._keys[name]: _seen(array) for name, array in inputs.items()}
         told = {} if instruction is None else {"task": list(instruction)}
@@ -275,15 +275,16 @@ def _named(source: str) -> tuple[Path, float]:
         rate_hz = 0.0
     if not folder or not 0.0 < rate_hz < np.inf:
         raise ConfigError(
-            f"{source!r} does not say at which rate the policy is to act, which a LeRobot policy does not know; it must "
-            "be lerobot:PATH@HZ, such as lerobot:outputs/pretrained_model@30; the rate is the fps of its dataset"
+            f"{source!r} does not say at which rate the policy is to act, which a LeRobot policy does not know; it "
+            "must be lerobot:PATH@HZ, such as lerobot:outputs/pretrained_model@30; the rate is the fps of its dataset"
         )
     path = Path(folder).expanduser()
     lacking = [name for name in _FILES if not (path / name).is_file()]
     if lacking:
         raise ConfigError(
             f"{path} lacks {', '.join(lacking)}; it must be a folder on this machine in which the save_pretrained of a "
-            "LeRobot policy and of both its processors wrote, such as checkpoints/last/pretrained_model of lerobot-train"
+            "LeRobot policy and of both its processors wrote, such as checkpoints/last/pretrained_model of "
+            "lerobot-train"
         )
     return path, rate_hz
 

@@ -42,8 +42,7 @@ class LoadedPolicy:
 
 
 def kind_of_source(source: str) -> Literal["lerobot", "description", "part", "code", "folder"]:
-    """What a name means: a policy of LeRobot's, a ``.toml`` file, a policy of a pair, a Python object (loading it runs
-    code), or a bundle."""
+    """What a name means: a ``.toml`` file, a policy of a pair, a Python object (loading it runs code), or a bundle."""
     if source.startswith("lerobot:"):
         return "lerobot"
     name, _, part = source.rpartition("#")
@@ -106,8 +105,8 @@ def _lerobot(source: str, steps: int) -> LoadedPolicy:
         from specact.families.chunks.lerobot import load_lerobot
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{source!r} needs LeRobot, and there is no module {error.name!r} here; in an environment of Python 3.12 or "
-            "newer run: pip install 'specact[server]' 'lerobot[smolvla,pi,diffusion]==0.6.1'"
+            f"{source!r} needs LeRobot, and there is no module {error.name!r} here; in an environment of Python 3.12 "
+            "or newer run: pip install 'specact[server]' 'lerobot[smolvla,pi,diffusion]==0.6.1'"
         ) from None
     return load_lerobot(source, steps=steps)
 
