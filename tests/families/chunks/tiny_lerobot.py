@@ -141,7 +141,7 @@ def tiny_gemma() -> Iterator[None]:
             setattr(config.vision_config, name, value)
         return real(config)
 
-    seams = {"get_gemma_config": sizes, "PaliGemmaForConditionalGenerationWithPiGemma": made}
+    seams: dict[str, Any] = {"get_gemma_config": sizes, "PaliGemmaForConditionalGenerationWithPiGemma": made}
     with mock.patch.multiple(modeling_pi0, **seams), mock.patch.multiple(modeling_pi05, **seams):
         yield
 
