@@ -2,6 +2,7 @@
 # make test    set up everything and run the tests
 # make check   formatting, lint, types, import contracts and tests
 # make explore property tests on more examples, drawn anew each time
+# make lerobot tests the adapter of LeRobot's policies, in an environment of its own (several GB) with Python 3.12
 # A second run skips the set-up until pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
@@ -10,7 +11,11 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c 
 # Pinned like everything else: without build isolation the build tools come from constraints.txt too.
 INSTALL := $(PIP) --no-build-isolation -e
 
-.PHONY: demo test check explore clean
+LEROBOT_PYTHON ?= python3.12
+LEROBOT := .venv-lerobot
+LEROBOT_PIP := $(LEROBOT)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints-lerobot.txt
+
+.PHONY: demo test check explore lerobot clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/specact demo
@@ -24,8 +29,11 @@ check: $(VENV)/.test
 explore: $(VENV)/.test
 	bash scripts/check explore
 
+lerobot: $(LEROBOT)/.installed
+	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LEROBOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -exec rm -rf {} +
 
 $(VENV)/.venv:
@@ -44,3 +52,11 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
 	$(PIP) hatchling editables
 	$(INSTALL) '.[server,sim,train,report,dev]'
 	@touch $@ $(VENV)/.demo
+
+# The CPU build first: the usual one brings gigabytes that only a GPU needs, but is tested as well.
+$(LEROBOT)/.installed: pyproject.toml constraints-lerobot.txt
+	$(LEROBOT_PYTHON) -m venv $(LEROBOT)
+	$(LEROBOT_PIP) --index-url https://download.pytorch.org/whl/cpu torch torchvision || echo "note: no CPU build of torch there"
+	$(LEROBOT_PIP) hatchling editables pytest pytest-xdist hypothesis 'lerobot[smolvla,pi,diffusion]'
+	$(LEROBOT_PIP) --no-build-isolation -e '.[server]'
+	@touch $@

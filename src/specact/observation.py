@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -18,6 +19,7 @@ __all__ = [
     "ObservationHistory",
     "ObservationSpec",
     "Window",
+    "lerobot_name",
     "read_observation",
     "read_spec",
     "vectors",
@@ -228,6 +230,12 @@ def vectors(history: int, goal: int = 0, **widths: int) -> ObservationSpec:
     """
     fields = {name: Field((width,), "float32", history) for name, width in widths.items()}
     return ObservationSpec(fields | ({"goal": Field((goal,), "float32", 0)} if goal else {}))
+
+
+def lerobot_name(key: str) -> str:
+    """The name of LeRobot's key: ``observation.images.front`` is ``image.front``, ``observation.state`` ``state``."""
+    name = re.sub(r"^images?\.", "image.", key.removeprefix("observation."))
+    return ".".join(re.sub(r"\W", "_", part) for part in name.split("."))
 
 
 def read_spec(value: Any) -> ObservationSpec:

@@ -87,8 +87,8 @@ class RunOptions:
     same one."""
     policy: str | None = None
     """Instead, a chunk policy alone: ws://, wss://, http:// or https:// with host and port of a server that serves one,
-    or for inference on this device a flow bundle, BUNDLE#target, a .toml file that describes an ONNX file, or
-    MODULE:NAME."""
+    or for inference on this device a flow bundle, BUNDLE#target, a .toml file that describes an ONNX file,
+    lerobot:PATH@HZ, or MODULE:NAME."""
     robot: str | None = None
     """MODULE:CLASS with observe() and act(action), optionally stop() and roll_forward(observation, actions), created
     without arguments; a simulated robot if not given."""

@@ -37,7 +37,7 @@ def serve(
     Args:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own, whose target is served.
         policy: instead, any chunk policy or target of your own: MODULE:NAME, a .toml file that describes an ONNX file,
-            a flow bundle, or BUNDLE#target.
+            lerobot:PATH@HZ for what LeRobot saved and its control rate, a flow bundle, or BUNDLE#target.
         host: address to listen on; one that other machines can reach needs a token.
         port: port to listen on; 0 selects a free one.
         token_file: file with the bearer token that devices must send; the variable SPECACT_TOKEN if not given.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,10 @@ def test_a_pytorch_module_is_told_the_instruction() -> None:
     windows = [Window({"state": np.full((1, 2), k, np.float32)}, "x" * k) for k in (1, 2)]
     chunks = policy.infer_batch(windows, [np.random.default_rng(0)] * 2)
     assert [chunk.tolist() for chunk in chunks] == [[[2.0, 2.0]] * 3, [[4.0, 4.0]] * 3]
+
+
+def test_a_lerobot_policy_needs_lerobot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lerobot", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "specact.families.chunks.lerobot", raising=False)
+    with pytest.raises(ConfigError, match=r"needs LeRobot, and there is no module 'lerobot.*' here; .* pip install"):
+        load_policy("lerobot:outputs/pretrained_model@20")

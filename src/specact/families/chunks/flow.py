@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +73,8 @@ class FlowUnits:
     """Demonstrated actions have mean 0 and variance 1 in the flow's units, as the noise has that it starts from.
 
     Attributes:
-        centre, scale: float32 ``[A]``; ``action = centre + scale * x``.
-        low, high: float32 ``[A]``: the range that was demonstrated, in the environment's units.
+        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more where actions are padded.
+        low, high: float32 ``[W]``: the range that was demonstrated, in the environment's units.
     """
 
     centre: NDArray[np.float32]
@@ -93,10 +94,39 @@ class FlowUnits:
 Array = NDArray[np.float32]
 
 
-class FlowNetworks:
-    """Encoder, prefix, expert and guide of one flow policy.
+class FlowParts(Protocol):
+    """The networks of one flow policy: one cache, and the expert on many chunks and times.
 
-    A speculative method inside the flow has what it needs here: one cache, and the expert on many chunks and times.
+    What :class:`FlowPolicy` is made of, and all that a speculative method inside the flow needs.
+    """
+
+    def cache(self, windows: Sequence[Window]) -> Any:
+        """The prefix cache of B windows, a value; what is in it only these networks know."""
+        ...
+
+    def velocity(self, chunks: Array, times: Array, cache: Any) -> Array:
+        """The expert's velocities ``[B, H, W]``.
+
+        Args:
+            chunks: ``[B, H, W]``, in the flow's units.
+            times: ``[B]`` in [0, 1].
+            cache: of one window for all of them, or of B windows.
+        """
+        ...
+
+    def guide(self, chunk: Array, time: Array, cache: Any, wanted: Array, weights: Array) -> tuple[Array, Array]:
+        """Velocity and pull towards what is wanted, both ``[1, H, W]``, see :func:`integrate_guided`.
+
+        Args:
+            chunk, time, cache: as for :meth:`velocity`, with B = 1.
+            wanted: Y ``[1, H, W]``, in the flow's units.
+            weights: W ``[1, H]`` in [0, 1].
+        """
+        ...
+
+
+class FlowNetworks:
+    """Encoder, prefix, expert and guide of one flow policy, see :class:`FlowParts`; a step is as wide as an action.
 
     Args:
         files: the ``.onnx`` file of each part: ``encoder``, ``prefix``, ``expert``, ``guide``.
@@ -135,24 +165,12 @@ class FlowNetworks:
         return cache
 
     def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:
-        """The expert's velocities ``[B, H, A]``.
-
-        Args:
-            chunks: ``[B, H, A]``, in the flow's units.
-            times: ``[B]`` in [0, 1].
-            cache: of one window for all of them, or of B windows.
-        """
+        """See :class:`FlowParts`."""
         velocity: Array = self._expert.run(None, {"chunk": chunks, "time": times, "cache": cache})[0]
         return velocity
 
     def guide(self, chunk: Array, time: Array, cache: Array, wanted: Array, weights: Array) -> tuple[Array, Array]:
-        """Velocity and pull towards what is wanted, both ``[1, H, A]``, see :func:`integrate_guided`.
-
-        Args:
-            chunk, time, cache: as for :meth:`velocity`, with B = 1.
-            wanted: Y ``[1, H, A]``, in the flow's units.
-            weights: W ``[1, H]`` in [0, 1].
-        """
+        """See :class:`FlowParts`."""
         seen = {"chunk": chunk, "time": time, "cache": cache, "wanted": wanted, "weights": weights}
         velocity, pull = self._guide.run(None, seen)
         return velocity, pull
@@ -185,7 +203,7 @@ class FlowPolicy:
     towards what the last chunk says (real-time chunking, Black et al. 2025).
 
     Args:
-        networks, units, spec: the parts of one bundle.
+        networks, units, spec: the parts of one policy.
         steps: Euler steps; fewer are faster, and a single one gives the mean of what was demonstrated.
         beta: largest weight of the guidance; 5 in the paper.
 
@@ -200,7 +218,7 @@ class FlowPolicy:
     steady = True
 
     def __init__(
-        self, networks: FlowNetworks, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, beta: float = 5.0
+        self, networks: FlowParts, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, beta: float = 5.0
     ) -> None:
         if steps < 1 or not beta >= 0.0:
             raise ConfigError(f"a flow takes at least 1 step and a beta of at least 0, got {steps} and {beta}")
@@ -240,22 +258,23 @@ class FlowPolicy:
 
     def _chunk(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions in the environment's units; NaN where ``x`` is not finite, which limiting the range would hide."""
-        return np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
+        actions = np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
+        return actions[..., : self.spec.actions]
 
     def _noise(self, rng: np.random.Generator) -> NDArray[np.float32]:
-        return rng.standard_normal((self.spec.chunk, self.spec.actions), dtype=np.float32)
+        return rng.standard_normal((self.spec.chunk, len(self.units.centre)), dtype=np.float32)
 
-    def _inpainted(
-        self, noise: NDArray[np.float32], cache: NDArray[np.float32], inpainting: Inpainting
-    ) -> NDArray[np.float32]:
-        if inpainting.actions.shape != noise.shape:
+    def _inpainted(self, noise: NDArray[np.float32], cache: Any, inpainting: Inpainting) -> NDArray[np.float32]:
+        shape = (self.spec.chunk, self.spec.actions)
+        if inpainting.actions.shape != shape:
             raise ConfigError(
-                f"this policy's chunks have shape {noise.shape}, but the actions to inpaint have shape "
+                f"this policy's chunks have shape {shape}, but the actions to inpaint have shape "
                 f"{inpainting.actions.shape}"
             )
         weights = inpainting.weights[None].astype(np.float32)
         # Rows of weight 0 are ignored, whatever they hold: 0 times a NaN would not be 0.
-        given = np.where(inpainting.weights[:, None] > 0.0, inpainting.actions, self.units.centre)
+        known, given = inpainting.weights > 0.0, np.tile(self.units.centre, (len(noise), 1))
+        given[known, : shape[1]] = inpainting.actions[known]
         wanted = self.units.to_flow(given)[None].astype(np.float32)
 
         def guide(x: NDArray[np.float32], time: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

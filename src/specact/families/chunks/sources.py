@@ -42,8 +42,10 @@ class LoadedPolicy:
     env: str = ""
 
 
-def kind_of_source(source: str) -> Literal["description", "part", "code", "folder"]:
+def kind_of_source(source: str) -> Literal["lerobot", "description", "part", "code", "folder"]:
     """What a name means: a ``.toml`` file, a policy of a pair, a Python object (loading it runs code), or a bundle."""
+    if source.startswith("lerobot:"):
+        return "lerobot"
     name, _, part = source.rpartition("#")
     if source.endswith(".toml"):
         return "description"
@@ -60,7 +62,8 @@ def load_policy(
     Args:
         source: the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
             ``BUNDLE#target``, one policy of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
-            :func:`~specact.families.chunks.adapters.onnx_policy`; or ``MODULE:NAME``, a
+            :func:`~specact.families.chunks.adapters.onnx_policy`; ``lerobot:PATH@HZ``, a folder that LeRobot's
+            ``save_pretrained`` wrote, and the policy's control rate; or ``MODULE:NAME``, a
             :class:`~specact.families.chunks.policy.ChunkPolicy`, or a class of one, that is made without arguments.
         steps: Euler steps of a flow policy.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
@@ -70,6 +73,8 @@ def load_policy(
         BundleError: if it cannot be used.
     """
     kind = kind_of_source(source)
+    if kind == "lerobot":
+        return _lerobot(source, steps)
     if kind == "description":
         found = onnx_policy(Path(source), provider=provider, threads=threads)
         return LoadedPolicy(Path(source).stem, found, found.units, found.fingerprint)
@@ -98,6 +103,17 @@ def load_policy(
     return LoadedPolicy(
         flow.name, flow.policy(steps), ActionUnits.of_range(flow.units.low, flow.units.high), flow.fingerprint, flow.env
     )
+
+
+def _lerobot(source: str, steps: int) -> LoadedPolicy:
+    try:
+        from specact.families.chunks.lerobot import load_lerobot
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{source!r} needs LeRobot, and there is no module {error.name!r} here; in an environment of Python 3.12 "
+            "or newer run: pip install 'specact[server]' 'lerobot[smolvla,pi,diffusion]==0.6.1'"
+        ) from None
+    return load_lerobot(source, steps=steps)
 
 
 def _plugin(source: str) -> LoadedPolicy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from specact.lab.data import npz
 from specact.lab.data.episodes import Observed
 from specact.lab.data.lerobot_frames import Films, stored_images
 from specact.lab.data.sources import Recording
+from specact.observation import lerobot_name
 
 SUPPORTED = ("v2.0", "v2.1", "v3.0")
 STATE, ACTION, EPISODE, FRAME, TIME = "observation.state", "action", "episode_index", "frame_index", "timestamp"
@@ -85,7 +85,7 @@ def read_lerobot(path: Path) -> Recording:
     told = [tasks.get(episode) for episode in sorted(lengths)]
     texts = tuple(each[0] for each in told if isinstance(each, list) and len(each) == 1 and isinstance(each[0], str))
     return Recording(
-        names={_known_as(key): key for key in keys},
+        names={lerobot_name(key): key for key in keys},
         keys=tuple(keys),
         load=load,
         action=npz.matrix("actions", action[order]),
@@ -94,12 +94,6 @@ def read_lerobot(path: Path) -> Recording:
         instructions=texts if len(texts) == len(told) else None,
         disturbed=disturbed,
     )
-
-
-def _known_as(key: str) -> str:
-    """The name of an observation: ``observation.images.front`` is ``image.front``, ``observation.state`` ``state``."""
-    name = re.sub(r"^images?\.", "image.", key.removeprefix(PREFIX))
-    return ".".join(re.sub(r"\W", "_", part) for part in name.split("."))
 
 
 def _schema(path: Path, name: str) -> Any:

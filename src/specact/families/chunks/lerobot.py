@@ -1,0 +1,350 @@
+"""LeRobot's policies as chunk policies; importing this needs LeRobot, which no extra of this package brings."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lerobot.configs import FeatureType, PreTrainedConfig
+from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+from lerobot.policies.utils import populate_queues
+from lerobot.processor import AbsoluteActionsProcessorStep
+from lerobot.utils.constants import ACTION, OBS_IMAGES
+from safetensors import safe_open
+
+from specact.errors import BundleError, ConfigError, SpecactError
+from specact.families.chunks.adapters import FunctionPolicy, Inputs
+from specact.families.chunks.flow import Array, FlowPolicy, FlowUnits
+from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
+from specact.families.chunks.sources import LoadedPolicy
+from specact.observation import Field, ObservationSpec, Window, lerobot_name
+from specact.units import ActionUnits
+
+# What save_pretrained writes, of a policy and of its processors.
+_WEIGHTS = "model.safetensors"
+_FILES = ("config.json", _WEIGHTS, "policy_preprocessor.json", "policy_postprocessor.json")
+# Their noise is an argument, and all that they draw.
+_FLOWS = ("pi0", "pi05", "smolvla")
+# Draws nothing.
+_FIXED = ("act",)
+# What a saved policy does not need: other weights that its own replace, and a graph that the parts cannot be taken of.
+_NOT_NEEDED = {"pretrained_backbone_weights": None, "load_vlm_weights": False, "compile_model": False}
+_SEEN = (FeatureType.STATE, FeatureType.ENV, FeatureType.VISUAL)
+
+
+class LeRobotModel:
+    """A LeRobot policy with its saved processors, as a function of a batch of windows.
+
+    What a policy remembers is forgotten before each answer. It answers one call at a time: its queues, the state that a
+    processor remembers and PyTorch's generator belong to the whole process.
+
+    Args:
+        path: a folder with the files of ``save_pretrained``, of the policy and of both processors.
+
+    Attributes:
+        config, policy: LeRobot's.
+        observation: what it needs to see.
+        lock: held while it is used.
+
+    Raises:
+        BundleError: if the weights are not those of the policy, or it keeps its observations in an unknown way.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.config = PreTrainedConfig.from_pretrained(path)
+        for name in _NOT_NEEDED.keys() & vars(self.config).keys():
+            setattr(self.config, name, _NOT_NEEDED[name])
+        self.policy = get_policy_class(self.config.type).from_pretrained(path, config=self.config)
+        _check_weights(self.policy.state_dict(), path / _WEIGHTS)
+        self.policy.eval().requires_grad_(False)
+        # It may have been saved on another device than this machine has.
+        device = {"device_processor": {"device": self.config.device}}
+        self._before, self._after = make_pre_post_processors(
+            self.config, pretrained_path=str(path), preprocessor_overrides=device
+        )
+        self.lock = threading.Lock()
+        self.policy.reset()
+        self._remembers = any(key != ACTION for key in getattr(self.policy, "_queues", None) or {})
+        self._history = int(self.config.n_obs_steps)
+        if self._history > 1 and not self._remembers:
+            raise BundleError(
+                f"policies of type {self.config.type} look at {self._history} observations and keep them in a way that "
+                "is not supported; supported are those with a queue for each observation, such as diffusion"
+            )
+        self._keys = {
+            lerobot_name(key): key
+            for key, feature in self.config.input_features.items()
+            # Cameras that a robot does not have are added by the policy itself.
+            if feature.type in _SEEN and not key.startswith(f"{OBS_IMAGES}.empty_camera_")
+        }
+        fields = {name: self._field(self.config.input_features[key]) for name, key in self._keys.items()}
+        told = any(hasattr(step, "task_key") or hasattr(step, "language_key") for step in self._before.steps)
+        self.observation = ObservationSpec(fields, told)
+
+    @property
+    def absolute(self) -> bool:
+        """Whether the policy's own numbers become actions without what it observed."""
+        steps = (step for step in self._after.steps if isinstance(step, AbsoluteActionsProcessorStep))
+        return not any(step.enabled for step in steps) and not getattr(self.config, "adapt_to_pi_aloha", False)
+
+    def answer(
+        self, inputs: Inputs, rngs: Sequence[np.random.Generator], instruction: Sequence[str] | None = None
+    ) -> Array:
+        """Chunks ``[B, H, A]`` in the environment's units, each drawn from its own generator.
+
+        Args:
+            inputs: by name ``[B, T, ...]``.
+            rngs: B.
+            instruction: B texts, where it needs them.
+        """
+        with self.lock, torch.no_grad():
+            if self.config.type in _FLOWS:
+                shape = (self.config.chunk_size, self.config.max_action_dim)
+                noise = np.stack([rng.standard_normal(shape, dtype=np.float32) for rng in rngs])
+                return self.actions(self.predict(inputs, instruction, noise=self.tensor(noise)))
+            if self.config.type in _FIXED:
+                return self.actions(self.predict(inputs, instruction))
+            # All others draw from PyTorch's generator: one by one, or a chunk would depend on what is beside it.
+            rows = [
+                self._drawn(
+                    {name: array[row : row + 1] for name, array in inputs.items()},
+                    None if instruction is None else instruction[row : row + 1],
+                    rng,
+                )
+                for row, rng in enumerate(rngs)
+            ]
+            return np.concatenate(rows)
+
+    def predict(self, inputs: Inputs, instruction: Sequence[str] | None, **noise: torch.Tensor) -> torch.Tensor:
+        """Its ``predict_action_chunk`` of what the preprocessor makes of windows: ``[B, H, A]`` in its own units."""
+        self.policy.reset()
+        seen = {self._keys[name]: _seen(array) for name, array in inputs.items()}
+        told = {} if instruction is None else {"task": list(instruction)}
+        for step in range(self._history):
+            batch = self._before({key: tensor[:, step] for key, tensor in seen.items()} | told)
+            batch.pop(ACTION, None)  # None, which a queue would take for one
+            if self._remembers:
+                if self.config.image_features:
+                    batch[OBS_IMAGES] = torch.stack([batch[key] for key in self.config.image_features], dim=-4)
+                self.policy._queues = populate_queues(self.policy._queues, batch)
+        chunk: torch.Tensor = self.policy.predict_action_chunk(batch, **noise)
+        return chunk
+
+    def actions(self, chunk: torch.Tensor) -> Array:
+        """What the postprocessor makes of a chunk."""
+        found: Array = self._after(chunk).float().cpu().numpy()
+        return found
+
+    def tensor(self, array: Array) -> torch.Tensor:
+        """A copy where the policy is."""
+        return torch.tensor(array, device=self.config.device)
+
+    def limits(self) -> tuple[Array, Array] | None:
+        """Lowest and highest demonstrated action, each ``[A]``, from the statistics that the postprocessor keeps."""
+        for step in self._after.steps if self.absolute else ():
+            found = (getattr(step, "stats", None) or {}).get(ACTION, {})
+            if "min" in found and "max" in found:
+                low, high = (np.asarray(found[end], np.float32).reshape(-1) for end in ("min", "max"))
+                return low, high
+        return None
+
+    def _drawn(self, inputs: Inputs, instruction: Sequence[str] | None, rng: np.random.Generator) -> Array:
+        place = torch.device(self.config.device)
+        with torch.random.fork_rng([place] if place.type == "cuda" else []):
+            torch.manual_seed(int(rng.integers(1 << 63)))
+            return self.actions(self.predict(inputs, instruction))
+
+    def _field(self, feature: Any) -> Field:
+        if feature.type is not FeatureType.VISUAL:
+            return Field(tuple(feature.shape), "float32", self._history)
+        channels, height, width = feature.shape
+        return Field((height, width, channels), "uint8", self._history)
+
+
+class LeRobotParts:
+    """The parts of SmolVLA, pi0 or pi05, see :class:`~specact.families.chunks.flow.FlowParts`.
+
+    Their time runs from 1, noise, to 0, data: ``v(x, t) = -v'(x, 1 - t)``. Their chunks are padded to a width that
+    all robots share, ``[H, W]`` with W at least A.
+
+    Args:
+        model: the policy.
+    """
+
+    def __init__(self, model: LeRobotModel) -> None:
+        self._model = model
+
+    def cache(self, windows: Sequence[Window]) -> dict[str, Any]:
+        """What every denoising step of these windows is given, beside the chunk and the time."""
+        model, network, kept = self._model, self._model.policy.model, dict[str, Any]()
+
+        def note(x_t: torch.Tensor, timestep: torch.Tensor, **prefix: Any) -> torch.Tensor:
+            kept.update(prefix)
+            return torch.zeros_like(x_t)
+
+        spec = model.observation
+        texts = [window.instruction or "" for window in windows] if spec.instruction else None
+        shape = (len(windows), model.config.chunk_size, model.config.max_action_dim)
+        with model.lock, torch.no_grad():
+            network.denoise_step = note
+            try:
+                model.predict(spec.stack(windows), texts, noise=model.tensor(np.zeros(shape, np.float32)))
+            finally:
+                del network.denoise_step  # the class has the real one
+        return kept
+
+    def velocity(self, chunks: Array, times: Array, cache: dict[str, Any]) -> Array:
+        """See :class:`~specact.families.chunks.flow.FlowParts`."""
+        with self._model.lock, torch.no_grad():
+            found: Array = self._velocity(self._model.tensor(chunks), self._model.tensor(times), cache).cpu().numpy()
+        return found
+
+    def guide(
+        self, chunk: Array, time: Array, cache: dict[str, Any], wanted: Array, weights: Array
+    ) -> tuple[Array, Array]:
+        """See :class:`~specact.families.chunks.flow.FlowParts`; padding is pulled nowhere."""
+        tensor, actions = self._model.tensor, self._model.config.action_feature.shape[0]
+        with self._model.lock, torch.enable_grad():
+            x, now = tensor(chunk).requires_grad_(), tensor(time)
+            velocity = self._velocity(x, now, cache)
+            outcome = x + (1.0 - now)[:, None, None] * velocity
+            missing = (tensor(weights)[..., None] * (tensor(wanted) - outcome)).detach()
+            missing[..., actions:] = 0.0
+            (pull,) = torch.autograd.grad(outcome, x, missing)
+        return velocity.detach().cpu().numpy(), pull.cpu().numpy()
+
+    def _velocity(self, x: torch.Tensor, times: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
+        given = {name: _repeated(value, len(x)) for name, value in cache.items()}
+        velocity: torch.Tensor = -self._model.policy.model.denoise_step(x_t=x, timestep=1.0 - times, **given)
+        return velocity
+
+
+def load_lerobot(source: str, *, steps: int = 10) -> LoadedPolicy:
+    """A LeRobot policy as a chunk policy.
+
+    SmolVLA, pi0 and pi05 become a :class:`~specact.families.chunks.flow.FlowPolicy`, unless their actions are relative
+    to what they observe; everything else is asked for its ``predict_action_chunk``.
+
+    Args:
+        source: ``lerobot:PATH@HZ``.
+        steps: Euler steps of a flow policy.
+
+    Raises:
+        ConfigError: if the name is none of a saved policy.
+        BundleError: if the policy cannot be used.
+    """
+    path, rate_hz = _named(source)
+    try:
+        # LeRobot tells on the standard output what it does.
+        with contextlib.redirect_stdout(sys.stderr):
+            model = LeRobotModel(path)
+        zeros = model.observation.zeros()
+        texts = None if zeros.instruction is None else [zeros.instruction]
+        chunk = model.answer(model.observation.stack([zeros]), [np.random.default_rng(0)], texts)
+        limits = model.limits()
+        units = _flow_units(model, limits) if model.config.type in _FLOWS and model.absolute else None
+    except SpecactError:
+        raise
+    # Anything can go wrong in somebody else's policy.
+    except (Exception, SystemExit) as error:
+        raise BundleError(f"{path} cannot be used as a LeRobot policy: {type(error).__name__}: {error}") from error
+    spec, fingerprint = ChunkSpec(model.observation, chunk.shape[1], chunk.shape[2], rate_hz), _fingerprint(path)
+    span = None if limits is None else ActionUnits.of_range(*limits)
+    policy: ChunkPolicy = (
+        FunctionPolicy(spec, model.answer, units=span, fingerprint=fingerprint, seeded=True)
+        if units is None
+        else FlowPolicy(LeRobotParts(model), units, spec, steps=steps)
+    )
+    return LoadedPolicy(path.resolve().name, policy, span, fingerprint)
+
+
+def _named(source: str) -> tuple[Path, float]:
+    """Folder and control rate of a name ``lerobot:PATH@HZ``."""
+    folder, _, rate = source.removeprefix("lerobot:").rpartition("@")
+    try:
+        rate_hz = float(rate)
+    except ValueError:
+        rate_hz = 0.0
+    if not folder or not 0.0 < rate_hz < np.inf:
+        raise ConfigError(
+            f"{source!r} does not say at which rate the policy is to act, which a LeRobot policy does not know; it "
+            "must be lerobot:PATH@HZ, such as lerobot:outputs/pretrained_model@30; the rate is the fps of its dataset"
+        )
+    path = Path(folder).expanduser()
+    lacking = [name for name in _FILES if not (path / name).is_file()]
+    if lacking:
+        raise ConfigError(
+            f"{path} lacks {', '.join(lacking)}; it must be a folder on this machine in which the save_pretrained of a "
+            "LeRobot policy and of both its processors wrote, such as checkpoints/last/pretrained_model of "
+            "lerobot-train"
+        )
+    return path, rate_hz
+
+
+def _check_weights(state: dict[str, torch.Tensor], file: Path) -> None:
+    """Refuses what LeRobot reports and then leaves as it was initialised: weights that are missing or do not fit.
+
+    Raises:
+        BundleError: if the file does not hold exactly the weights of the policy.
+    """
+    with safe_open(file, "pt") as saved:
+        shapes = {name: list(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
+    strange = [name for name, shape in shapes.items() if name not in state or list(state[name].shape) != shape]
+    # Of weights that two names share one is saved.
+    held = {state[name].data_ptr() for name in shapes.keys() & state.keys()}
+    missing = [name for name, tensor in state.items() if name not in shapes and tensor.data_ptr() not in held]
+    if strange or missing:
+        raise BundleError(
+            f"{file} is not of the policy that its config.json describes: {len(missing)} weights are missing and "
+            f"{len(strange)} are of no or another place, first {(missing + strange)[0]}; save it again"
+        )
+
+
+def _flow_units(model: LeRobotModel, limits: tuple[Array, Array] | None) -> FlowUnits | None:
+    """Units of the padded flow, or None where its numbers become actions in another way than by offset and factor."""
+    width, padded = model.config.action_feature.shape[0], model.config.max_action_dim
+    centre, one, other = (
+        model.actions(torch.full((1, 1, width), value))[0, 0] for value in (0.0, 1.0, -3.0)
+    )  # fmt: skip
+    scale = one - centre
+    if not np.allclose(other, centre - 3.0 * scale, rtol=1e-4, atol=1e-5):
+        return None
+    low, high = limits or (np.full(width, -np.inf, np.float32), np.full(width, np.inf, np.float32))
+    more = (0, padded - width)
+    return FlowUnits(
+        np.pad(centre, more), np.pad(scale, more, constant_values=1.0),
+        np.pad(low, more, constant_values=-np.inf), np.pad(high, more, constant_values=np.inf),
+    )  # fmt: skip
+
+
+def _seen(array: Any) -> torch.Tensor:
+    """As LeRobot's processors want it: camera frames by channel, between 0 and 1."""
+    tensor = torch.tensor(array)
+    return (tensor.movedim(-1, -3).float() / 255.0).contiguous() if tensor.dtype == torch.uint8 else tensor
+
+
+def _repeated(value: Any, count: int) -> Any:
+    """A copy of what a prefix holds, for as many chunks; the copy, as a step writes into its keys and values."""
+    if isinstance(value, torch.Tensor):
+        return value.expand(count, *value.shape[1:])
+    keys = copy.deepcopy(value)
+    if keys.layers[0].keys.shape[0] != count:
+        keys.batch_repeat_interleave(count)
+    return keys
+
+
+def _fingerprint(path: Path) -> str:
+    """Of the weights and of all that says how they are used."""
+    digest = hashlib.sha256()
+    for file in sorted([*path.glob("*.json"), *path.glob("*.safetensors")]):
+        with file.open("rb") as content:
+            digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,350 @@
+"""LeRobot's policies against their own predict_action_chunk, and the parts of its flow policies (make lerobot)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here comes from a hub
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("lerobot", reason="LeRobot is not installed here; make lerobot tests it in its own environment")
+    import torch
+    from lerobot.configs import PreTrainedConfig
+    from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+    from lerobot.policies.utils import prepare_observation_for_inference
+    from safetensors.torch import load_file, save_file
+    from tests.families.chunks import tiny_lerobot as tiny
+
+    from specact.families.chunks.lerobot import LeRobotParts
+
+from tests.test_your_own import reading, sections
+
+import specact
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.flow import FlowPolicy, integrate
+from specact.families.chunks.policy import ChunkPolicy, Inpainting
+from specact.families.chunks.sources import LoadedPolicy, load_policy, try_out
+from specact.lab.processes import ServerProcess
+from specact.observation import ObservationSpec, Window
+from specact.rng import Role, stream
+
+# It warns of what it will change.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "act": tiny.act,
+    "diffusion": tiny.diffusion,
+    "vqbet": tiny.vqbet,
+    "smolvla": tiny.smolvla,
+    "pi0": tiny.pi0,
+    "pi05": tiny.pi05,
+    "pi0-relative": lambda path: tiny.pi0(path, use_relative_actions=True),
+}
+FLOWS = ("smolvla", "pi0", "pi05")
+
+
+class Made:
+    """One tiny policy: as it is saved, as LeRobot loads it, and as this package does."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.path = MAKERS[name](path / name)
+        with tiny.tiny_gemma() if name.startswith("pi") else nullcontext():
+            self.loaded: LoadedPolicy = load_policy(f"lerobot:{self.path}@20")
+            config = PreTrainedConfig.from_pretrained(self.path)
+            self.theirs = get_policy_class(config.type).from_pretrained(self.path, config=config).eval()
+        self.config = config
+        self.before, self.after = make_pre_post_processors(config, pretrained_path=str(self.path))
+
+    @property
+    def policy(self) -> ChunkPolicy:
+        return self.loaded.policy
+
+    @property
+    def parts(self) -> LeRobotParts:
+        assert isinstance(self.policy, FlowPolicy) and isinstance(self.policy.networks, LeRobotParts)
+        return self.policy.networks
+
+    def batch(self, window: Window, step: int = -1) -> dict[str, Any]:
+        """What LeRobot's own functions make of one observation of a window."""
+        seen = {
+            "observation.state": window["state"][step].copy(),
+            "observation.images.front": window["image.front"][step].copy(),
+        }
+        batch: dict[str, Any] = self.before(
+            prepare_observation_for_inference(seen, torch.device("cpu"), window.instruction)
+        )
+        return batch
+
+    def chunk(self, window: Window, noise: Any = None) -> Any:
+        """LeRobot's own answer in the environment's units, and in the policy's own."""
+        drawn = {} if noise is None else {"noise": torch.tensor(noise)[None]}
+        own = self.theirs.predict_action_chunk(self.batch(window), **drawn)
+        return self.after(own)[0].numpy(), own[0].numpy()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Makes each policy once."""
+    folder, kept = tmp_path_factory.mktemp("lerobot"), dict[str, Made]()
+
+    def make(name: str) -> Made:
+        if name not in kept:
+            kept[name] = Made(name, folder)
+        return kept[name]
+
+    return make
+
+
+def window_of(spec: ObservationSpec, seed: int) -> Window:
+    rng, arrays = np.random.default_rng(seed), dict[str, Any]()
+    for name, field in spec.fields.items():
+        wild = rng.integers(0, 256, field.window_shape, np.uint8)
+        arrays[name] = wild if field.is_image else rng.standard_normal(field.window_shape, dtype=np.float32)
+    return Window(arrays, ("push the block", "lift")[seed % 2] if spec.instruction else None)
+
+
+def noise_of(seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((tiny.CHUNK, tiny.WIDTH), dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_spec_is_that_of_the_policy(name: str, made: Callable[[str], Made]) -> None:
+    loaded, history = made(name).loaded, {"diffusion": 2, "vqbet": 3}.get(name, 1)
+    spec = loaded.policy.spec
+    assert (spec.chunk, spec.actions, spec.rate_hz) == (tiny.CHUNK, tiny.ACTIONS, 20.0)
+    assert spec.observation.shapes == {"state": [history, 4], "image.front": [history, 24, 24, 3]}
+    assert spec.observation.instruction == (name not in ("act", "diffusion", "vqbet"))
+    assert loaded.name == name and len(loaded.fingerprint) == 16
+    # What is relative to the state has no range of its own.
+    assert (loaded.units is None) == (name == "pi0-relative")
+    if loaded.units is not None:
+        assert loaded.units.centre == pytest.approx([0.5, -1.0], abs=1e-5)
+        assert loaded.units.scale == pytest.approx([1.8, 18.0], rel=1e-5)
+    try_out(loaded)
+
+
+def test_act_answers_what_its_own_method_answers(made: Callable[[str], Made]) -> None:
+    act = made("act")
+    for seed in range(3):
+        window = window_of(act.policy.spec.observation, seed)
+        found = act.policy.infer(window, np.random.default_rng(seed))
+        np.testing.assert_array_equal(found, act.chunk(window)[0])
+        # Every input counts, and how it is given: frames upside down are others.
+        turned = Window({**window.arrays, "image.front": window["image.front"][:, ::-1]})
+        assert np.abs(found - act.policy.infer(turned, np.random.default_rng(seed))).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["diffusion", "vqbet"])
+def test_a_policy_with_a_memory_is_shown_the_window(name: str, made: Callable[[str], Made]) -> None:
+    """As its own select_action in an episode of as many steps as the window has, with PyTorch's generator seeded."""
+    one = made(name)
+    window = window_of(one.policy.spec.observation, 0)
+    one.theirs.reset()
+    for step in range(one.config.n_obs_steps):
+        one.theirs._queues["action"].clear()
+        torch.manual_seed(int(np.random.default_rng(5).integers(1 << 63)))
+        first = one.theirs.select_action(one.batch(window, step))
+    own = torch.stack([first, *one.theirs._queues["action"]], dim=1)
+    found = one.policy.infer(window, np.random.default_rng(5))
+    np.testing.assert_allclose(found, one.after(own)[0].numpy(), atol=1e-5)
+    # The oldest observation counts, too.
+    older = {key: np.concatenate([array[1:2], array[1:]]) for key, array in window.arrays.items()}
+    assert np.abs(found - one.policy.infer(Window(older), np.random.default_rng(5))).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", [*FLOWS, "pi0-relative"])
+def test_a_flow_policy_answers_as_its_own_method_with_the_same_noise(name: str, made: Callable[[str], Made]) -> None:
+    flow = made(name)
+    assert isinstance(flow.policy, FlowPolicy) == (name in FLOWS)
+    for seed in range(2):
+        window = window_of(flow.policy.spec.observation, seed)
+        wanted = flow.chunk(window, noise_of(seed))[0]
+        found = flow.policy.infer(window, np.random.default_rng(seed))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        assert np.abs(wanted - flow.chunk(window, noise_of(seed + 1))[0]).max() > 0.05  # noise is what decides
+        said = Window(window.arrays, "lift the block the block")
+        assert np.abs(found - flow.policy.infer(said, np.random.default_rng(seed))).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_time_and_velocity_are_those_of_this_package(name: str, made: Callable[[str], Made]) -> None:
+    """Noise at 0 and data at 1; with time or velocity the other way round something else comes out."""
+    flow = made(name)
+    window, noise = window_of(flow.policy.spec.observation, 0), noise_of(0)
+    wanted, parts = flow.chunk(window, noise)[1], flow.parts
+    cache = parts.cache([window])
+
+    def denoised(backwards: bool, sign: float) -> Any:
+        def velocity(x: Any, time: float) -> Any:
+            at = np.full(1, 1.0 - time if backwards else time, np.float32)
+            return np.float32(sign) * parts.velocity(x, at, cache)
+
+        return integrate(velocity, noise[None], 10)[0, :, : tiny.ACTIONS]
+
+    np.testing.assert_allclose(denoised(False, 1.0), wanted, rtol=1e-4, atol=1e-5)
+    assert np.abs(denoised(True, 1.0) - wanted).max() > 1e-3
+    assert np.abs(denoised(False, -1.0) - wanted).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_one_cache_serves_many_chunks_and_times(name: str, made: Callable[[str], Made]) -> None:
+    """What a method needs that drafts and verifies several Euler steps at once; a cache is a value."""
+    parts, spec = made(name).parts, made(name).policy.spec.observation
+    chunks, times = np.stack([noise_of(seed) for seed in range(5)]), np.linspace(0.0, 0.9, 5, dtype=np.float32)
+    windows = [window_of(spec, seed) for seed in range(5)]
+    caches, several = [parts.cache([window]) for window in windows], parts.cache(windows)
+    together = parts.velocity(chunks, times, caches[0])
+    for _ in range(2):
+        for row in range(5):
+            alone = parts.velocity(chunks[row : row + 1], times[row : row + 1], caches[0])
+            np.testing.assert_allclose(alone[0], together[row], rtol=1e-4, atol=1e-5)
+    assert together.shape == chunks.shape and together.dtype == np.float32
+    each = parts.velocity(chunks, times, several)
+    for row in range(5):
+        alone = parts.velocity(chunks[row : row + 1], times[row : row + 1], caches[row])
+        np.testing.assert_allclose(alone[0], each[row], rtol=1e-4, atol=1e-5)
+    assert np.abs(together - parts.velocity(chunks, times[::-1].copy(), caches[0])).max() > 1e-3
+    assert np.abs(together - each)[1:].max() > 1e-3
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_pull_is_the_exact_gradient(name: str, made: Callable[[str], Made]) -> None:
+    """``g . d = (Y - x^_1)^T diag(W) dx^_1/dx d`` by central differences, and nothing of it from the padding."""
+    parts, rng = made(name).parts, np.random.default_rng(0)
+    cache = parts.cache([window_of(made(name).policy.spec.observation, 0)])
+    chunk, wanted = noise_of(1)[None], noise_of(2)[None]
+    weights, now = rng.random((1, tiny.CHUNK), dtype=np.float32), np.array([0.4], np.float32)
+    velocity, pull = parts.guide(chunk, now, cache, wanted, weights)
+    np.testing.assert_allclose(velocity, parts.velocity(chunk, now, cache), atol=1e-5)
+    missing = weights[..., None] * (wanted - (chunk + (1 - now) * velocity))
+    missing[..., tiny.ACTIONS :] = 0.0
+    for _ in range(5):
+        way = rng.standard_normal(chunk.shape, dtype=np.float32)
+        ends = [chunk + side * np.float32(0.01) * way for side in (-1, 1)]
+        low, high = (end + (1 - now) * parts.velocity(end, now, cache) for end in ends)
+        assert float((pull * way).sum()) == pytest.approx(float((missing * (high - low)).sum()) / 0.02, abs=0.02)
+
+
+def test_a_flow_policy_inpaints(made: Callable[[str], Made]) -> None:
+    policy = made("smolvla").policy
+    window = window_of(policy.spec.observation, 0)
+    free = policy.infer(window, np.random.default_rng(0))
+    weights = np.array([1, 1, 0, 0, 0, 0], np.float32)
+    given = np.where(weights[:, None] > 0, free[::-1] + 0.3, np.float32(np.nan)).astype(np.float32)
+    kept = policy.infer(window, np.random.default_rng(0), Inpainting(given, weights))
+    assert np.abs(kept - given)[:2].max() < 0.5 * np.abs(free - given)[:2].max()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_answer_depends_on_its_request_alone(name: str, made: Callable[[str], Made]) -> None:
+    """Neither on what is beside it in a batch, nor on what was asked before, nor on PyTorch's generator."""
+    policy = made(name).policy
+    windows = [window_of(policy.spec.observation, seed) for seed in (0, 2)]
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    alone = [policy.infer(window, np.random.default_rng(seed)) for seed, window in enumerate(windows)]
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    again = policy.infer_batch(windows[::-1], [np.random.default_rng(seed) for seed in (1, 0)])
+    for one, other in zip(alone, reversed(again), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    redrawn = [policy.infer(windows[0], np.random.default_rng(seed)) for seed in range(1, 9)]
+    assert all(np.array_equal(alone[0], other) for other in redrawn) == (name == "act")
+
+
+@pytest.mark.parametrize("name", ["act", "smolvla"])
+def test_actions_stay_within_the_demonstrated_range(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    narrow = Path(shutil.copytree(made(name).path, tmp_path / name))
+    (file,) = narrow.glob("policy_postprocessor*unnormalizer*.safetensors")
+    low, high = np.array([0.45, -1.2], np.float32), np.array([0.5, -0.9], np.float32)
+    stats = load_file(file) | {"action.min": torch.tensor(low), "action.max": torch.tensor(high)}
+    save_file(stats, file)
+    policy = load_policy(f"lerobot:{narrow}@20").policy
+    window = window_of(policy.spec.observation, 0)
+    wide = made(name).policy.infer(window, np.random.default_rng(0))
+    found = policy.infer(window, np.random.default_rng(0))
+    assert (wide < low - 0.01).any() or (wide > high + 0.01).any()
+    np.testing.assert_allclose(found, np.clip(wide, low, high), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["act", "smolvla"])
+def test_a_server_gives_the_answers_of_the_policy_in_this_process(name: str, made: Callable[[str], Made]) -> None:
+    policy = made(name).policy
+    arguments = ["serve", "--policy", f"lerobot:{made(name).path}@20", "--port", "0"]
+    with (
+        ServerProcess(arguments, ready_within_s=600.0) as process,
+        specact.connect(f"ws://127.0.0.1:{process.port}", deadline_ms=60_000, seed=3) as remote,
+    ):
+        assert remote.spec == policy.spec and remote.inpaints == (name == "smolvla")
+        for step in range(2):
+            window = window_of(policy.spec.observation, step)
+            seen = {key: array[0] for key, array in window.arrays.items()}
+            found = remote(seen if window.instruction is None else {**seen, "instruction": window.instruction})
+            np.testing.assert_allclose(found, policy.infer(window, stream(3, Role.VERIFY, step=step)), atol=1e-5)
+
+
+def test_the_commands_of_the_page(
+    made: Callable[[str], Made], tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    shutil.copytree(made("act").path, tmp_path / "pretrained_model")
+    with reading(tmp_path, command, environment) as reader:
+        reader.follow(sections()["A LeRobot policy"])
+    manifest = json.loads((tmp_path / "runs/lerobot/manifest.json").read_text())
+    assert manifest["sources"]["target"] is None  # whoever uses the pair names it again
+    assert manifest["fingerprints"]["target"] == made("act").loaded.fingerprint
+
+
+@pytest.mark.parametrize("rate", ["", "@", "@fast", "@0", "@-20", "@inf", "@nan"])
+def test_the_rate_has_to_be_named(rate: str, made: Callable[[str], Made]) -> None:
+    with pytest.raises(ConfigError, match=r"it must be lerobot:PATH@HZ, such as .*@30; the rate is the fps"):
+        load_policy(f"lerobot:{made('act').path}{rate}")
+
+
+def test_a_folder_that_is_not_complete(made: Callable[[str], Made], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lacks config.json, model.safetensors, .* checkpoints/last"):
+        load_policy(f"lerobot:{tmp_path}@20")
+    copy = Path(shutil.copytree(made("act").path, tmp_path / "act"))
+    (copy / "policy_postprocessor.json").unlink()
+    with pytest.raises(ConfigError, match=r"lacks policy_postprocessor.json;"):
+        load_policy(f"lerobot:{copy}@20")
+
+
+@pytest.mark.parametrize("name", ["act", "pi0"])
+def test_weights_that_are_not_those_of_the_policy(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    """LeRobot says so and goes on, with weights as they were initialised."""
+    copy = Path(shutil.copytree(made(name).path, tmp_path / name))
+    weights = load_file(copy / "model.safetensors")
+    lost = next(key for key in sorted(weights) if "action" in key)
+    for found in ({}, {f"{lost}.old": weights[lost]}):
+        save_file({key: value for key, value in weights.items() if key != lost} | found, copy / "model.safetensors")
+        with (
+            pytest.raises(BundleError, match=rf"1 weights are missing and {len(found)} .* first {lost}"),
+            tiny.tiny_gemma(),
+        ):
+            load_policy(f"lerobot:{copy}@20")
+
+
+def test_other_weights_have_another_fingerprint(made: Callable[[str], Made], tmp_path: Path) -> None:
+    same = Path(shutil.copytree(made("act").path, tmp_path / "same"))
+    assert load_policy(f"lerobot:{same}@20").fingerprint == made("act").loaded.fingerprint
+    config = json.loads((same / "config.json").read_text())
+    (same / "config.json").write_text(json.dumps(config | {"n_action_steps": 1}))
+    assert load_policy(f"lerobot:{same}@20").fingerprint != made("act").loaded.fingerprint
+
+
+def test_a_type_that_nobody_knows(made: Callable[[str], Made], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(made("act").path, tmp_path / "act"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"type": "oracle"}))
+    with pytest.raises(BundleError, match=r"cannot be used as a LeRobot policy: ValueError: Policy type 'oracle'"):
+        load_policy(f"lerobot:{copy}@20")
