@@ -81,9 +81,13 @@ class Reader:
             cwd=self._folder, env=self._environment, text=True, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert self._server.stderr is not None
-        said = self._server.stderr.readline()
-        found = re.search(r"ws://[\d.:]+", said)
-        assert found is not None, said + self._server.stderr.read()
+        found: re.Match[str] | None = None
+        said = ""
+        for line in self._server.stderr:  # what it loads may talk before it
+            said, found = said + line, re.search(r"ws://[\d.:]+", line)
+            if found is not None:
+                break
+        assert found is not None, said
         self._url = found.group()
 
     def _run(self, words: list[str]) -> None:
