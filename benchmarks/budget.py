@@ -207,10 +207,14 @@ def made(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, pool: P
         distil(plain, how, collector(scale.lessons, pool, update), cell.training(out), update)
         return load_bundle(path)
     draft = replace(recipe.policies["draft"], snapshot=0.0)
-    drafts = {f"draft_{name}": replace(draft, width=w) for name, w in zip(NAMES, WIDTHS[cell.task], strict=True)}
+    # Today's draft first, so that there is something to evaluate; a run of training may be given more policies later.
+    names = NAMES if cell.size != FIRST[0] else (NAMES[cell.size],)
+    widths = dict(zip(NAMES, WIDTHS[cell.task], strict=True))
     recipe = replace(
-        recipe, seed=cell.seed, policies={TARGET: recipe.policies["target"], **drafts},
-        bundles={f"{cell.task}-{name}": (TARGET, f"draft_{name}") for name in NAMES},
+        recipe, seed=cell.seed,
+        policies={TARGET: recipe.policies[TARGET]}
+        | {f"draft_{name}": replace(draft, width=widths[name]) for name in names},
+        bundles={f"{cell.task}-{name}": (TARGET, f"draft_{name}") for name in names},
     )  # fmt: skip
     train(recipe, data, cell.training(out), update)
     return load_bundle(path)
@@ -316,7 +320,7 @@ def choices(results: dict[str, Any], task: str) -> str:
 def costs_table(results: dict[str, Any]) -> str:
     """Parameters, and time as a share of the target's."""
     lines = [
-        "| task | draft | parameters | of the target's | alone | random | adahi | uncertainty | learned | head as the draft |",
+        "| task | draft | parameters | of the target's | alone | random | adahi | uncertainty | learned | head alone |",
         "|" + "---|" * 10,
     ]
     methods = ("draft", "random_learned", "adahi", "uncertainty", "learned", HEAD_DRAFT)

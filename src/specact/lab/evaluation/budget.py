@@ -210,13 +210,18 @@ def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) ->
 
 
 def device_cost(method: str, parts: Mapping[str, float]) -> float:
-    """What an inference of a method takes on the device, of the times of the pair's parts; in their unit."""
+    """What an inference of a method takes on the device, in the unit of the times of the pair's parts.
+
+    Raises:
+        KeyError: for a part that was not measured.
+    """
     how = load_method(method)
     if how.on_device:
         return parts["target"]
     if not how.waits_for_draft:
         return 0.0
-    return parts[HEAD_DRAFT if how.proposes == "head" else "draft"] + parts.get(f"gate {how.gate}", 0.0)
+    decision = 0.0 if how.gate in ("never", "always") else parts[f"gate {how.gate}"]
+    return decision + parts[HEAD_DRAFT if how.proposes == "head" else "draft"]
 
 
 def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
