@@ -134,16 +134,19 @@ def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice
     raise AssertionError("the best way is never behind itself")
 
 
-def without_server(ways: Sequence[Way]) -> Choice | None:
-    """The cheapest way without a server that is not shown to be worse than the best of all ways, at any cost."""
-    alone = sorted((way for way in ways if not way.needs_server), key=lambda way: way.cost)
-    best = max(ways, key=lambda way: way.success.mean, default=None)
-    for way in alone if best else ():
-        assert best is not None
-        found = choose([way, best], max(way.cost, best.cost))
-        if found is not None and found.way is way:
-            return found
-    return None
+def without_server(ways: Sequence[Way]) -> float | None:
+    """The least budget from which on, at every larger one as well, what :func:`choose` finds needs no server.
+
+    None if there is none, or nothing to choose from.
+    """
+    least = None
+    for budget in sorted({way.cost for way in ways}, reverse=True):
+        found = choose(ways, budget)
+        assert found is not None, "a way fits into its own cost"
+        if found.way.needs_server:
+            break
+        least = budget
+    return least
 
 
 def advice(ways: Sequence[Way], budgets: Sequence[float], unit: str) -> str:
@@ -163,12 +166,8 @@ def advice(ways: Sequence[Way], budgets: Sequence[float], unit: str) -> str:
         before = found.way
         parts.append(f"from {budget:.2g} {unit} on {told(found)}")
     free = without_server(ways)
-    parts.append(
-        "no way without a server is enough"
-        if free is None
-        else f"nobody needs a server from {free.way.cost:.2g} {unit} on ({free.way})"
-    )
-    return "; ".join(parts)
+    last = "a server is needed at every budget" if free is None else f"nobody needs a server from {free:.2g} {unit} on"
+    return "; ".join([*parts, last])
 
 
 def told(choice: Choice) -> str:
