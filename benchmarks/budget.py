@@ -283,6 +283,8 @@ def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     fill(page, "costs", costs_table(results))
     fill(page, "results", "\n\n".join(results_table(results, task) for task in tasks))
     fill(page, "missing", missing(results))
+    shown = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
+    fill(page, "pictures", "\n\n".join(shown))
     for task in tasks:
         with style():
             draw_budget(task, study_ways(results, task)).savefig(pictures / f"budget-{task}.png", dpi=130)
@@ -355,9 +357,18 @@ def interval(way: Way) -> str:
 
 
 def missing(results: dict[str, Any]) -> str:
-    """What is not there yet."""
-    left = results["missing"]
-    return "Every cell is finished." if not left else f"{len(left)} cells are missing: {'; '.join(left)}."
+    """Which sizes are there, of every task and seed."""
+    there = {(row["task"], seed, row["draft"]) for row in results["rows"] for seed in row["seeds"]}
+    lines = ["| task | training seed | plain | distilled |", "|---|---|---|---|"]
+    for task in WIDTHS:
+        for seed in SEEDS:
+            shown = []
+            for distilled in (False, True):
+                cells = [Cell(task, seed, size, distilled) for size in range(len(SIZES))]
+                found = [f"x{SIZES[cell.size]}" for cell in cells if (task, str(seed), cell.draft) in there]
+                shown.append(", ".join(found) or "none")
+            lines.append(f"| {task} | {seed} | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", f"{len(results['missing'])} of {len(plan(list(WIDTHS), SEEDS))} cells are missing."])
 
 
 def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``specact advise`` on real evaluations of the ball pair: what it finds, what it leaves out, what it says is missing."""
+"""``specact advise`` on real evaluations of the ball pair: what it finds, leaves out and says is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of device budgets on trainings of seconds: it goes on where it was stopped, and its pages hold its results."""
+"""The study of device budgets, small: it goes on where it was stopped, and its page holds its results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def budget() -> Iterator[ModuleType]:
     del sys.modules["budget"]
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """As by a signal."""
 
 
@@ -87,9 +87,9 @@ def study(budget: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
     def stop(what: str, done: int, total: int) -> None:
         if what == "calibrating learned":
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         budget.run(out, Path(), cells, scale, folder, stop)
     first = cells[0].folder(out)
     assert not (first / "cell.json").exists()
@@ -157,13 +157,15 @@ def test_the_page_says_what_is_there_and_what_is_missing(
 ) -> None:
     _, results = study
     page = tmp_path / "page.md"
-    names = ("advice", "choices", "costs", "results", "missing")
+    names = ("advice", "choices", "costs", "results", "missing", "pictures")
     page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in names))
     budget.write_pages(json.loads(json.dumps(results)), page, tmp_path)
     text = page.read_text()
     assert "- **ball** (training seeds 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
-    assert "14 cells are missing: ball seed 1 draft x1/4;" in text
-    assert "pusht" not in text and not (tmp_path / "budget-pusht.png").exists()
+    assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
+    assert "14 of 72 cells are missing." in text
+    assert "**pusht**" not in text and not (tmp_path / "budget-pusht.png").exists()
+    assert "![ball: success over device time, by transmission rate](budget-ball.png)" in text
     assert (tmp_path / "budget-ball.png").stat().st_size > 10_000
 
 
