@@ -314,7 +314,7 @@ def choices(results: dict[str, Any], task: str) -> str:
     ]
     for budget in BUDGETS:
         found = [choose(ways, budget, cap) for cap in caps]
-        cells = ["-" if one is None else f"{one.way}: {interval(one.way)}" for one in found]
+        cells = ["-" if one is None else f"{in_short(one.way)}: {interval(one.way)}" for one in found]
         lines.append(f"| {budget:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -351,8 +351,14 @@ def results_table(results: dict[str, Any], task: str) -> str:
     return "\n".join(lines)
 
 
+def in_short(way: Way) -> str:
+    """Draft, method, and where there is a choice the rate."""
+    rate = f" {way.asked:g}" if way.asked in RATES else ""
+    return f"{way.draft}, {way.method}{rate}" if way.draft else way.method
+
+
 def interval(way: Way) -> str:
-    """Success, its interval and the number of training seeds."""
+    """Success and its interval."""
     return f"{way.success.mean:.2f} [{way.success.low:.2f}, {way.success.high:.2f}]"
 
 

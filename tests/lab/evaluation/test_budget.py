@@ -63,14 +63,14 @@ def check(chosen: Chooser) -> None:
     assert method(WAYS, 0.3) == "target"
     assert method((LEARNED, HYBRID, CHANCE, DRAFT), 0.5) == "learned"
     assert method(WAYS, 0.5) == "head_draft", "no gate is needed"
-    assert method((TARGET, REMOTE), 1.0) == "target_on_device", "who needs a server?"
+    assert method(WAYS, 1.0) == "target_on_device", "what fits needs neither draft nor server"
     # One episode of 180 is no difference: then chance needs less than a score, and what is cheaper comes first.
     almost = replace(CHANCE, successes=way("learned", 0.4, 0.5, range(2), range(2), range(3)).successes)
     assert method((LEARNED, almost), 1.0) == "random_learned"
     # A draft that was lucky at one seed and failed at the others: all episodes taken for alike would not show it.
     lucky = way("draft", 0.0, 0.2, range(3), range(30), range(30))
     assert method((lucky, HYBRID), 1.0) == "hybrid"
-    # Paired, four episodes are a difference; as if they were others' episodes, they are none.
+    # Paired, four episodes of sixty are a difference; as if they were others' episodes, they are none.
     paired = way("draft", 0.0, 0.2, range(5), range(5), range(5))
     assert behind(paired, HYBRID) is not None
     assert method((paired, HYBRID), 1.0) == "hybrid"

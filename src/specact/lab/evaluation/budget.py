@@ -115,8 +115,8 @@ def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice
     """The simplest way within a budget that is not shown to be worse than the best within it; None if nothing fits.
 
     A way is enough if the 95 % interval of what it is :func:`behind` reaches down to 0, and its mean is at most
-    :data:`MARGIN`. Simplest is what needs no server, then what asks for fewer transmissions, then what needs less of a
-    gate, then what costs less.
+    :data:`MARGIN`. Simplest is the target on the device, then what needs no server, then what asks for fewer
+    transmissions, then what needs less of a gate, then what costs less.
 
     Args:
         ways: to choose from.
@@ -265,9 +265,10 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
     return {name: 1e3 * float(np.median(times[10:])) for name, times in taken.items()}
 
 
-def _simplicity(way: Way) -> tuple[bool, float, int, float]:
-    gate = load_method(way.method).gate
-    return way.needs_server, way.asked, _GATES.index(gate) if gate in _GATES else len(_GATES), way.cost
+def _simplicity(way: Way) -> tuple[bool, bool, float, int, float]:
+    how = load_method(way.method)
+    gate = _GATES.index(how.gate) if how.gate in _GATES else len(_GATES)
+    return not how.on_device, way.needs_server, way.asked, gate, way.cost
 
 
 def _as_numbers(values: Iterable[bool]) -> NDArray[np.float64]:

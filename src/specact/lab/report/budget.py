@@ -47,9 +47,10 @@ def draw_budget(task: str, ways: Sequence[Way]) -> Figure:
                 told.add("target")
             axes.set(ylim=(-0.02, 1.04))
             if not distilled:
-                axes.set_title("nothing sent" if rate == 0.0 else f"{rate:.0%} asked for", fontsize=10, color=INK.light)
+                sent = {0.0: "nothing sent", 1.0: "every inference sent"}.get(rate, f"{rate:.0%} asked for")
+                axes.set_title(sent, fontsize=10, color=INK.light)
         line[0].set_ylabel(f"success, {'distilled' if distilled else 'plain'} drafts")
-    figure.supxlabel("device time of an inference, as a share of the target's", fontsize=10)
+    panels[-1, len(rates) // 2].set_xlabel("device time of an inference, as a share of the target's")
     figure.suptitle(task, fontsize=11)
     legend_below(figure, columns=4)
     return figure
