@@ -1,14 +1,16 @@
 """Where does device compute belong? Drafts of four sizes, plain and distilled, under every gate, on three tasks.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/to/demonstrations
+     OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --published
      python benchmarks/budget.py table FOLDER
 
 `run` trains a target and drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for
 every training seed, distils each draft from its target, teaches each pair a learned gate's head, measures every part on
 one core, and evaluates every method at every rate on the same episodes. It is one process. Stop it at any time; run
-again, it goes on: training from its checkpoints, evaluations from their shards. `table` writes
-benchmarks/results/budget.json from the cells that are finished, docs/budget-TASK.png, and the marked parts of
-docs/budget.md; given no folder it writes the latter two again from the former.
+again, it goes on: training from its checkpoints, evaluations from their shards. With `--published` it evaluates the
+pairs of these tasks that come with the package instead, plain and distilled, at a rate of .4; nothing is trained.
+`table` writes benchmarks/results/budget.json from the cells that are finished, docs/budget-TASK.png, and the marked
+parts of docs/budget.md; given no folder it writes the latter two again from the former.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class Scale:
         lessons: inferences in each of two rounds, for a head and for a distilled draft.
         head_steps: of each of the head's rounds.
         rounds: of timing.
+        rates: that gates are calibrated for.
     """
 
     episodes: int = 50
@@ -87,11 +90,15 @@ class Scale:
     lessons: int = 15_000
     head_steps: int = 4000
     rounds: int = 400
+    rates: tuple[float, ...] = RATES
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One draft of one training seed: the unit of the study that is finished or missing."""
+    """One draft of one training seed: the unit of the study that is finished or missing.
+
+    Seed 0 is the pair that comes with the package, which has today's size.
+    """
 
     task: str
     seed: int
@@ -127,6 +134,11 @@ def plan(tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
         for task in tasks
         for size in FIRST
     ]
+
+
+PUBLISHED = [
+    Cell(task, 0, SIZES.index("1"), distilled) for task in ("ball", "peg", "pusht") for distilled in (False, True)
+]
 
 
 def run(out: Path, data: Path, cells: Sequence[Cell], scale: Scale, recipes: Path, update: Progress) -> None:
@@ -184,7 +196,7 @@ def evaluations(cell: Cell, bundle: Bundle, scale: Scale) -> Iterator[tuple[str,
     # The target is the same for every draft.
     yield "ends", of(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (cell.size == 1 and not cell.distilled)), 0.5)
     lowest = GateChoices().settings("deviation", bundle).lowest_rate
-    for rate in RATES:
+    for rate in scale.rates:
         # Where the deviation has a limit on skips, chance has it too, as a method of its own.
         own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
         yield f"rate-{rate:g}", of(("random_learned", *own, "uncertainty", "learned"), rate)
@@ -192,6 +204,8 @@ def evaluations(cell: Cell, bundle: Bundle, scale: Scale) -> Iterator[tuple[str,
 
 def made(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, pool: Pool, update: Progress) -> Bundle:
     """The cell's bundle; trained where it is missing."""
+    if cell.seed == 0:
+        return load_bundle(cell.task + "-distilled" * cell.distilled)
     path = cell.training(out) / "bundles" / cell.name
     if (path / "manifest.json").exists():
         return load_bundle(path)
@@ -273,11 +287,17 @@ def collect(out: Path, cells: Sequence[Cell]) -> dict[str, Any]:
 
 def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     """The marked parts of the page, and a picture of each task, from the results."""
-    tasks = [task for task in WIDTHS if any(row["task"] == task for row in results["rows"])]
+    tasks = tasks_of(results)
+    fill(page, "advice", sentences(results))
+    fill(page, "published", sentences(results["published"]))
+    fill(
+        page, "published choices", "\n\n".join(choices(results["published"], t) for t in tasks_of(results["published"]))
+    )
+    fill(page, "published costs", costs_table(results["published"]))
     fill(
         page,
-        "advice",
-        "\n".join(f"- **{task}** ({said_of(results, task)}): {sentence(results, task)}" for task in tasks),
+        "published results",
+        "\n\n".join(results_table(results["published"], t) for t in tasks_of(results["published"])),
     )
     fill(page, "choices", "\n\n".join(choices(results, task) for task in tasks))
     fill(page, "costs", costs_table(results))
@@ -288,6 +308,17 @@ def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     for task in tasks:
         with style():
             draw_budget(task, study_ways(results, task)).savefig(pictures / f"budget-{task}.png", dpi=130)
+
+
+def tasks_of(results: dict[str, Any]) -> list[str]:
+    """Tasks that anything is known of."""
+    return [task for task in WIDTHS if any(row["task"] == task for row in results["rows"])]
+
+
+def sentences(results: dict[str, Any]) -> str:
+    """A line for each task."""
+    lines = [f"- **{task}** ({said_of(results, task)}): {sentence(results, task)}" for task in tasks_of(results)]
+    return "\n".join(lines)
 
 
 def sentence(results: dict[str, Any], task: str) -> str:
@@ -390,17 +421,22 @@ def main() -> None:
     running.add_argument("--data", type=Path, default=Path())
     running.add_argument("--tasks", default=",".join(WIDTHS))
     running.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    running.add_argument("--published", action="store_true")
     running.add_argument("--recipes", type=Path, default=ROOT / "recipes")
     table = verbs.add_parser("table")
     table.add_argument("out", type=Path, nargs="?")
     given = parser.parse_args()
     if given.verb == "run":
         cells = plan(given.tasks.split(","), [int(seed) for seed in given.seeds.split(",")])
-        with locked(given.out), progress_bars() as update:
-            run(given.out, given.data, cells, Scale(), given.recipes, update)
+        scale = Scale()
+        if given.published:
+            cells, scale = PUBLISHED, replace(scale, rates=(0.4,))
+        with locked(given.out / ("published" if given.published else "trained")), progress_bars() as update:
+            run(given.out, given.data, cells, scale, given.recipes, update)
         return
     if given.out is not None:
-        write_json(RESULTS, collect(given.out, plan(list(WIDTHS), SEEDS)))
+        published = collect(given.out, PUBLISHED)
+        write_json(RESULTS, collect(given.out, plan(list(WIDTHS), SEEDS)) | {"published": published})
     write_pages(json.loads(RESULTS.read_text()), PAGE, ROOT / "docs")
 
 

@@ -28,7 +28,7 @@ class AdviseOptions:
 
     Attributes:
         bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
-        budget_ms: time that an inference may take on the device [ms].
+        budget_ms: time of a core that a control step leaves for an inference on the device [ms].
         link: to the server; see specact proxy --help.
         runs: run folders of specact eval, or folders that contain some at any depth.
         kappa: how many times slower the device is than this machine; 1 where this is the device.

@@ -117,6 +117,19 @@ def test_what_says_most_comes_first(budget: ModuleType) -> None:
         assert not any(width % draft["heads"] for width in widths)
 
 
+def test_pairs_that_are_published_are_not_trained(budget: ModuleType, tmp_path: Path) -> None:
+    for cell in budget.PUBLISHED:
+        bundle = budget.made(cell, tmp_path, Path(), budget.Scale(), tmp_path, None, None)
+        assert bundle.name == cell.task + "-distilled" * cell.distilled
+        names = [name for name, _ in budget.evaluations(cell, bundle, budget.Scale(rates=(0.4,)))]
+        assert names == ["ends", "rate-0.4"]
+    # PushT's deviation skips two in a row at most: chance has that limit beside it, and .2 cannot be asked of it.
+    pusht = load_bundle("pusht")
+    by_rate = dict(budget.evaluations(budget.Cell("pusht", 1, 1, False), pusht, budget.Scale()))
+    assert by_rate["rate-0.4"].methods == ("random_learned", "random", "adahi", "uncertainty", "learned")
+    assert by_rate["rate-0.2"].methods == ("random_learned", "uncertainty", "learned")
+
+
 def test_every_way_is_in_the_results_with_its_cost(study: tuple[Path, dict[str, Any]]) -> None:
     ways = study_ways(study[1], "ball")
     by_draft: dict[str, set[tuple[str, float]]] = {}
@@ -159,7 +172,9 @@ def test_the_page_says_what_is_there_and_what_is_missing(
     page = tmp_path / "page.md"
     names = ("advice", "choices", "costs", "results", "missing", "pictures")
     page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in names))
-    budget.write_pages(json.loads(json.dumps(results)), page, tmp_path)
+    nothing = budget.collect(tmp_path, budget.PUBLISHED)
+    assert nothing["rows"] == [] and len(nothing["missing"]) == 6
+    budget.write_pages(json.loads(json.dumps(results | {"published": nothing})), page, tmp_path)
     text = page.read_text()
     assert "- **ball** (training seeds 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
     assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
