@@ -331,22 +331,22 @@ def said_of(results: dict[str, Any], task: str) -> str:
     ways = study_ways(results, task, alike=True)
     seeds = sorted({seed for way in ways for seed in way.successes})
     each = sorted({way.episodes // len(way.successes) for way in ways})
-    return f"training seeds {', '.join(map(str, seeds))}, {'/'.join(map(str, each))} episodes each, {len(ways)} ways"
+    several = "s" if len(seeds) > 1 else ""
+    return f"training seed{several} {', '.join(map(str, seeds))}, {'/'.join(map(str, each))} episodes each, {len(ways)} ways"
 
 
 def choices(results: dict[str, Any], task: str) -> str:
     """What is enough at each budget (rows) where at most a share may be sent (columns)."""
     ways, caps = study_ways(results, task, alike=True), (0.0, *RATES, 1.0)
     lines = [
-        f"| {task}: device budget, share of the target's time | "
-        + " | ".join(f"at most {cap:g} sent" for cap in caps)
-        + " |",
+        f"| {task}: device budget | " + " | ".join(f"at most {cap:g} sent" for cap in caps) + " |",
         "|" + "---|" * (len(caps) + 1),
     ]
     for budget in BUDGETS:
         found = [choose(ways, budget, cap) for cap in caps]
-        cells = ["-" if one is None else f"{in_short(one.way)}: {interval(one.way)}" for one in found]
-        lines.append(f"| {budget:g} | " + " | ".join(cells) + " |")
+        cells = " | ".join("-" if one is None else f"{in_short(one.way)}: {interval(one.way)}" for one in found)
+        if not lines[-1].endswith(f" | {cells} |"):
+            lines.append(f"| from {budget:g} | {cells} |")
     return "\n".join(lines)
 
 

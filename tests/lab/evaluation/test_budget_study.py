@@ -176,7 +176,7 @@ def test_the_page_says_what_is_there_and_what_is_missing(
     assert nothing["rows"] == [] and len(nothing["missing"]) == 6
     budget.write_pages(json.loads(json.dumps(results | {"published": nothing})), page, tmp_path)
     text = page.read_text()
-    assert "- **ball** (training seeds 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
+    assert "- **ball** (training seed 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
     assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
     assert "14 of 72 cells are missing." in text
     assert "**pusht**" not in text and not (tmp_path / "budget-pusht.png").exists()
