@@ -331,8 +331,8 @@ def said_of(results: dict[str, Any], task: str) -> str:
     ways = study_ways(results, task, alike=True)
     seeds = sorted({seed for way in ways for seed in way.successes})
     each = sorted({way.episodes // len(way.successes) for way in ways})
-    several = "s" if len(seeds) > 1 else ""
-    return f"training seed{several} {', '.join(map(str, seeds))}, {'/'.join(map(str, each))} episodes each, {len(ways)} ways"
+    trained = f"training seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    return f"{trained}, {'/'.join(map(str, each))} episodes each, {len(ways)} ways"
 
 
 def choices(results: dict[str, Any], task: str) -> str:
