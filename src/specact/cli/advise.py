@@ -252,7 +252,7 @@ def _of_study(study: Mapping[str, Any], pair: AnyPair, budget_ms: float, target_
         return "it cannot be compared with, as the target's time is not known"
     found = choose(study_ways(study, pair.env or "", alike=True), budget_ms / target_ms)
     if found is None:
-        return f"it has nothing of the task {pair.env!r} at this budget"
+        return f"it holds nothing of the task {pair.env!r}"
     return f"for other policies of {pair.env}, with {budget_ms / target_ms:.2g} of their target's time: {told(found)}"
 
 
