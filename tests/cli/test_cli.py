@@ -59,7 +59,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 def test_help_names_every_verb(specact_run: Run) -> None:
     done = specact_run("--help")
     assert done.returncode == 0
-    for verb in ("demo", "data", "train", "calibrate", "eval", "export", "doctor", "serve", "run", "proxy", "bench"):
+    for verb in VERBS:
         assert verb in done.stdout
 
 

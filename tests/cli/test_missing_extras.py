@@ -36,6 +36,7 @@ main()
         (["train", "--distil", "ball", "--out", "OUT"], "train"),
         (["calibrate", "--bundle", "ball", "--out", "OUT"], "sim"),
         (["eval", "--bundle", "ball", "--out", "OUT"], "sim"),
+        (["advise", "--bundle", "ball", "--budget-ms", "1"], "sim"),
         (["report", "OUT", "--out", "OUT.html"], "report"),
         (["reproduce", "adahi", "--out", "OUT"], "sim"),
         (["tised", "sweep", "--bundle", "ball", "--levers", "steps", "--out", "OUT"], "sim"),

@@ -1,0 +1,444 @@
+"""Where does device compute belong? Drafts of four sizes, plain and distilled, under every gate, on three tasks.
+
+Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/to/demonstrations
+     OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --published
+     python benchmarks/budget.py table FOLDER
+
+`run` trains a target and drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for
+every training seed, distils each draft from its target, teaches each pair a learned gate's head, measures every part on
+one core, and evaluates every method at every rate on the same episodes. It is one process. Stop it at any time; run
+again, it goes on: training from its checkpoints, evaluations from their shards. With `--published` it evaluates the
+pairs of these tasks that come with the package instead, plain and distilled, at a rate of .4; nothing is trained.
+`table` writes benchmarks/results/budget.json from the cells that are finished, docs/budget-TASK.png, and the marked
+parts of docs/budget.md; given no folder it writes the latter two again from the former.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pages import fill
+
+from specact.cli.output import progress_bars
+from specact.families.codes.bundle import PARTS, Bundle, load_bundle
+from specact.families.head import HEAD
+from specact.files import write_json
+from specact.gates.settings import GateChoices
+from specact.lab.evaluation.budget import (
+    HEAD_DRAFT,
+    TARGET,
+    Way,
+    advice,
+    choose,
+    device_cost,
+    measure_parts,
+    study_ways,
+)  # fmt: skip
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate, finished, read_table
+from specact.lab.report.budget import draw_budget
+from specact.lab.report.drawing import style
+from specact.lab.rollout.distillation import collector
+from specact.lab.rollout.methods import METHODS as KNOWN
+from specact.lab.rollout.pool import Pool
+from specact.locks import locked
+from specact.runtime.parameters import count_parameters
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "budget.json"
+PAGE = ROOT / "docs" / "budget.md"
+Progress = Callable[[str, int, int], None]
+
+# Widths of the drafts whose parameters are nearest to a quarter, one, four and sixteen times the recipe's. On ball a
+# quarter would take a width of 1, which layer normalisation makes constant.
+WIDTHS = {"ball": (2, 5, 18, 44), "pusht": (12, 32, 76, 162), "peg": (3, 12, 36, 90)}
+SIZES = ("1/4", "1", "4", "16")
+FIRST = (1, 0, 2, 3)  # today's first
+NAMES = ("quarter", "one", "four", "sixteen")
+RATES = (0.2, 0.4, 0.6)
+SEEDS = (1, 2, 3)
+# Device budgets that the advice is given for, as shares of the target's time.
+BUDGETS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+METHODS = list(KNOWN)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is run; a test runs less.
+
+    Attributes:
+        episodes: judged, of each method at each rate, for each training seed.
+        calibration: episodes in each of six rounds; none of them is judged.
+        lessons: inferences in each of two rounds, for a head and for a distilled draft.
+        head_steps: of each of the head's rounds.
+        rounds: of timing.
+        rates: that gates are calibrated for.
+    """
+
+    episodes: int = 50
+    calibration: int = 15
+    lessons: int = 15_000
+    head_steps: int = 4000
+    rounds: int = 400
+    rates: tuple[float, ...] = RATES
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One draft of one training seed: the unit of the study that is finished or missing.
+
+    Seed 0 is the pair that comes with the package, which has today's size.
+    """
+
+    task: str
+    seed: int
+    size: int
+    distilled: bool
+
+    @property
+    def name(self) -> str:
+        """Of its bundle."""
+        return f"{self.task}-{NAMES[self.size]}" + "-distilled" * self.distilled
+
+    @property
+    def draft(self) -> str:
+        """In words."""
+        return "distilled draft " * self.distilled + "draft " * (not self.distilled) + f"x{SIZES[self.size]}"
+
+    def folder(self, out: Path) -> Path:
+        """Where its results are."""
+        return out / self.task / f"seed-{self.seed}" / self.name
+
+    def training(self, out: Path) -> Path:
+        """Where its bundle is made: one run for all plain drafts of a seed, one for every distilled draft."""
+        base = out / self.task / f"seed-{self.seed}"
+        return base / f"distil-{NAMES[self.size]}" if self.distilled else base / "train"
+
+
+def plan(tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """What says most first: every task at the first seed, plain, then distilled; then the other seeds."""
+    return [
+        Cell(task, seed, size, distilled)
+        for seed in seeds
+        for distilled in (False, True)
+        for task in tasks
+        for size in FIRST
+    ]
+
+
+PUBLISHED = [
+    Cell(task, 0, SIZES.index("1"), distilled) for task in ("ball", "peg", "pusht") for distilled in (False, True)
+]
+
+
+def run(out: Path, data: Path, cells: Sequence[Cell], scale: Scale, recipes: Path, update: Progress) -> None:
+    """Finishes the cells, in their order."""
+    left = [cell for cell in cells if not (cell.folder(out) / "cell.json").exists()]
+    say(f"{len(cells)} cells, {len(cells) - len(left)} of them finished; load {os.getloadavg()[0]:.1f}")
+    taken: dict[str, list[float]] = {}
+    while left:
+        cell, *left = left
+        update("cells", len(cells) - len(left) - 1, len(cells))
+        wall, cpu = time.monotonic(), time.process_time()
+        finish(cell, out, data, scale, recipes, update)
+        wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+        taken.setdefault(cell.task, []).append(cpu)
+        known = [sum(taken[one.task]) / len(taken[one.task]) for one in left if one.task in taken]
+        say(f"{cell.task} seed {cell.seed} {cell.draft}: {cpu:.0f} s of one core in {wall:.0f} s; {len(left)} cells "
+            f"left, about {sum(known) / 3600:.1f} h of one core for {len(known)} of them")  # fmt: skip
+    update("cells", len(cells), len(cells))
+
+
+def finish(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, update: Progress) -> None:
+    """Trains, measures and evaluates a cell as far as that is missing."""
+    cpu = time.process_time()
+    with Pool(1) as pool:
+        bundle = made(cell, out, data, scale, recipes, pool, update)
+        bundle = with_head(bundle, scale, cell, pool, update)
+        folder = cell.folder(out)
+        costs = folder / "parts.json"
+        if not costs.exists():
+            write_json(costs, measure_parts(bundle, scale.rounds))
+        for name, what in evaluations(cell, bundle, scale):
+            if not finished(what, folder / name):
+                evaluate(what, folder / name, update, pool, command="python benchmarks/budget.py run")
+    write_json(
+        folder / "cell.json",
+        {
+            "parts": json.loads(costs.read_text()),
+            "parameters": {part: count_parameters(bundle.path / PARTS[part]) for part in ("draft", "target")}
+            | {"head": count_parameters(bundle.path / HEAD)},
+            "cpu_seconds": round(time.process_time() - cpu),
+            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        },
+    )
+
+
+def evaluations(cell: Cell, bundle: Bundle, scale: Scale) -> Iterator[tuple[str, Evaluation]]:
+    """Every method at every rate. Nothing is judged on episodes that a gate was calibrated on."""
+
+    def of(methods: Sequence[str], rate: float) -> Evaluation:
+        return Evaluation(
+            str(bundle.path), None, tuple(methods), scale.episodes, seed=1000 + cell.seed, rate=rate, shard=25,
+            calibration_episodes=scale.calibration,
+        )  # fmt: skip
+
+    # The target is the same for every draft.
+    yield "ends", of(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (cell.size == 1 and not cell.distilled)), 0.5)
+    lowest = GateChoices().settings("deviation", bundle).lowest_rate
+    for rate in scale.rates:
+        # Where the deviation has a limit on skips, chance has it too, as a method of its own.
+        own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
+        yield f"rate-{rate:g}", of(("random_learned", *own, "uncertainty", "learned"), rate)
+
+
+def made(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, pool: Pool, update: Progress) -> Bundle:
+    """The cell's bundle; trained where it is missing."""
+    if cell.seed == 0:
+        return load_bundle(cell.task + "-distilled" * cell.distilled)
+    path = cell.training(out) / "bundles" / cell.name
+    if (path / "manifest.json").exists():
+        return load_bundle(path)
+    from specact.lab.train.distil import DistilRecipe, distil
+    from specact.lab.train.recipe import load_recipe
+    from specact.lab.train.train import train
+
+    recipe = load_recipe(recipes / f"{cell.task}.toml")
+    if cell.distilled:
+        plain = made(replace(cell, distilled=False), out, data, scale, recipes, pool, update)
+        # As many samples as the plain draft has seen: its batches have half the size.
+        how = DistilRecipe(steps=max(1, recipe.policies["draft"].steps // 2), seed=cell.seed)
+        distil(plain, how, collector(scale.lessons, pool, update), cell.training(out), update)
+        return load_bundle(path)
+    draft = replace(recipe.policies["draft"], snapshot=0.0)
+    # Today's draft first, so that there is something to evaluate; a run of training may be given more policies later.
+    names = NAMES if cell.size != FIRST[0] else (NAMES[cell.size],)
+    widths = dict(zip(NAMES, WIDTHS[cell.task], strict=True))
+    recipe = replace(
+        recipe, seed=cell.seed,
+        policies={TARGET: recipe.policies[TARGET]}
+        | {f"draft_{name}": replace(draft, width=widths[name]) for name in names},
+        bundles={f"{cell.task}-{name}": (TARGET, f"draft_{name}") for name in names},
+    )  # fmt: skip
+    train(recipe, data, cell.training(out), update)
+    return load_bundle(path)
+
+
+def with_head(bundle: Bundle, scale: Scale, cell: Cell, pool: Pool, update: Progress) -> Bundle:
+    """The bundle with a learned gate's head."""
+    if (bundle.path / HEAD).is_file():
+        return bundle
+    from specact.lab.train.head import HeadRecipe, teach_head
+
+    how = HeadRecipe(steps=scale.head_steps, seed=cell.seed)
+    teach_head(bundle, how, collector(scale.lessons, pool, update), bundle.path / "gate", update)
+    shutil.rmtree(bundle.path / "gate")
+    return load_bundle(bundle.path)
+
+
+def collect(out: Path, cells: Sequence[Cell]) -> dict[str, Any]:
+    """The results of all finished cells, down to the episodes, and the names of the others."""
+    there = [cell for cell in cells if (cell.folder(out) / "cell.json").exists()]
+    missing = [f"{cell.task} seed {cell.seed} {cell.draft}" for cell in cells if cell not in there]
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    parameters: dict[str, dict[str, dict[str, int]]] = {}
+    machine = None
+    for cell in there:
+        said = json.loads((cell.folder(out) / "cell.json").read_text())
+        machine, parts = said["machine"], said["parts"]
+        parameters.setdefault(cell.task, {})[cell.draft] = said["parameters"]
+        for folder in sorted(path.parent for path in cell.folder(out).glob("*/summary.json")):
+            summary = json.loads((folder / "summary.json").read_text())
+            for method, metrics in summary["methods"].items():
+                asked = {"ends": float(method in ("hybrid", TARGET))}.get(folder.name, summary["rate"])
+                won = "".join(str(int(won)) for won in read_table(folder / "episodes" / method)["success"])
+                for as_method in (method, *["target_on_device"] * (method == TARGET)):
+                    draft = "" if method == TARGET else cell.draft
+                    key = (cell.task, draft, as_method, f"{asked:g}")
+                    row = rows.setdefault(
+                        key, {"task": cell.task, "draft": draft, "method": as_method, "asked": asked, "seeds": {}}
+                    )
+                    if as_method == "target_on_device":
+                        row["asked"] = 0.0
+                    row["seeds"][str(cell.seed)] = {
+                        "rate": 0.0 if as_method == "target_on_device" else metrics["transmission_rate"],
+                        "cost": device_cost(as_method, parts) / parts["target"],
+                        "ms": device_cost(as_method, parts),
+                        "successes": won,
+                    }
+    return {
+        "command": "python benchmarks/budget.py run, then table",
+        "machine": machine,
+        "parameters": parameters,
+        "missing": missing,
+        "rows": [rows[key] for key in sorted(rows)],
+    }
+
+
+def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
+    """The marked parts of the page, and a picture of each task, from the results."""
+    tasks = tasks_of(results)
+    fill(page, "advice", sentences(results))
+    fill(page, "published", sentences(results["published"]))
+    fill(
+        page, "published choices", "\n\n".join(choices(results["published"], t) for t in tasks_of(results["published"]))
+    )
+    fill(page, "published costs", costs_table(results["published"]))
+    fill(
+        page,
+        "published results",
+        "\n\n".join(results_table(results["published"], t) for t in tasks_of(results["published"])),
+    )
+    fill(page, "choices", "\n\n".join(choices(results, task) for task in tasks))
+    fill(page, "costs", costs_table(results))
+    fill(page, "results", "\n\n".join(results_table(results, task) for task in tasks))
+    fill(page, "missing", missing(results))
+    shown = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
+    fill(page, "pictures", "\n\n".join(shown))
+    for task in tasks:
+        with style():
+            draw_budget(task, study_ways(results, task)).savefig(pictures / f"budget-{task}.png", dpi=130)
+
+
+def tasks_of(results: dict[str, Any]) -> list[str]:
+    """Tasks that anything is known of."""
+    return [task for task in WIDTHS if any(row["task"] == task for row in results["rows"])]
+
+
+def sentences(results: dict[str, Any]) -> str:
+    """A line for each task."""
+    lines = [f"- **{task}** ({said_of(results, task)}): {sentence(results, task)}" for task in tasks_of(results)]
+    return "\n".join(lines)
+
+
+def sentence(results: dict[str, Any], task: str) -> str:
+    """What to do at which budget."""
+    return advice(study_ways(results, task, alike=True), BUDGETS, "of the target's time")
+
+
+def said_of(results: dict[str, Any], task: str) -> str:
+    """How many seeds and episodes a choice rests on."""
+    ways = study_ways(results, task, alike=True)
+    seeds = sorted({seed for way in ways for seed in way.successes})
+    each = sorted({way.episodes // len(way.successes) for way in ways})
+    trained = f"training seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    return f"{trained}, {'/'.join(map(str, each))} episodes each, {len(ways)} ways"
+
+
+def choices(results: dict[str, Any], task: str) -> str:
+    """What is enough at each budget (rows) where at most a share may be sent (columns)."""
+    ways, caps = study_ways(results, task, alike=True), (0.0, *RATES, 1.0)
+    lines = [
+        f"| {task}: device budget | " + " | ".join(f"at most {cap:g} sent" for cap in caps) + " |",
+        "|" + "---|" * (len(caps) + 1),
+    ]
+    for budget in BUDGETS:
+        found = [choose(ways, budget, cap) for cap in caps]
+        cells = " | ".join("-" if one is None else f"{in_short(one.way)}: {interval(one.way)}" for one in found)
+        if not lines[-1].endswith(f" | {cells} |"):
+            lines.append(f"| from {budget:g} | {cells} |")
+    return "\n".join(lines)
+
+
+def costs_table(results: dict[str, Any]) -> str:
+    """Parameters, and time as a share of the target's."""
+    lines = [
+        "| task | draft | parameters | of the target's | alone | random | adahi | uncertainty | learned | head alone |",
+        "|" + "---|" * 10,
+    ]
+    methods = ("draft", "random_learned", "adahi", "uncertainty", "learned", HEAD_DRAFT)
+    for task, drafts in results["parameters"].items():
+        ways = study_ways(results, task)
+        for draft, counts in drafts.items():
+            cost = {way.method: way.cost for way in ways if way.draft == draft}
+            shown = [f"{cost[method]:.2f}" if method in cost else "-" for method in methods]
+            share = counts["draft"] / counts["target"]
+            lines.append(f"| {task} | {draft} | {counts['draft']:,} | {share:.2%} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def results_table(results: dict[str, Any], task: str) -> str:
+    """Success of every way, with its interval and the rate that was achieved."""
+    ways = study_ways(results, task)
+    columns = sorted({(way.asked, METHODS.index(way.method), way.method) for way in ways})
+    lines = [
+        f"| {task} | " + " | ".join(f"{method}, {asked:g}" for asked, _, method in columns) + " |",
+        "|" + "---|" * (len(columns) + 1),
+    ]
+    for draft in dict.fromkeys(way.draft for way in ways):
+        found = {(way.asked, way.method): way for way in ways if way.draft == draft}
+        cells = [interval(found[asked, method]) if (asked, method) in found else "" for asked, _, method in columns]
+        lines.append(f"| {draft or 'target'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def in_short(way: Way) -> str:
+    """Draft, method, and where there is a choice the rate."""
+    rate = f" {way.asked:g}" if way.asked in RATES else ""
+    return f"{way.draft}, {way.method}{rate}" if way.draft else way.method
+
+
+def interval(way: Way) -> str:
+    """Success and its interval."""
+    return f"{way.success.mean:.2f} [{way.success.low:.2f}, {way.success.high:.2f}]"
+
+
+def missing(results: dict[str, Any]) -> str:
+    """Which sizes are there, of every task and seed."""
+    there = {(row["task"], seed, row["draft"]) for row in results["rows"] for seed in row["seeds"]}
+    lines = ["| task | training seed | plain | distilled |", "|---|---|---|---|"]
+    for task in WIDTHS:
+        for seed in SEEDS:
+            shown = []
+            for distilled in (False, True):
+                cells = [Cell(task, seed, size, distilled) for size in range(len(SIZES))]
+                found = [f"x{SIZES[cell.size]}" for cell in cells if (task, str(seed), cell.draft) in there]
+                shown.append(", ".join(found) or "none")
+            lines.append(f"| {task} | {seed} | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", f"{len(results['missing'])} of {len(plan(list(WIDTHS), SEEDS))} cells are missing."])
+
+
+def say(text: str) -> None:
+    """A line with the time, for a log."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    running = verbs.add_parser("run")
+    running.add_argument("--out", type=Path, required=True)
+    running.add_argument("--data", type=Path, default=Path())
+    running.add_argument("--tasks", default=",".join(WIDTHS))
+    running.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    running.add_argument("--published", action="store_true")
+    running.add_argument("--recipes", type=Path, default=ROOT / "recipes")
+    table = verbs.add_parser("table")
+    table.add_argument("out", type=Path, nargs="?")
+    given = parser.parse_args()
+    if given.verb == "run":
+        cells = plan(given.tasks.split(","), [int(seed) for seed in given.seeds.split(",")])
+        scale = Scale()
+        if given.published:
+            cells, scale = PUBLISHED, replace(scale, rates=(0.4,))
+        with locked(given.out / ("published" if given.published else "trained")), progress_bars() as update:
+            run(given.out, given.data, cells, scale, given.recipes, update)
+        return
+    if given.out is not None:
+        published = collect(given.out, PUBLISHED)
+        write_json(RESULTS, collect(given.out, plan(list(WIDTHS), SEEDS)) | {"published": published})
+    write_pages(json.loads(RESULTS.read_text()), PAGE, ROOT / "docs")
+
+
+if __name__ == "__main__":
+    main()

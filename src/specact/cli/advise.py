@@ -1,0 +1,300 @@
+"""``specact advise`` says where to spend a device's time: on the target, a draft, a gate, or on nothing but asking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specact.cli.output import Flat, print_json, remarks, results
+from specact.errors import ConfigError
+from specact.ranges import NOT_NEGATIVE, POSITIVE, check_ranges
+
+if TYPE_CHECKING:
+    from specact.families.load import AnyPair
+    from specact.lab.evaluation.budget import Way
+    from specact.lab.report.runs import Run
+
+# What has to be evaluated before there is an answer, as far as the pair can run it.
+_WANTED = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
+_ON_DEVICE = "target_on_device"
+
+
+@dataclass(frozen=True)
+class AdviseOptions:
+    """What is asked.
+
+    Attributes:
+        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own.
+        budget_ms: time of a core that a control step leaves for an inference on the device [ms].
+        link: to the server; see specact proxy --help.
+        runs: run folders of specact eval, or folders that contain some at any depth.
+        kappa: how many times slower the device is than this machine; 1 where this is the device.
+        study: a table of other policies to compare with, such as benchmarks/results/budget.json.
+        draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
+        target: likewise.
+        json: print everything as JSON.
+    """
+
+    bundle: str
+    budget_ms: float
+    link: str = "wifi-paper"
+    runs: tuple[Path, ...] = ()
+    kappa: float = 1.0
+    study: Path | None = None
+    draft: str | None = None
+    target: str | None = None
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"budget_ms": NOT_NEGATIVE, "kappa": POSITIVE})
+
+
+def advise(options: Flat[AdviseOptions]) -> None:
+    """Say what to run on a device with so much time for an inference, from your own evaluations of a pair.
+
+    Inferences are timed on this machine. Success and transmission rates are those of the run folders; what was not
+    measured is named, with the command that does it.
+    """
+    from specact.families.load import load_pair
+    from specact.lab.evaluation.budget import measure_parts
+
+    study = None if options.study is None else _read_study(options.study)
+    pair = load_pair(options.bundle, draft=options.draft, target=options.target)
+    round_trip_ms = _round_trip_ms(pair, options.link)
+    runs, left_out = _runs_of(pair, options.runs)
+    answer = _answer(options, pair, runs, study, measure_parts(pair), round_trip_ms)
+    if options.json:
+        print_json(answer)
+        return
+    for folder, reason in left_out.items():
+        remarks.print(f"left out {folder}: {reason}", style="yellow", highlight=False, soft_wrap=True)
+    _print(answer)
+
+
+def _answer(
+    options: AdviseOptions,
+    pair: AnyPair,
+    runs: Sequence[Run],
+    study: Mapping[str, Any] | None,
+    here_ms: Mapping[str, float],
+    round_trip_ms: float,
+) -> dict[str, Any]:
+    from specact.lab.evaluation.budget import choose, told, without_server
+
+    device_ms = {part: options.kappa * ms for part, ms in here_ms.items()}
+    ways, target_ms = _ways(runs, device_ms), device_ms.get("target")
+    fits = target_ms is not None and target_ms <= options.budget_ms
+    found, free = choose(ways, options.budget_ms), without_server(ways)
+    if fits:
+        advice = "the target fits on the device: run it there, without a draft, a gate or a server"
+    elif found is not None:
+        advice = told(found)
+    elif ways:
+        advice = "nothing that was evaluated fits; the target on a server takes nothing of the device"
+    else:
+        advice = "which draft or gate is enough cannot be said before they are evaluated"
+    verified_ms = round_trip_ms + here_ms.get("target", 0.0)
+    answer = {
+        "bundle": pair.name,
+        "budget_ms": options.budget_ms,
+        "control_step_ms": 1e3 / pair.rate_hz,
+        "measured_here_ms": dict(here_ms),
+        "kappa": options.kappa,
+        "link": options.link,
+        "modelled_round_trip_ms": round_trip_ms,
+        "verified_ms": verified_ms,
+        "runs": [str(run.folder) for run in runs],
+        "ways": [_row(way, ways, verified_ms) for way in ways],
+        "target_fits": fits if target_ms is not None else None,
+        "advice": advice,
+        "no_server_from_ms": min((ms for ms in (target_ms, free) if ms is not None), default=None),
+        "missing": list(_missing(options, pair, ways, here_ms, verified_ms)),
+    }
+    return answer if study is None else answer | {"study": _of_study(study, pair, options.budget_ms, target_ms)}
+
+
+def _row(way: Way, ways: Sequence[Way], verified_ms: float) -> dict[str, Any]:
+    """A way as plain values, beside chance with its forced steps at the same rate."""
+    from specact.lab.evaluation.budget import behind
+    from specact.lab.rollout.methods import METHODS
+
+    chance = {"adahi": "random"}.get(way.method, "random_learned" if METHODS[way.method].gate != "random" else "")
+    rival = next((one for one in ways if one.method == chance and one.asked == way.asked), None)
+    gained = None if rival is None else behind(rival, way)
+    return {
+        "method": way.method,
+        "asked": way.asked,
+        "rate": way.rate,
+        "device_ms": way.cost,
+        "mean_ms": way.cost + way.rate * verified_ms,
+        "episodes": way.episodes,
+        "success": vars(way.success),
+        "over_chance": None if gained is None else vars(gained),
+    }
+
+
+def _runs_of(pair: AnyPair, folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """The runs of this pair that say how well methods do; and those that do not, with the reason."""
+    from specact.lab.report.runs import find_runs
+
+    if not folders:
+        return [], {}
+    runs, skipped = find_runs(folders)
+    left_out = {one.folder: one.reason for one in skipped}
+    for run in runs:
+        if run.evaluation["fingerprint"] != pair.fingerprint:
+            left_out[run.folder] = f"it is of other weights ({run.evaluation['bundle']})"
+        elif run.summary["realtime"] or run.evaluation["offset"] != "target":
+            left_out[run.folder] = "its success depends on a deadline or on another offset"
+    return [run for run in runs if run.folder not in left_out], left_out
+
+
+def _ways(runs: Sequence[Run], device_ms: Mapping[str, float]) -> list[Way]:
+    """What was evaluated and can be timed; the episodes of several runs of one method together.
+
+    Times that a run was accounted with are not looked at: they may have been given.
+    """
+    from specact.lab.evaluation.budget import Way, device_cost
+    from specact.lab.rollout.methods import METHODS
+
+    won: dict[tuple[str, float], dict[str, bool]] = {}
+    rates: dict[tuple[str, float], list[float]] = {}
+    for run in runs:
+        for method in METHODS.keys() & run.methods.keys():
+            outcomes, seed = run.outcomes(method), run.evaluation["seed"]
+            episodes = zip(outcomes["episode"].tolist(), outcomes["success"].tolist(), strict=True)
+            successes = {f"{seed}/{number}": success for number, success in episodes}
+            # The target succeeds as often wherever it runs.
+            for name in ("target", _ON_DEVICE) if method in ("target", _ON_DEVICE) else (method,):
+                asked = 0.0 if name == _ON_DEVICE else {"never": 0.0, "always": 1.0}.get(METHODS[name].gate)
+                rate = run.methods[method]["transmission_rate"] if asked is None else asked
+                key = name, run.summary["rate"] if asked is None else asked
+                won.setdefault(key, {}).update(successes)
+                rates.setdefault(key, []).append(rate)
+    ways = []
+    for (method, asked), successes in sorted(won.items(), key=lambda item: (item[0][1], item[0][0])):
+        try:
+            cost = device_cost(method, device_ms)
+        except KeyError:
+            continue  # an oracle, or what needs a head or a target that is not here
+        mean = sum(rates[method, asked]) / len(rates[method, asked])
+        ways.append(Way("", method, asked, mean, cost, {0: successes}))
+    return ways
+
+
+def _round_trip_ms(pair: AnyPair, name: str) -> float:
+    """Mean of the link's model, with the arrays of a request and its reply."""
+    import numpy as np
+
+    from specact.links.link import load_link, round_trip
+    from specact.wire.sizes import array_bytes
+
+    link, (up, down), rng = load_link(name), array_bytes(pair.codec.dialect), np.random.default_rng(0)
+    return float(1e3 * np.mean([round_trip(link, up, down, at, rng) for at in np.linspace(0.0, 60.0, 300).tolist()]))
+
+
+def _missing(
+    options: AdviseOptions, pair: AnyPair, ways: Sequence[Way], here_ms: Mapping[str, float], verified_ms: float
+) -> Iterator[str]:
+    """What is not measured, and the command that measures it."""
+    from specact.families.codes.bundle import Bundle
+    from specact.families.head import HEAD
+    from specact.lab.rollout.methods import METHODS
+
+    of_codes, has_head = isinstance(pair, Bundle), pair.path is not None and (pair.path / HEAD).is_file()
+    if pair.path is not None and not has_head:
+        yield f"a learned gate: specact calibrate --bundle {options.bundle} --gate learned, then evaluate it"
+    if "target" not in here_ms:
+        yield "the time of the target, which this bundle was exported without: give the complete one"
+    known = {way.method for way in ways}
+    wanted = [
+        name
+        for name in _WANTED
+        if name not in known
+        and (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
+        and (has_head or not METHODS[name].needs_head)
+    ]
+    if wanted:
+        yield (
+            f"success of {', '.join(wanted)}: specact eval --bundle {options.bundle} --methods {','.join(wanted)} "
+            f"--rate 0.4 --out runs/{pair.name}-advice, then --runs runs/{pair.name}-advice"
+        )
+    if options.kappa != 1.0:
+        yield "times on the device: run this command there, without --kappa"
+    yield "the link, which is a model: specact doctor --server URL"
+    if verified_ms > 1e3 / pair.rate_hz:
+        yield (
+            f"success where a verified inference takes {verified_ms:.0f} ms, longer than a control step: in these runs "
+            f"the world waited for the server; specact eval --realtime --link {options.link}"
+        )
+
+
+def _read_study(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found["rows"], list):
+            raise TypeError("its rows must be a list")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is not a table of python benchmarks/budget.py ({error}); leave out --study, or name one"
+        ) from None
+    return dict(found)
+
+
+def _of_study(study: Mapping[str, Any], pair: AnyPair, budget_ms: float, target_ms: float | None) -> str:
+    """What is enough for other policies of the same task, with the same share of their target's time."""
+    from specact.lab.evaluation.budget import choose, study_ways, told
+
+    if target_ms is None:
+        return "it cannot be compared with, as the target's time is not known"
+    found = choose(study_ways(study, pair.env or "", alike=True), budget_ms / target_ms)
+    if found is None:
+        return f"it holds nothing of the task {pair.env!r}"
+    return f"for other policies of {pair.env}, with {budget_ms / target_ms:.2g} of their target's time: {told(found)}"
+
+
+def _print(answer: Mapping[str, Any]) -> None:
+    from rich.table import Table
+
+    def line(text: str) -> None:
+        results.print(text, highlight=False, soft_wrap=True)
+
+    line(f"{answer['bundle']}: {answer['budget_ms']:g} ms on the device for an inference")
+    parts = ", ".join(f"{part} {ms:.3g}" for part, ms in answer["measured_here_ms"].items())
+    line(f"measured on this machine, one thread, medians [ms]: {parts}")
+    if answer["kappa"] != 1.0:
+        line(f"on the device, not measured: {answer['kappa']:g} times as long, as given")
+    line(
+        f"link {answer['link']}, modelled: {answer['modelled_round_trip_ms']:.1f} ms for a request and its reply; "
+        f"a control step is {answer['control_step_ms']:g} ms"
+    )
+    if answer["ways"]:
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        table.add_column("method", no_wrap=True)
+        for head in ("sent", "device", "mean", "success", "95 %", "over chance"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for way in answer["ways"]:
+            success, over = way["success"], way["over_chance"]
+            table.add_row(
+                way["method"] + (f" {way['asked']:g}" if 0.0 < way["asked"] < 1.0 else ""), f"{way['rate']:.2f}",
+                f"{way['device_ms']:.3g}", f"{way['mean_ms']:.3g}", f"{success['mean']:.3f}",
+                f"{success['low']:.2f}-{success['high']:.2f}",
+                "-" if over is None else f"{over['mean']:+.2f} [{over['low']:+.2f}, {over['high']:+.2f}]",
+            )  # fmt: skip
+        results.print(table)
+        counts = sorted({way["episodes"] for way in answer["ways"]})
+        episodes = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        line(
+            f"{episodes} episodes each; device: ms of an inference on the device; mean: with link and server, whose "
+            "target takes what it takes here"
+        )
+    line(f"advice: {answer['advice']}")
+    if answer["no_server_from_ms"] is not None:
+        line(f"no server is needed from {answer['no_server_from_ms']:.3g} ms on")
+    if "study" in answer:
+        line(f"study: {answer['study']}")
+    for one in answer["missing"]:
+        line(f"not measured: {one}")

@@ -1,0 +1,160 @@
+"""``specact advise`` on real evaluations of the ball pair: what it finds, leaves out and says is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mujoco")
+
+from specact import load_bundle
+from specact.cli.advise import AdviseOptions, _answer, _runs_of, advise
+from specact.errors import ConfigError
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.pool import Pool
+
+METHODS = ("draft", "head_draft", "target", "hybrid", "random_learned", "learned")
+# Stated, so that no answer depends on a clock: what this device would take.
+PARTS = {
+    "draft": 1.0, "head_draft": 2.0, "target": 8.0, "gate random": 0.1, "gate deviation": 0.1, "gate uncertainty": 0.5,
+    "gate learned": 1.2, "gate learned_action": 2.0,
+}  # fmt: skip
+STAND_IN_MS = 4321.0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An evaluation that was accounted with the time of somebody's stand-in for a large target."""
+    out = tmp_path_factory.mktemp("advise") / "run"
+    what = Evaluation("ball", None, METHODS, 40, seed=5, rate=0.4, target_ms=STAND_IN_MS, shard=40)
+    evaluate(what, out, lambda *told: None, Pool(1))
+    return out
+
+
+def answer(run: Path | None, budget_ms: float, **options: Any) -> dict[str, Any]:
+    asked = AdviseOptions("ball", budget_ms, runs=() if run is None else (run,), **options)
+    pair = load_bundle("ball")
+    runs, left_out = _runs_of(pair, asked.runs)
+    assert not left_out
+    return _answer(asked, pair, runs, None, PARTS, round_trip_ms=12.0)
+
+
+def test_a_target_that_fits_runs_on_the_device(run: Path) -> None:
+    for folder in (run, None):
+        found = answer(folder, 8.0)
+        assert found["target_fits"]
+        assert found["advice"].startswith("the target fits on the device")
+    slower = answer(run, 8.0, kappa=2.0)
+    assert not slower["target_fits"]
+    assert "times on the device: run this command there, without --kappa" in slower["missing"]
+
+
+def test_the_head_as_the_draft_needs_no_gate_and_less_a_server(run: Path) -> None:
+    """True rates of about .97, .97 and .66 for head, target and draft."""
+    found = answer(run, 2.1)
+    assert found["advice"].startswith("the learned gate's head on the draft as the draft, alone")
+    assert "no gate is needed" in found["advice"]
+    cheaper = answer(run, 1.5)
+    assert "head" not in cheaper["advice"].split(";")[0] and "alone" not in cheaper["advice"]
+    assert answer(run, 0.5)["advice"].startswith("the target on a server at every inference")
+    assert found["no_server_from_ms"] <= 8.0
+
+
+def test_what_was_given_is_not_told_as_measured(run: Path) -> None:
+    said = json.dumps(answer(run, 2.1))
+    assert "4321" in (run / "manifest.json").read_text()
+    assert "4321" not in said
+    target = next(way for way in answer(run, 2.1)["ways"] if way["method"] == "target")
+    assert target["mean_ms"] == 12.0 + PARTS["target"]
+
+
+def test_gates_stand_beside_chance_with_their_privileges(run: Path) -> None:
+    ways = {way["method"]: way for way in answer(run, 2.1)["ways"]}
+    assert ways.keys() == {*METHODS, "target_on_device"}
+    assert ways["learned"]["device_ms"] == PARTS["draft"] + PARTS["gate learned"]
+    assert ways["learned"]["over_chance"]["low"] <= ways["learned"]["over_chance"]["mean"]
+    assert all(way["over_chance"] is None for name, way in ways.items() if name != "learned")
+    assert ways["target_on_device"]["success"] == ways["target"]["success"]
+    assert (ways["target"]["asked"], ways["target_on_device"]["asked"]) == (1.0, 0.0)
+
+
+def test_what_is_missing_comes_with_a_command_that_measures_it(run: Path, tiny_bundle: Path) -> None:
+    from specact.cli.main import VERBS
+
+    nothing = answer(None, 0.5)
+    assert nothing["advice"].startswith("which draft or gate is enough cannot be said")
+    assert nothing["ways"] == []
+    wanted = next(text for text in nothing["missing"] if text.startswith("success of"))
+    assert "draft, head_draft, target, hybrid, random, adahi, uncertainty, random_learned, learned:" in wanted
+    assert "success of random, adahi, uncertainty:" in " ".join(answer(run, 0.5)["missing"])
+    late = AdviseOptions("ball", 0.5, link="lte")
+    told = _answer(late, load_bundle("ball"), [], None, PARTS, round_trip_ms=51.0)["missing"]
+    assert any("longer than a control step" in text for text in told)
+    headless = {part: ms for part, ms in PARTS.items() if "head" not in part and "learned" not in part}
+    tiny = AdviseOptions(str(tiny_bundle), 0.5)
+    told += _answer(tiny, load_bundle(tiny_bundle), [], None, headless, 12.0)["missing"]
+    assert any(text.startswith("a learned gate: specact calibrate --bundle") for text in told)
+    commands = [
+        shlex.split(found) for text in (*nothing["missing"], *told) for found in re.findall("specact [^;]+", text)
+    ]
+    assert {words[1] for words in commands} <= set(VERBS)
+
+
+def test_runs_of_other_weights_or_with_a_deadline_are_left_out(run: Path, tmp_path: Path) -> None:
+    pair = load_bundle("ball")
+    for name, key, value in (("other", "fingerprint", "0" * 12), ("stale", "offset", "draft")):
+        folder = Path(shutil.copytree(run, tmp_path / name))
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["evaluation"][key] = value
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    runs, left_out = _runs_of(pair, [tmp_path])
+    assert runs == [] and len(left_out) == 2
+    assert left_out[tmp_path / "other"] == "it is of other weights (ball)"
+
+
+def test_the_same_episodes_twice_count_once(run: Path) -> None:
+    pair = load_bundle("ball")
+    runs, _ = _runs_of(pair, (run,))
+    again = [*runs, replace(runs[0])]
+    twice = _answer(AdviseOptions("ball", 2.1), pair, again, None, PARTS, 12.0)
+    assert {way["episodes"] for way in twice["ways"]} == {40}
+
+
+def test_it_is_printed_with_a_study_beside_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seeds = {"1": {"rate": 0.0, "cost": 0.1, "successes": "1" * 20}}
+    row = {"task": "ball", "draft": "distilled draft x4", "method": "draft", "asked": 0.0, "seeds": seeds}
+    table = tmp_path / "study.json"
+    table.write_text(json.dumps({"rows": [row]}))
+    advise(AdviseOptions("ball", 1e6, runs=(run,), kappa=3.0, study=table))
+    said = capsys.readouterr().out
+    assert "on the device, not measured: 3 times as long, as given" in said
+    assert "link wifi-paper, modelled: 12." in said
+    assert "advice: the target fits on the device" in said
+    assert "study: for other policies of ball" in said and "the distilled draft x4 alone: success 1.00" in said
+    assert re.search(r"^learned 0\.4 +0\.\d\d ", said, re.MULTILINE)
+    advise(AdviseOptions("ball", 0.0, json=True))
+    assert json.loads(capsys.readouterr().out)["target_fits"] is False
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"rows": 3}', "[]"])
+def test_a_study_that_is_none_is_a_sentence(tmp_path: Path, content: str | None) -> None:
+    table = tmp_path / "study.json"
+    if content is not None:
+        table.write_text(content)
+    with pytest.raises(ConfigError, match=r"is not a table of python benchmarks/budget\.py"):
+        advise(AdviseOptions("ball", 1.0, study=table))
+
+
+def test_numbers_out_of_range_are_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="budget_ms must be at least 0, got -1"):
+        AdviseOptions("ball", -1.0)
+    with pytest.raises(ConfigError, match="kappa must be above 0, got 0"):
+        AdviseOptions("ball", 1.0, kappa=0.0)

@@ -1,0 +1,193 @@
+"""What is enough within a budget: choices on made-up results, intervals over seeds, costs of real parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact import load_bundle
+from specact.lab.evaluation.budget import (
+    Choice,
+    Way,
+    advice,
+    behind,
+    choose,
+    device_cost,
+    measure_parts,
+    study_ways,
+    told,
+    without_server,
+)
+from specact.lab.rollout.methods import METHODS
+from specact.lab.statistics import bootstrap_interval, seeds_interval
+
+N = 60
+Chooser = Callable[[Sequence[Way], float], Choice | None]
+
+
+def way(method: str, asked: float, cost: float, *lost: Iterable[int]) -> Way:
+    """A way that loses these episodes, of N at each training seed."""
+    won = {seed: {str(k): k not in set(of) for k in range(N)} for seed, of in enumerate(lost)}
+    return Way("draft", method, asked, asked, cost, won)
+
+
+def same(lost: Iterable[int], seeds: int = 3) -> list[list[int]]:
+    return [list(lost)] * seeds
+
+
+DRAFT = way("draft", 0.0, 0.2, *same(range(20)))
+HEAD = way("head_draft", 0.0, 0.5, *same(range(1)))
+CHANCE = way("random_learned", 0.4, 0.22, *same(range(6)))
+LEARNED = way("learned", 0.4, 0.5, *same(range(2)))
+HYBRID = way("hybrid", 1.0, 0.2, *same(range(1)))
+REMOTE = replace(way("target", 1.0, 0.0, *same(range(1))), draft="")
+TARGET = replace(way("target_on_device", 0.0, 1.0, *same(range(1))), draft="")
+WAYS = (TARGET, REMOTE, HYBRID, LEARNED, CHANCE, HEAD, DRAFT)
+
+
+def check(chosen: Chooser) -> None:
+    """What any rule of choice has to find."""
+
+    def method(ways: Sequence[Way], budget: float) -> str:
+        found = chosen(ways, budget)
+        assert found is not None
+        return found.way.method
+
+    assert chosen((TARGET, DRAFT), 0.1) is None, "nothing fits"
+    assert method(WAYS, 0.1) == "target", "nothing but asking fits"
+    # The draft alone is shown to be worse. What is verified at random loses .083, more than the margin.
+    assert method(WAYS, 0.3) == "target"
+    assert method((LEARNED, HYBRID, CHANCE, DRAFT), 0.5) == "learned"
+    assert method(WAYS, 0.5) == "head_draft", "no gate is needed"
+    assert method(WAYS, 1.0) == "target_on_device", "what fits needs neither draft nor server"
+    # One episode of 180 is no difference: then chance needs less than a score, and what is cheaper comes first.
+    almost = replace(CHANCE, successes=way("learned", 0.4, 0.5, range(2), range(2), range(3)).successes)
+    assert method((LEARNED, almost), 1.0) == "random_learned"
+    # A draft that was lucky at one seed and failed at the others: all episodes taken for alike would not show it.
+    lucky = way("draft", 0.0, 0.2, range(3), range(30), range(30))
+    assert method((lucky, HYBRID), 1.0) == "hybrid"
+    # Paired, four episodes of sixty are a difference; as if they were others' episodes, they are none.
+    paired = way("draft", 0.0, 0.2, range(5), range(5), range(5))
+    assert behind(paired, HYBRID) is not None
+    assert method((paired, HYBRID), 1.0) == "hybrid"
+
+
+def test_the_simplest_that_is_not_shown_to_be_worse_is_chosen() -> None:
+    check(choose)
+
+
+def whatever_it_costs(ways: Sequence[Way], budget: float) -> Choice | None:
+    return choose(ways, np.inf)
+
+
+def most_success(ways: Sequence[Way], budget: float) -> Choice | None:
+    able = [one for one in ways if one.cost <= budget]
+    best = max(able, key=lambda one: one.success.mean, default=None)
+    return None if best is None else Choice(best, best, seeds_interval([np.zeros(2)]))
+
+
+def the_cheapest(ways: Sequence[Way], budget: float) -> Choice | None:
+    able = sorted((one for one in ways if one.cost <= budget), key=lambda one: one.cost)
+    return None if not able else Choice(able[0], able[0], seeds_interval([np.zeros(2)]))
+
+
+def whose_intervals_overlap(ways: Sequence[Way], budget: float) -> Choice | None:
+    """As if every method had episodes of its own."""
+    able = [one for one in ways if one.cost <= budget]
+    best = max(able, key=lambda one: one.success.low, default=None)
+    alike = [one for one in able if best is not None and one.success.high >= best.success.low]
+    return None if best is None else choose(alike[-1:], budget)
+
+
+@pytest.mark.parametrize("wrong", [whatever_it_costs, most_success, the_cheapest, whose_intervals_overlap])
+def test_a_wrong_rule_of_choice_is_found(wrong: Chooser) -> None:
+    with pytest.raises(AssertionError):
+        check(wrong)
+
+
+def test_at_most_so_much_is_asked_for() -> None:
+    found = choose(WAYS, 0.3, most_rate=0.4)
+    assert found is not None and found.way.method == "random_learned"
+    found = choose(WAYS, 0.3, most_rate=0.0)
+    assert found is not None and found.way.method == "draft"
+
+
+def test_from_which_budget_on_nobody_needs_a_server() -> None:
+    assert without_server(WAYS) == 0.5
+    assert without_server((TARGET, REMOTE, DRAFT)) == 1.0
+    assert without_server((REMOTE, DRAFT, HYBRID)) is None
+    # A larger budget that buys more with a server ends what a smaller one could do without.
+    dear = way("learned", 0.4, 0.8, *same([]))
+    assert without_server((replace(HEAD, successes=way("", 0, 0, *same(range(5))).successes), dear, TARGET)) == 1.0
+
+
+def test_the_advice_names_every_change_and_when_no_gate_is_needed() -> None:
+    said = advice(WAYS, (0.1, 0.3, 0.5, 0.7), "of the target's time")
+    assert said.startswith("from 0.1 of the target's time on the target on a server at every inference")
+    assert (
+        "from 0.5 of the target's time on the learned gate's head on the draft as the draft, alone: success 0.98"
+        in said
+    )
+    assert "from 0.3" not in said and "from 0.7" not in said
+    assert said.endswith("nobody needs a server from 0.5 of the target's time on")
+    found = choose((LEARNED, CHANCE), 1.0)
+    assert found is not None and "no gate is needed" not in told(found)
+
+
+def test_an_interval_over_seeds_is_as_wide_as_they_differ() -> None:
+    unlike = [np.ones(N), np.zeros(N), np.ones(N)]
+    found, pooled = seeds_interval(unlike), bootstrap_interval(np.concatenate(unlike))
+    assert found.mean == pooled.mean == pytest.approx(2 / 3)
+    assert (found.low, found.high) == (0.0, 1.0)
+    assert pooled.high - pooled.low < 0.2
+    alone = np.arange(N) % 3 == 0
+    one, whole = seeds_interval([alone.astype(float)]), bootstrap_interval(alone.astype(float))
+    assert (one.low, one.high) == pytest.approx((whole.low, whole.high), abs=0.04)
+    every = way("draft", 0.0, 0.2, [], [])
+    assert every.success.high == 1.0 and 0.95 < every.success.low < 1.0, (
+        "as many successes as episodes are no certainty"
+    )
+
+
+def test_episodes_that_were_not_shared_are_not_compared() -> None:
+    other = replace(HYBRID, successes={0: {"another": True}})
+    assert behind(DRAFT, other) is None
+    assert behind(DRAFT, replace(HYBRID, successes={0: HYBRID.successes[0], 9: {"0": True}})) is not None
+
+
+def test_a_study_is_compared_at_the_seeds_that_all_ways_have() -> None:
+    def row(method: str, asked: float, **seeds: str) -> dict[str, object]:
+        of = {seed[1:]: {"rate": asked, "cost": float(seed[1:]), "successes": won} for seed, won in seeds.items()}
+        return {"task": "ball", "draft": "draft x1", "method": method, "asked": asked, "seeds": of}
+
+    results = {"rows": [row("draft", 0.0, s1="0011", s2="1111"), row("hybrid", 1.0, s1="1111")]}
+    draft, hybrid = study_ways(results, "ball", alike=True)
+    assert list(draft.successes) == list(hybrid.successes) == [1]
+    assert draft.success.mean == 0.5 and draft.cost == 1.0
+    whole, _ = study_ways(results, "ball")
+    assert whole.success.mean == 0.75 and whole.cost == 1.5 and whole.episodes == 8
+    assert study_ways(results, "pusht", alike=True) == []
+
+
+def test_costs_are_those_of_the_parts_that_a_method_evaluates() -> None:
+    parts = {"draft": 1.0, "head_draft": 3.0, "target": 9.0, "gate random": 0.1, "gate learned": 2.5}
+    wanted = {
+        "draft": 1.0, "head_draft": 3.0, "target": 0.0, "target_on_device": 9.0, "hybrid": 1.0, "random": 1.1,
+        "learned": 3.5, "head_random": 3.1,
+    }  # fmt: skip
+    assert {name: device_cost(name, parts) for name in wanted} == wanted
+    with pytest.raises(KeyError):
+        device_cost("adahi", parts)
+
+
+def test_the_parts_of_real_pairs_are_timed(tiny_bundle: Path) -> None:
+    parts = measure_parts(load_bundle("ball"), rounds=5)
+    assert all(ms > 0.0 for ms in parts.values())
+    costs = {name: device_cost(name, parts) for name in METHODS if not name.startswith("oracle")}
+    assert costs["target"] == 0.0 < costs["draft"] < costs["random"]
+    without = measure_parts(load_bundle(tiny_bundle), rounds=5)
+    assert parts.keys() - without.keys() == {"head_draft", "gate learned", "gate learned_action"}

@@ -1,0 +1,191 @@
+"""The study of device budgets, small: it goes on where it was stopped, and its page holds its results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mujoco")
+
+from specact import load_bundle
+from specact.lab.evaluation.budget import study_ways
+from specact.lab.evaluation.run import read_table
+
+ROOT = Path(__file__).parents[3]
+
+RECIPE = """
+env = "ball"
+generate_episodes = 30
+generate_noise = 0.5
+window = 1
+chunk = 5
+execute = 5
+
+[tokenizer]
+codes = 8
+latent = 16
+hidden = 32
+steps = 200
+batch = 64
+
+[policies.target]
+layers = 2
+heads = 2
+width = 16
+head_width = 32
+steps = 60
+batch = 32
+bfloat16 = false
+
+[policies.draft]
+layers = 1
+heads = 1
+width = 5
+head_width = 0
+dropout = 0.0
+steps = 20
+snapshot = 0.1
+
+[bundles]
+ball = ["target", "draft"]
+"""
+
+
+@pytest.fixture(scope="module")
+def budget() -> Iterator[ModuleType]:
+    """The script, which imports its neighbours."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("budget", ROOT / "benchmarks" / "budget.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["budget"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(ROOT / "benchmarks"))
+    del sys.modules["budget"]
+
+
+class StoppedError(Exception):
+    """As by a signal."""
+
+
+@pytest.fixture(scope="module")
+def study(budget: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A plain draft and the same distilled; stopped in an evaluation of the first, and gone on with."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "ball.toml").write_text(RECIPE)
+    cells = [budget.Cell("ball", 1, 1, False), budget.Cell("ball", 1, 1, True)]
+    scale = budget.Scale(episodes=3, calibration=2, lessons=50, head_steps=10, rounds=3)
+    out = folder / "out"
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "calibrating learned":
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        budget.run(out, Path(), cells, scale, folder, stop)
+    first = cells[0].folder(out)
+    assert not (first / "cell.json").exists()
+    assert budget.collect(out, cells)["rows"] == []
+    kept = {path: path.stat().st_mtime_ns for path in (first / "ends" / "summary.json", first / "parts.json")}
+    told: list[str] = []
+    budget.run(out, Path(), cells, scale, folder, lambda what, done, total: told.append(what))
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert "target" not in told or told.index("distilled draft") < told.index("target"), "it was not trained again"
+    before = (first / "cell.json").stat().st_mtime_ns
+    budget.run(out, Path(), cells, scale, folder, lambda what, done, total: None)
+    assert (first / "cell.json").stat().st_mtime_ns == before
+    return out, budget.collect(out, budget.plan(["ball"], (1, 2)))
+
+
+def test_what_says_most_comes_first(budget: ModuleType) -> None:
+    cells = budget.plan(["ball", "pusht", "peg"], (1, 2, 3))
+    assert len(set(cells)) == len(cells) == 72
+    assert [cell.task for cell in cells[:12:4]] == ["ball", "pusht", "peg"]
+    assert not any(cell.distilled for cell in cells[:12]) and all(cell.distilled for cell in cells[12:24])
+    assert {cell.seed for cell in cells[:24]} == {1}
+    for task, widths in budget.WIDTHS.items():
+        draft = load_bundle(task).manifest["recipe"]["policies"]["draft"]
+        assert draft["width"] == widths[1], "one is today's"
+        assert not any(width % draft["heads"] for width in widths)
+
+
+def test_pairs_that_are_published_are_not_trained(budget: ModuleType, tmp_path: Path) -> None:
+    for cell in budget.PUBLISHED:
+        bundle = budget.made(cell, tmp_path, Path(), budget.Scale(), tmp_path, None, None)
+        assert bundle.name == cell.task + "-distilled" * cell.distilled
+        names = [name for name, _ in budget.evaluations(cell, bundle, budget.Scale(rates=(0.4,)))]
+        assert names == ["ends", "rate-0.4"]
+    # PushT's deviation skips two in a row at most: chance has that limit beside it, and .2 cannot be asked of it.
+    pusht = load_bundle("pusht")
+    by_rate = dict(budget.evaluations(budget.Cell("pusht", 1, 1, False), pusht, budget.Scale()))
+    assert by_rate["rate-0.4"].methods == ("random_learned", "random", "adahi", "uncertainty", "learned")
+    assert by_rate["rate-0.2"].methods == ("random_learned", "uncertainty", "learned")
+
+
+def test_every_way_is_in_the_results_with_its_cost(study: tuple[Path, dict[str, Any]]) -> None:
+    ways = study_ways(study[1], "ball")
+    by_draft: dict[str, set[tuple[str, float]]] = {}
+    for way in ways:
+        by_draft.setdefault(way.draft, set()).add((way.method, way.asked))
+        assert way.episodes == 3 and list(way.successes) == [1]
+    gates = {(name, rate) for name in ("random_learned", "adahi", "uncertainty", "learned") for rate in (0.2, 0.4, 0.6)}
+    wanted = gates | {("draft", 0.0), ("head_draft", 0.0), ("hybrid", 1.0)}
+    assert by_draft == {
+        "draft x1": wanted, "distilled draft x1": wanted, "": {("target", 1.0), ("target_on_device", 0.0)},
+    }  # fmt: skip
+    costs = {(way.draft, way.method): way.cost for way in ways}
+    assert costs["", "target"] == 0.0
+    assert costs["", "target_on_device"] == 1.0, "costs are shares of the target's"
+    assert costs["draft x1", "learned"] > costs["draft x1", "draft"] == costs["draft x1", "hybrid"]
+    for way in ways:
+        assert way.rate == {"draft": 0.0, "head_draft": 0.0, "hybrid": 1.0}.get(way.method, way.rate)
+
+
+def test_nothing_is_judged_on_what_a_gate_was_calibrated_on(study: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = study
+    folders = sorted((out / "ball" / "seed-1").glob("ball-one*/*/episodes/*"))
+    assert len(folders) == 2 * 15 + 1
+    for folder in folders:
+        assert read_table(folder)["episode"].tolist() == [0, 1, 2], "calibrations and lessons have other numbers"
+
+
+def test_the_distilled_pair_has_the_same_target_and_another_draft(study: tuple[Path, dict[str, Any]]) -> None:
+    base = study[0] / "ball" / "seed-1"
+    plain = load_bundle(base / "train" / "bundles" / "ball-one")
+    distilled = load_bundle(base / "distil-one" / "bundles" / "ball-one-distilled")
+    one, other = plain.manifest["fingerprints"], distilled.manifest["fingerprints"]
+    assert one["target"] == other["target"] and one["draft"] != other["draft"]
+
+
+def test_the_page_says_what_is_there_and_what_is_missing(
+    budget: ModuleType, study: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    _, results = study
+    page = tmp_path / "page.md"
+    names = ("advice", "choices", "costs", "results", "missing", "pictures")
+    page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in names))
+    nothing = budget.collect(tmp_path, budget.PUBLISHED)
+    assert nothing["rows"] == [] and len(nothing["missing"]) == 6
+    budget.write_pages(json.loads(json.dumps(results | {"published": nothing})), page, tmp_path)
+    text = page.read_text()
+    assert "- **ball** (training seed 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
+    assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
+    assert "14 of 72 cells are missing." in text
+    assert "**pusht**" not in text and not (tmp_path / "budget-pusht.png").exists()
+    assert "![ball: success over device time, by transmission rate](budget-ball.png)" in text
+    assert (tmp_path / "budget-ball.png").stat().st_size > 10_000
+
+
+def test_the_published_page_is_that_of_the_stored_results(budget: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "budget.md"
+    page.write_text((ROOT / "docs" / "budget.md").read_text())
+    budget.write_pages(json.loads(budget.RESULTS.read_text()), page, tmp_path)
+    assert page.read_text() == (ROOT / "docs" / "budget.md").read_text()
