@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specact import calibrated_gate, load_bundle
+from specact.families.tokens import load_tokens
 from specact.gates import ActionDeviation, Learned
 from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices
-from specact.lab.rollout.rollout import Shard, run_shard
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.rollout import Shard, run_shard, start_of
 from specact.lab.train.recipe import as_dict, load_recipe
+from specact.observation import ObservationHistory
 from specact.runtime.manifest import fingerprint_of
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
@@ -110,7 +115,7 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
 def test_all_bundles_together_are_small() -> None:
     """Each content counted once, as a repository keeps it: variants share their targets."""
     files = [path for path in PRETRAINED.rglob("*") if path.is_file()]
-    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 40e6
+    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 60e6
     assert sum(path.stat().st_size for path in files if path.parts[-2] == "ball") <= 6e6
 
 
@@ -136,3 +141,36 @@ def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
     assert hybrid >= 47
     assert draft <= 55
     assert draft < target
+
+
+@pytest.mark.skipif(os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL")
+def test_the_token_policy_sees_what_it_does_on_metaworld() -> None:
+    """One episode of each task, with its cameras and with black frames.
+
+    Over 200 episodes it succeeds in more than .8 with cameras and in less than .3 without. With such rates this fails
+    with a probability below 1e-3 for other seeds.
+    """
+    pytest.importorskip("metaworld")
+    policy = load_tokens("metaworld-tokens").policy()
+
+    def successes(blank: bool) -> int:
+        black = policy.spec.observation.zeros().arrays
+        # What nobody looks at need not be drawn.
+        task = load_task("metaworld", None if blank else policy.spec.observation)
+        robot, history, won = SimulatedRobot(task), ObservationHistory(policy.spec.observation), 0
+        for episode in range(10):
+            robot.start(start_of(5, episode, task))
+            history.reset()
+            while not robot.done:
+                frames = {name: black[name][0] for name in policy.spec.observation.images} if blank else {}
+                window = history.push({**robot.observe(), **frames})
+                for action in policy.infer(window, np.random.default_rng(0)):
+                    if not robot.done:
+                        robot.act(action)
+            won += robot.success
+        robot.close()
+        return won
+
+    seen, unseen = successes(blank=False), successes(blank=True)
+    assert seen >= 5
+    assert unseen <= seen - 2
