@@ -95,9 +95,10 @@ def test_what_cannot_be_answered_is_an_error_that_says_why(server: ServerProcess
         with pytest.raises(ObservationError, match="no 'state'"):
             policy({"pose": np.zeros(12)})
         assert policy.counts["steps"] == 0
-        with pytest.raises(MissError, match=r"no usable answer within 0\.001 ms \(deadline") as caught:
+        with pytest.raises(MissError, match=r"no usable answer within 0\.001 ms \((deadline|expired)") as caught:
             policy(observation(0))
-        assert caught.value.cause == "deadline"
+        # The server may be the first to see that there is no time left.
+        assert caught.value.cause in ("deadline", "expired")
     with pytest.raises(RemoteError, match="token"):
         specact.connect(url, token="wrong" + TOKEN)
     with pytest.raises(ConfigError, match="deadline"):
