@@ -183,9 +183,14 @@ def policies_table(kept: dict[str, Any]) -> str:
             rates = (f"{seen[method]['tasks'][task]['rate']:.2f}" for method in shown)
             lines.append(f"| {task} | {' | '.join(rates)} |")
         lines.append(f"| **all** | {' | '.join(interval(seen[method]['success']) for method in shown)} |")
-        lines.append(f"| cameras blank | {' | '.join(blanked(blank.get(method)) for method in shown)} |")
-        for title, key in (("transmission rate", "transmission_rate"), ("true skip ratio", "true_skip_ratio")):
-            lines.append(f"| {title} | {' | '.join(number(seen[method].get(key)) for method in shown)} |")
+        lines.append(f"| all, cameras blank | {' | '.join(blanked(blank.get(method)) for method in shown)} |")
+        rows = {
+            "transmission rate": "transmission_rate", "true skip ratio": "true_skip_ratio",
+            "distance of the target's actions from the drafted ones": "distance",
+        }  # fmt: skip
+        for title, key in rows.items():
+            if any(seen[method].get(key) is not None for method in shown):
+                lines.append(f"| {title} | {' | '.join(number(seen[method].get(key)) for method in shown)} |")
         times = (f"{seen[method]['latency']['per_action_ms']:.1f}" for method in shown)
         lines.append(f"| ms an action | {' | '.join(times)} |")
     return "\n".join(lines[1:])
@@ -196,11 +201,12 @@ def interval(success: dict[str, Any]) -> str:
 
 
 def blanked(found: dict[str, Any] | None) -> str:
-    """Success without cameras, and how much of what was drafted the target accepts then."""
+    """Success without cameras, and how much draft and target agree then."""
     if found is None:
         return ""
-    accepted = (found.get("acceptance") or {}).get("all")
-    return f"{found['success']['rate']:.2f}" + ("" if accepted is None else f" ({accepted:.2f} accepted)")
+    accepted, distance = (found.get("acceptance") or {}).get("all"), found.get("distance")
+    agreed = "" if accepted is None else f", {accepted:.2f} accepted"
+    return interval(found["success"]) + agreed + ("" if distance is None else f", distance {distance:.2f}")
 
 
 def number(value: float | None) -> str:
