@@ -77,7 +77,7 @@ def train(
     if distil is not None and not isinstance(what, ChunkRecipe):
         raise ConfigError(
             "a recipe of action codes trains its own target; leave out --distil, or give a recipe of "
-            'kind = "flow" or "regression"'
+            'kind = "flow", "regression" or "tokens"'
         )
     with progress_bars() as update:
         if isinstance(what, ChunkRecipe):

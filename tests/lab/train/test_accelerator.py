@@ -14,7 +14,7 @@ from tests.lab.train.dots import dots
 from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkSpec
 from specact.lab.data.episodes import Episodes
-from specact.lab.train import loop, stages
+from specact.lab.train import checkpoint, loop, stages
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.chunk_train import demonstrated_stage
 from specact.lab.train.flow import Flow
@@ -77,13 +77,6 @@ def test_what_is_left_behind_would_be_seen() -> None:
         stage.update(0)
 
 
-def test_a_checkpoint_does_not_say_where_it_was_made(tmp_path: Path) -> None:
-    """Weights come back on the CPU, and a run goes on from a checkpoint whatever it was trained on."""
-    stage = chunks(kind="tokens")
-    found = loop.run(stage, tmp_path, lambda done: None, every=2, device=torch.device("cpu"))
-    assert {value.device.type for value in found.values()} == {"cpu"}
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_a_device_the_command_says_so() -> None:
     with pytest.raises(ConfigError, match="CUDA device"):
@@ -98,6 +91,10 @@ def test_a_run_moves_between_both(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         loop.run(chunks(), tmp_path, stopped, every=1, device=torch.device("cuda"))
+    kept, _ = checkpoint.read(tmp_path / "flow.checkpoint")
+    assert {value.device.type for value in kept.values()} == {"cpu"}, "a checkpoint does not say where it was made"
+    there = loop.run(chunks(), tmp_path / "there", lambda done: None, device=torch.device("cuda"))
+    assert {value.device.type for value in there.values()} == {"cpu"}
     halfway = loop.run(chunks(), tmp_path, lambda done: None, every=1)
     never = loop.run(chunks(), tmp_path / "never", lambda done: None, every=1)
     for name, value in never.items():

@@ -145,9 +145,14 @@ def _regression_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: in
     return _mean((found.float() - lesson.chunk).abs(), lesson.real)
 
 
+def nearest_bins(chunk: Tensor) -> Tensor:
+    """What :func:`~specact.families.tokens.bins.to_tokens` makes of numbers, wherever they are."""
+    return ((chunk.clamp(-1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).round().long()
+
+
 def _token_loss(model: TokenModel, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
     """Cross entropy of every token given those before it."""
-    tokens = ((lesson.chunk.clamp(-1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).round().long()  # as to_tokens does
+    tokens = nearest_bins(lesson.chunk)
     with autocast(recipe, lesson.chunk.device):
         logits = model.logits(lesson.observation, tokens.flatten(1))
     entropy = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
