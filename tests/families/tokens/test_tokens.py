@@ -8,91 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from tests.families.tokens.dots import SIDE, TOLD, rngs, window, windows
 
 from specact.errors import BundleError, ConfigError, ObservationError, WireError
 from specact.families.chunks.folder import PairSettings, make_pair
-from specact.families.chunks.policy import ChunkSpec, Inpainting
+from specact.families.chunks.policy import Inpainting
 from specact.families.chunks.sources import load_policy
 from specact.families.codes.sampling import softmax
 from specact.families.load import load_pair, load_responder
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.families.tokens.network import Cache, Reading, TokenNetworks, causal
 from specact.families.tokens.policy import TokenPolicy
-from specact.lab.data.episodes import Episodes
 from specact.lab.processes import serving
-from specact.lab.train import stages
-from specact.lab.train.chunk_export import write_token_bundle
-from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.chunk_train import demonstrated_stage, units_of
-from specact.lab.train.loop import run
-from specact.lab.train.recipe import EncoderRecipe
-from specact.lab.train.tokens import TokenModel
-from specact.lab.train.windows import observation_of
 from specact.observation import Window
 from specact.remote_policy import connect
 from specact.rng import StepAddress
 from specact.wire.messages import Request
-
-SIDE = 24
-TOLD = ("go left", "go right")
-RECIPE = ChunkRecipe(
-    kind="tokens", bundle="dots", rate_hz=10.0, data=("dots",), sees=("image", "state"), instruction=True, window=1,
-    chunk=3, layers=2, heads=2, width=32, dropout=0.0, steps=500, batch=64, learning_rate=4e-3, warmup=20,
-    average=0.98, bfloat16=False, encoder=EncoderRecipe(tokens="patches", channels=(16, 32)),
-)  # fmt: skip
-
-
-def shown(places: np.ndarray) -> np.ndarray:
-    """Frames with a white square whose left edge is at these columns."""
-    frames = np.zeros((len(places), SIDE, SIDE, 3), np.uint8)
-    for frame, place in zip(frames, places, strict=True):
-        frame[8:16, place : place + 4] = 255
-    return frames
-
-
-def dots(episodes: int = 200, length: int = 6) -> Episodes:
-    """The first number of an action is where the square is, the second the side that was told."""
-    rng = np.random.default_rng(0)
-    places, told = rng.integers(0, SIDE - 3, episodes), rng.integers(0, 2, episodes)
-    action = np.stack([places / (SIDE - 4) * 2.0 - 1.0, told * 2.0 - 1.0], -1).astype(np.float32)
-    return Episodes(
-        {"image": np.repeat(shown(places), length, 0), "state": rng.normal(size=(episodes * length, 2)).astype("f4")},
-        np.repeat(action, length, 0),
-        np.arange(1, episodes + 1) * length,
-        instructions=tuple(TOLD[side] for side in told),
-    )
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
-    folder, shows = tmp_path_factory.mktemp("tokens"), dots()
-    data = stages.prepare(shows, RECIPE)
-    spec = ChunkSpec(observation_of(RECIPE, RECIPE, shows, "the policy"), RECIPE.chunk, 2, 10.0)
-    torch.set_num_threads(1)
-    stage = demonstrated_stage(data, RECIPE, spec)
-    stage.module.load_state_dict(run(stage, folder / "run", lambda done: None))
-    assert isinstance(stage.module, TokenModel)
-    manifest = {"name": "dots", "env": ""}
-    units = units_of(data, "tokens")
-    write_token_bundle(folder / "dots", manifest=manifest, model=stage.module, units=units, half=True)
-    return load_tokens(folder / "dots")
-
-
-def window(place: int, told: str | None, state: float = 0.0) -> Window:
-    return Window({"image": shown(np.array([place])), "state": np.full((1, 2), state, np.float32)}, told)
-
-
-def windows(count: int, seed: int = 1) -> list[Window]:
-    """Observations as the policy never saw them: noise in the frame, far states."""
-    rng = np.random.default_rng(seed)
-    frames = rng.integers(0, 256, (count, 1, SIDE, SIDE, 3), dtype=np.uint8)
-    states = rng.normal(0.0, 2.0, (count, 1, 2)).astype(np.float32)
-    return [Window({"image": frames[row], "state": states[row]}, TOLD[row % 2]) for row in range(count)]
-
-
-def rngs(count: int) -> list[np.random.Generator]:
-    return [np.random.default_rng(row) for row in range(count)]
 
 
 def far_from(policy: TokenPolicy, blank: bool = False, swapped: bool = False) -> float:

@@ -1,0 +1,107 @@
+"""Which drafted tokens stand in for the target's: relaxed acceptance (Spec-VLA), by groups (HeiSD), or none but equal.
+
+No rule but the strict one leaves the target's actions as they are. A token that is accepted keeps the *drafted* value,
+up to its tolerance away from the target's: a bin is 2/255 of the range of an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError
+from specact.types import value
+
+Bias = NDArray[np.int64]
+
+# More than any group's biases can sum up to.
+_UNLIMITED = 2**15 - 1
+
+
+@value
+class Acceptance:
+    """A group of tokens is accepted if every one is near enough to the target's choice, and all of them together are.
+
+    Attributes:
+        each: the largest bias of each of the chunk's T tokens [bins], 0 to 255, int64 ``[T]``.
+        groups: which group each one belongs to, int64 ``[T]``: 0, 1, ... without gaps. A group is accepted whole.
+        total: the largest sum of the biases of one group [bins].
+    """
+
+    each: Bias
+    groups: Bias
+    total: int = _UNLIMITED
+
+    def accepted(self, bias: Bias, start: int) -> int:
+        """How many tokens of one path are accepted: whole groups, up to the first that is not.
+
+        A group that the path ends in is judged by the tokens it has.
+
+        Args:
+            bias: drafted token minus the target's most likely one, each given the path before it, ``[n]``.
+            start: place of the first of them in the chunk.
+        """
+        size = np.abs(bias)
+        near = size <= self.each[start : start + len(bias)]
+        groups = self.groups[start : start + len(bias)]
+        near &= np.bincount(groups, size)[groups] <= self.total
+        refused = np.flatnonzero(~near)
+        return int(np.searchsorted(groups, groups[refused[0]])) if refused.size else len(bias)
+
+
+def relaxed(bins: int, length: int, actions: int, strict: Collection[int]) -> Acceptance:
+    """Spec-VLA's rule (Wang et al. 2025, arXiv 2507.22424): each token within so many bins; 0 is strict.
+
+    Args:
+        bins: r, 0 to 255.
+        length: T, tokens of a chunk.
+        actions: A, dimensions of an action.
+        strict: the dimensions that must be equal, such as a gripper; theirs has none.
+
+    Raises:
+        ConfigError: for a tolerance or a dimension out of range.
+    """
+    each = np.full(length, _checked(bins, 255, "a tolerance"))
+    each[_strict(length, actions, strict)] = 0
+    return Acceptance(each, np.arange(length))
+
+
+def grouped(
+    total: int, each: int, length: int, actions: int, groups: Sequence[Collection[int]], strict: Collection[int]
+) -> Acceptance:
+    """HeiSD's rule (arXiv 2603.17573): each token of a group within ``each`` bins, their sum within ``total``.
+
+    Args:
+        total, each: 30 and 15 in the paper.
+        length, actions: as for :func:`relaxed`.
+        groups: the dimensions of each group, in the action's order, such as position, rotation, gripper.
+        strict: the dimensions that must be equal; a group of theirs must have no others.
+
+    Raises:
+        ConfigError: for groups that do not divide the action in its order, or that mix strict dimensions and others.
+    """
+    flat = [dimension for group in groups for dimension in group]
+    mixed = [group for group in groups if 0 < len(set(group) & set(strict)) < len(set(group))]
+    if flat != list(range(actions)) or mixed:
+        raise ConfigError(
+            f"groups must divide the dimensions 0 to {actions - 1} in this order, and those of a gripper must be their "
+            f"own; got {[list(group) for group in groups]}"
+        )
+    one = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    found = relaxed(each, length, actions, strict)
+    whole = (np.arange(length) // actions) * len(groups) + np.resize(one, length)
+    return Acceptance(found.each, whole, _checked(total, _UNLIMITED, "a group's tolerance"))
+
+
+def _strict(length: int, actions: int, strict: Collection[int]) -> NDArray[np.bool_]:
+    if not set(strict) <= set(range(actions)):
+        raise ConfigError(f"strict dimensions must lie between 0 and {actions - 1}, got {sorted(strict)}")
+    return np.isin(np.arange(length) % actions, sorted(strict))
+
+
+def _checked(bins: int, most: int, what: str) -> int:
+    if not 0 <= bins <= most:
+        raise ConfigError(f"{what} must lie between 0 and {most} bins, got {bins}")
+    return bins

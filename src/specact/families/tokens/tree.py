@@ -1,0 +1,78 @@
+"""Candidates for the tokens that follow, as a tree: continuations that begin alike share their beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.families.tokens.network import Mask, Tokens
+
+Indices = NDArray[np.int64]
+
+
+class Tree:
+    """Candidates that one pass of the target verifies.
+
+    Args:
+        tokens: of the N nodes, 0 to 255, ``[N]``.
+        parents: index of the node that each one follows, which comes before it; -1 where it follows the tokens that
+            are decided, ``[N]``.
+
+    Attributes:
+        tokens, parents: as given.
+
+    Raises:
+        ValueError: for a parent that does not come before its child, or arrays that do not fit together.
+    """
+
+    def __init__(self, tokens: Tokens, parents: Indices) -> None:
+        if tokens.shape != parents.shape or not ((parents >= -1) & (parents < np.arange(len(parents)))).all():
+            raise ValueError(f"the parents of {len(tokens)} nodes must come before them, got {parents.tolist()}")
+        self.tokens, self.parents = tokens, parents
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def among(self) -> Mask:
+        """Whether the node of a row follows that of a column, or is it, ``[N, N]``: what it may attend to."""
+        among = np.eye(len(self), dtype=np.bool_)
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                among[node] |= among[parent]
+        return among
+
+    @cached_property
+    def depths(self) -> Indices:
+        """How many nodes come before each one, ``[N]``."""
+        depths: Indices = self.among.sum(axis=1) - 1
+        return depths
+
+    @cached_property
+    def paths(self) -> Sequence[Indices]:
+        """Of every leaf, the nodes from the first one to it."""
+        leaves = np.setdiff1d(np.arange(len(self)), self.parents)
+        return [np.flatnonzero(self.among[leaf]) for leaf in leaves]
+
+
+EMPTY = Tree(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def tree_of(sequences: Iterable[Sequence[int]]) -> Tree:
+    """The tree whose paths are these continuations."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    known: dict[tuple[int, int], int] = {}
+    for sequence in sequences:
+        parent = -1
+        for token in sequence:
+            at = parent, int(token)
+            if at not in known:
+                known[at] = len(tokens)
+                tokens.append(at[1])
+                parents.append(parent)
+            parent = known[at]
+    return Tree(np.array(tokens, np.int64), np.array(parents, np.int64)) if tokens else EMPTY

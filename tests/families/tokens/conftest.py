@@ -1,0 +1,52 @@
+"""The token policy of these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.families.tokens.dots import RECIPE, dots
+
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.tokens.bundle import TokenBundle, load_tokens
+from specact.lab.train import stages
+from specact.lab.train.chunk_export import write_token_bundle
+from specact.lab.train.chunk_train import demonstrated_stage, units_of
+from specact.lab.train.loop import run
+from specact.lab.train.tokens import TokenModel
+from specact.lab.train.windows import observation_of
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
+    """Trained: it looks, and does what it is told."""
+    return _written(tmp_path_factory.mktemp("tokens"), trained=True)
+
+
+@pytest.fixture(scope="session")
+def wild(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
+    """Large random weights: every token depends on all tokens before it."""
+    return _written(tmp_path_factory.mktemp("wild"), trained=False)
+
+
+def _written(folder: Path, trained: bool) -> TokenBundle:
+    shows = dots()
+    data = stages.prepare(shows, RECIPE)
+    spec = ChunkSpec(observation_of(RECIPE, RECIPE, shows, "the policy"), RECIPE.chunk, 2, 10.0)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    stage = demonstrated_stage(data, RECIPE, spec)
+    assert isinstance(stage.module, TokenModel)
+    if trained:
+        stage.module.load_state_dict(run(stage, folder / "run", lambda done: None))
+    else:
+        with torch.no_grad():
+            for parameter in stage.module.decoder.parameters():
+                parameter.mul_(2.0)
+            stage.module.embedding.weight.mul_(8.0)
+    units = units_of(data, "tokens")
+    write_token_bundle(
+        folder / "dots", manifest={"name": "dots", "env": ""}, model=stage.module, units=units, half=True
+    )
+    return load_tokens(folder / "dots")

@@ -1,0 +1,260 @@
+"""Speculative decoding: what is exact, on a network of random weights; and the wrong variants, seen to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from tests.families.tokens.dots import rngs, windows
+
+from specact.errors import ConfigError
+from specact.families.tokens import speculative
+from specact.families.tokens.acceptance import Acceptance, grouped, relaxed
+from specact.families.tokens.bundle import TokenBundle
+from specact.families.tokens.drafters import (
+    Bigram,
+    Candidates,
+    Decided,
+    GroupCandidates,
+    NoCandidates,
+    RandomTokens,
+    TreeDrafter,
+)
+from specact.families.tokens.network import Cache, causal
+from specact.families.tokens.speculative import DRAFT, TAIL, TARGET, Decoded, decode, longest
+from specact.families.tokens.tree import EMPTY, Tree, tree_of
+
+LENGTH, ACTIONS = 6, 2
+STRICT = relaxed(0, LENGTH, ACTIONS, ())
+# How far apart the two best logits must be for their order to survive another order of summation.
+CLEAR = 1e-3
+
+
+def run(
+    wild: TokenBundle, seen: int, drafter: TreeDrafter, rule: Acceptance = STRICT, tail: np.ndarray | None = None
+) -> Decoded:
+    networks = wild.networks
+    cache, prefix = networks.prefill(networks.tokens([WINDOWS[seen]]))
+    return decode(networks, cache, prefix, drafter, rule, tail)
+
+
+WINDOWS = windows(300)
+
+
+@pytest.fixture(scope="module")
+def greedy(wild: TokenBundle) -> np.ndarray:
+    """The tokens of greedy decoding, window by window, as :class:`TokenPolicy` decodes."""
+    return np.concatenate([wild.policy().decode([window], rngs(1))[0] for window in WINDOWS])
+
+
+@pytest.fixture(scope="module")
+def clear(wild: TokenBundle, greedy: np.ndarray) -> np.ndarray:
+    """In which windows no token of greedy decoding is a near tie."""
+    networks, found = wild.networks, []
+    for window, tokens in zip(WINDOWS, greedy, strict=True):
+        cache, prefix = networks.prefill(networks.tokens([window]))
+        rest = networks.read(cache, tokens[None, :-1], np.arange(LENGTH - 1)[None], causal(1, LENGTH - 1))
+        logits = np.sort(np.concatenate([prefix.logits[0, -1:], rest.logits[0]]), axis=-1)
+        found.append((logits[:, -1] - logits[:, -2] > CLEAR).all())
+    assert np.mean(found) > 0.9
+    return np.array(found)
+
+
+def drafters(tokens: np.ndarray, row: int) -> Iterator[TreeDrafter]:
+    """Good ones, bad ones, chains, trees, trees with the right path in the last branch."""
+    rng = np.random.default_rng(row)
+    near = np.clip(tokens + rng.integers(-1, 2, (5, LENGTH)) * (rng.random((5, LENGTH)) < 0.4), 0, 255)
+    followers = rng.integers(0, 256, (LENGTH - 1, 256, 3))
+    yield NoCandidates()
+    yield Candidates(tokens[None])
+    yield Candidates(near)
+    yield Candidates(np.concatenate([near, tokens[None]]))
+    yield Candidates(near[:1], then=RandomTokens(rng, 4))
+    yield GroupCandidates(near, np.arange(LENGTH) // 2, np.arange(LENGTH) % 2 == 1)
+    yield GroupCandidates(near, np.arange(LENGTH), np.zeros(LENGTH, np.bool_))
+    yield Bigram(followers, (3, 2, 1))
+    yield RandomTokens(rng, 8)
+
+
+def test_strict_acceptance_is_greedy_decoding_for_any_drafter(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray
+) -> None:
+    """300 windows, nine drafters, six tokens: 16,200 tokens; those of windows with a near tie are not compared."""
+    compared = 0
+    for row in np.flatnonzero(clear):
+        for drafter in drafters(greedy[row], row):
+            found = run(wild, row, drafter)
+            np.testing.assert_array_equal(found.tokens, greedy[row])
+            assert not found.bias.any() and found.sound
+            compared += LENGTH
+    assert compared > 10_000
+
+
+def wrong_path(tree: Tree, wanted: np.ndarray, rule: Acceptance, start: int) -> speculative.Path:
+    """Every path is held against what the target wants along the first one."""
+    first = tree.paths[0] if len(tree) else np.zeros(0, np.int64)
+    chain = np.resize(wanted[np.concatenate([[0], 1 + first])], len(tree) + 1)
+    off = tree.tokens - chain[tree.depths]
+    lengths = [rule.accepted(off[nodes], start) for nodes in tree.paths] or [0]
+    best = int(np.argmax(lengths))
+    nodes = tree.paths[best][: lengths[best]] if len(tree) else first
+    return speculative.Path(nodes, off[nodes], bool(len(tree)))
+
+
+def shifted(tree: Tree, wanted: np.ndarray, rule: Acceptance, start: int) -> speculative.Path:
+    """Every node is held against what the target wants after it, not in its place."""
+    off = np.concatenate([tree.tokens - wanted[1:]])
+    lengths = [rule.accepted(off[nodes], start) for nodes in tree.paths] or [0]
+    best = int(np.argmax(lengths))
+    nodes = tree.paths[best][: lengths[best]] if len(tree) else np.zeros(0, np.int64)
+    return speculative.Path(nodes, off[nodes], bool(len(tree)))
+
+
+@pytest.mark.parametrize("wrong", [wrong_path, shifted])
+def test_acceptance_by_another_reference_is_noticed(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, wrong: Callable[..., speculative.Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(speculative, "longest", wrong)
+    assert _differing(wild, greedy, clear) > 0
+
+
+def test_a_stale_row_in_the_cache_is_noticed(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_rows(self: Cache, entries: np.ndarray, chosen: list[np.ndarray] | None = None) -> None:
+        keep(self, entries, None if chosen is None else [np.arange(len(rows)) for rows in chosen])
+
+    keep = Cache.keep
+    monkeypatch.setattr(Cache, "keep", first_rows)
+    assert _differing(wild, greedy, clear) > 0
+
+
+def _differing(wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray) -> int:
+    """How many of the same decodings differ from greedy ones."""
+    return sum(
+        not np.array_equal(run(wild, row, drafter).tokens, greedy[row])
+        for row in np.flatnonzero(clear)[:60]
+        for drafter in drafters(greedy[row], row)
+    )
+
+
+def test_the_oracle_is_accepted_whole_and_costs_one_pass(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray
+) -> None:
+    for row in np.flatnonzero(clear)[:50]:
+        found = run(wild, row, Candidates(greedy[row][None]))
+        assert found.accepted == (LENGTH - 2,) and found.rejected == LENGTH
+        np.testing.assert_array_equal(found.sources, [TARGET, *[DRAFT] * (LENGTH - 2), TARGET])
+        assert run(wild, row, NoCandidates()).accepted == (0,) * (LENGTH - 1)
+
+
+def test_accepted_tokens_keep_the_drafted_value_within_the_tolerance(wild: TokenBundle, greedy: np.ndarray) -> None:
+    gripper = relaxed(4, LENGTH, ACTIONS, (1,))
+    drafted = 0
+    for row in range(60):
+        offered = np.clip(greedy[row] + np.array([0, 0, 3, 0, -4, 0]), 0, 255)
+        found = run(wild, row, Candidates(offered[None]), gripper)
+        taken = found.sources == DRAFT
+        np.testing.assert_array_equal(found.tokens[taken], offered[taken])
+        assert (np.abs(found.bias) <= gripper.each).all() and not found.bias[~taken].any()
+        drafted += int(taken[2::2].sum())
+    assert drafted > 0
+
+
+def test_a_wider_tolerance_never_accepts_less_of_the_same_verification() -> None:
+    """2,000 random trees and logits; the second rule is a group's."""
+    rng = np.random.default_rng(5)
+    for _ in range(2000):
+        count = int(rng.integers(1, 12))
+        parents = np.array([int(rng.integers(-1, node)) if node else -1 for node in range(count)])
+        tree = Tree(rng.integers(100, 120, count), parents)
+        wanted, start = rng.integers(100, 120, count + 1), int(rng.integers(1, 12))
+        sizes = [len(longest(tree, wanted, relaxed(bins, 24, 4, (3,)), start).nodes) for bins in (0, 3, 9, 15, 255)]
+        assert sizes == sorted(sizes)
+        groups = [grouped(total, 15, 24, 4, [(0, 1, 2), (3,)], (3,)) for total in (0, 10, 30)]
+        lengths = [len(longest(tree, wanted, rule, start).nodes) for rule in groups]
+        assert lengths == sorted(lengths)
+
+
+def test_the_longest_path_wins_and_of_equal_ones_the_first() -> None:
+    #            0 -> 1 -> 2        3 -> 4
+    tree = Tree(np.array([10, 11, 99, 10, 12]), np.array([-1, 0, 1, -1, 3]))
+    wanted = np.array([10, 11, 12, 0, 12, 13])
+    path = longest(tree, wanted, STRICT, 1)
+    np.testing.assert_array_equal(path.nodes, [0, 1])
+    assert path.refused, "node 2 was refused"
+    assert not longest(Tree(tree.tokens[3:], np.array([-1, 0])), wanted[[0, 4, 5]], STRICT, 1).refused
+    nothing = longest(EMPTY, wanted[:1], STRICT, 1)
+    assert not nothing.nodes.size and not nothing.refused
+
+
+def test_a_tail_takes_the_place_of_everything_from_the_first_refused_token(
+    wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray
+) -> None:
+    tail = np.full(LENGTH, 77)
+    for row in np.flatnonzero(clear)[:40]:
+        offered = greedy[row].copy()
+        offered[3] = (offered[3] + 100) % 256
+        found = run(wild, row, Candidates(offered[None]), STRICT, tail)
+        np.testing.assert_array_equal(found.tokens, [*greedy[row][:3], 77, 77, 77])
+        np.testing.assert_array_equal(found.sources, [TARGET, DRAFT, DRAFT, TAIL, TAIL, TAIL])
+        assert found.rejected == 3 and len(found.accepted) == 1
+        # Nothing refused: the tail is not needed.
+        np.testing.assert_array_equal(run(wild, row, Candidates(greedy[row][None]), STRICT, tail).tokens, greedy[row])
+
+
+def test_random_tokens_are_accepted_by_chance(wild: TokenBundle) -> None:
+    """With a tolerance that covers all bins every draft is; with none hardly any of 1,000 tokens, 1 in 256 expected.
+
+    More than 20 of them would be chance in less than one of a million runs.
+    """
+    everything = relaxed(255, LENGTH, ACTIONS, ())
+    assert run(wild, 0, RandomTokens(np.random.default_rng(0)), everything).accepted == (LENGTH - 2,)
+    found = [run(wild, row, RandomTokens(np.random.default_rng(row))).accepted for row in range(200)]
+    assert sum(map(sum, found)) <= 20
+
+
+def test_candidates_of_a_group_are_combined_and_a_gripper_is_not() -> None:
+    chunks = np.array([[1, 2, 3, 4, 5, 6, 7, 8], [1, 12, 13, 14, 15, 16, 17, 18]])
+    groups, strict = np.array([0, 0, 0, 1, 2, 2, 2, 3]), np.arange(8) % 4 == 3
+    decided = Decided(np.array([1]), np.zeros((1, 4), np.float32), 8)
+    paths = {tuple(tree.tokens[path]) for tree in [GroupCandidates(chunks, groups, strict).grow(decided)]
+             for path in tree.paths}  # fmt: skip
+    assert paths == {
+        (2, 3, 4, 5, 6, 7), (2, 3, 4, 15, 16, 17), (12, 13, 14, 5, 6, 7), (12, 13, 14, 15, 16, 17)
+    }  # fmt: skip
+    small = GroupCandidates(chunks, groups, strict, nodes=7).grow(decided)
+    assert len(small) <= 7
+
+
+def test_a_tree_shares_what_is_shared() -> None:
+    tree = tree_of([[1, 2, 3], [1, 2, 4], [5]])
+    np.testing.assert_array_equal(tree.tokens, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(tree.parents, [-1, 0, 1, 1, -1])
+    np.testing.assert_array_equal(tree.depths, [0, 1, 2, 2, 0])
+    assert [path.tolist() for path in tree.paths] == [[0, 1, 2], [0, 1, 3], [4]]
+    with pytest.raises(ValueError, match="before"):
+        Tree(np.array([1, 2]), np.array([1, -1]))
+
+
+def test_a_group_is_accepted_whole() -> None:
+    rule = grouped(6, 4, 8, 4, [(0, 1, 2), (3,)], (3,))
+    assert rule.accepted(np.array([4, 1, 1, 0, 2, 2, 2, 0]), 0) == 8
+    assert rule.accepted(np.array([4, 1, 2, 0, 0, 0, 0, 0]), 0) == 0, "their sum is 7"
+    assert rule.accepted(np.array([0, 0, 0, 0, 0, 5, 0, 0]), 0) == 4, "one is 5"
+    assert rule.accepted(np.array([0, 0, 0, 1, 0, 0, 0, 0]), 0) == 3, "the gripper"
+    assert rule.accepted(np.array([1, 2, 0, 5]), 1) == 3, "a path that begins within a group"
+
+
+@pytest.mark.parametrize("groups", [[(0, 1), (3, 2)], [(0, 1, 2)], [(0, 1), (2, 3)]])
+def test_groups_that_mix_or_leave_out_a_gripper_are_refused(groups: list[tuple[int, ...]]) -> None:
+    with pytest.raises(ConfigError, match="groups"):
+        grouped(30, 15, 8, 4, groups, (3,))
+
+
+@pytest.mark.parametrize(("bins", "strict"), [(-1, ()), (256, ()), (3, (4,))])
+def test_a_tolerance_out_of_range_is_refused(bins: int, strict: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="must lie between"):
+        relaxed(bins, 8, 4, strict)
