@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specact.observation import ObservationSpec, Window
-from specact.types import Proposal
+from specact.types import Proposal, StepRecord
 from specact.units import ActionUnits
 from specact.verification import Target, TargetPolicy, Verifier
 from specact.wire.dialect import Codec
@@ -23,6 +24,23 @@ class Drafter(Protocol):
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
         """The drafted chunk for one window; ``rng`` is what it draws from."""
+        ...
+
+
+@runtime_checkable
+class FollowingDrafter(Drafter, Protocol):
+    """A :class:`Drafter` that follows what its robot does; it belongs to this robot alone."""
+
+    def reset(self) -> None:
+        """Forgets the episode."""
+        ...
+
+    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        """Learns which action was drafted and which was executed, both ``[A]``, normalised."""
+        ...
+
+    def learn(self, record: StepRecord) -> None:
+        """Learns how an inference went; once more where its verification came late."""
         ...
 
 

@@ -19,7 +19,7 @@ from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.gates.gate import Gate
 from specact.gates.prefetch import PrefetchPredictor
 from specact.observation import Observation, ObservationHistory, Window
-from specact.pair import Drafter, Pair
+from specact.pair import Drafter, FollowingDrafter, Pair
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import (
     Cause,
@@ -110,6 +110,8 @@ class SpeculativePolicy:
         self.counts: Counter[str] = Counter()
         self._units = pair.units
         self._drafter = pair.drafter if drafter is None else drafter
+        following = isinstance(self._drafter, FollowingDrafter)
+        self._follower: FollowingDrafter | None = self._drafter if following else None  # type: ignore[assignment]
         self._verifier = pair.verifier(LocalTarget(pair.target, self.clock)) if verifier is None else verifier
         self._fallback, self._prefetch, self._verdicts = fallback, prefetch, verdicts
         self._max_chunk_age_s, self._address = max_chunk_age_s, StepAddress(seed, robot, 0, 0)
@@ -129,6 +131,8 @@ class SpeculativePolicy:
         self._history.reset()
         self._player.reset()
         self.gate.reset()
+        if self._follower is not None:
+            self._follower.reset()
         if self._prefetch is not None:
             self._prefetch.reset()
         # What "hold the last action" holds before there is one.
@@ -180,6 +184,8 @@ class SpeculativePolicy:
         if not self.stopped and self._player.empty:
             self.record = self._infer(window)
             self.gate.learn(self.record)
+            if self._follower is not None:
+                self._follower.learn(self.record)
             self._player.put(self.record.proposal.actions, self.record.actions)
             self._apply_late_outcome()
         if self.stopped:
@@ -190,6 +196,8 @@ class SpeculativePolicy:
             raise ObservationError(_NOT_FINITE)
         self._last = executed
         self.gate.update(drafted, executed)
+        if self._follower is not None:
+            self._follower.update(drafted, executed)
         return action
 
     def act_unseeing(self, error: ObservationError) -> NDArray[np.float32]:
@@ -238,7 +246,7 @@ class SpeculativePolicy:
         self._address = address.following
         offload = _NOTHING if found is None else found.times
         times = StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total)
-        outcome, miss, unsent, actions, origins = self._settle(proposal.actions, found)
+        outcome, miss, unsent, actions, origins = self._settle(proposal.actions, found, proposal.origin)
         return StepRecord(address, proposal, decision, sent_ahead, outcome, miss, actions, origins, times, unsent)
 
     def _verify(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Outcome | Miss | None]:
@@ -276,18 +284,21 @@ class SpeculativePolicy:
         )
         if isinstance(found, Outcome):
             self.counts.update(in_time=1, replaced=left)
+            if self._follower is not None:
+                self._follower.learn(self.record)
 
     def _settle(
-        self, drafted: Chunk, found: Outcome | Miss | None
+        self, drafted: Chunk, found: Outcome | Miss | None, origin: Origin = Origin.DRAFTED
     ) -> tuple[Outcome | None, Cause | None, bool, Chunk, NDArray[np.uint8]]:
         """Outcome, miss, unsent, actions and origins of a step's record, given what the target made of the draft.
 
         Args:
             drafted: the draft's actions, ``[n, A]``.
             found: None where the step was skipped or its outcome is not known yet.
+            origin: of the draft's actions.
         """
         if found is None:
-            return None, None, False, drafted, all_from(Origin.DRAFTED, len(drafted))
+            return None, None, False, drafted, all_from(origin, len(drafted))
         if isinstance(found, Outcome):
             self._misses = 0
             self.counts["verified"] += found.verified

@@ -57,11 +57,13 @@ class Proposal:
         actions: the draft's action chunk, float32 ``[n, A]``, normalised.
         evidence: what the proposal's family knows besides, such as distributions and codes; gates and verifiers of
             other families do not look at it.
+        origin: of the actions, where they are executed without verification.
     """
 
     window: Window
     actions: Chunk
     evidence: Any = None
+    origin: Origin = Origin.DRAFTED
 
 
 @value

@@ -11,6 +11,8 @@ from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
+from specact.families.tokens.bundle import load_tokens
+from specact.families.tokens.pair import TokenPair, token_pair
 from specact.families.own import load_own_pair, load_own_responder
 from specact.pair import LoadedPair
 from specact.runtime.manifest import kind_of
@@ -21,6 +23,8 @@ AnyPair = LoadedPair[Any]
 
 def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
     """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
+    if isinstance(pair, TokenPair):
+        return pair.draft_name, None
     return pair.named if isinstance(pair, ChunkPair) else (None, None)
 
 
@@ -43,13 +47,14 @@ def load_pair(
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> AnyPair:
-    """Loads a pair of policies: of action codes, of chunks, or of a family of your own.
+    """Loads a pair of policies: of action codes, of chunks, of tokens, or of a family of your own.
 
     Args:
         name_or_path: a folder, the name of a bundle that comes with the package, such as ``ball``, or ``MODULE:NAME``:
             a :class:`~specact.pair.Pair`, or a class or function that makes one without arguments.
         draft, target: of a pair of chunk policies, instead of what its manifest names; see
-            :func:`~specact.families.chunks.sources.load_policy`.
+            :func:`~specact.families.chunks.sources.load_policy`. Of a token policy, which is the target of a pair by
+            itself, the draft.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
@@ -60,9 +65,13 @@ def load_pair(
     path = Path() if own else find_bundle(name_or_path)
     if not own and kind_of(path) == "chunks":
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
+    if not own and kind_of(path) == "tokens" and target is None:
+        small = None if draft is None else load_policy(draft, provider=provider, threads=threads)
+        return token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
     if draft is not None or target is not None:
         raise BundleError(
-            f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target"
+            f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target, and a "
+            "token policy a draft"
         )
     return load_own_pair(str(name_or_path)) if own else load_bundle(path, provider=provider, threads=threads)
 
@@ -84,7 +93,7 @@ def load_responder(
         ConfigError: if there is none of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
-    if kind == "folder" and kind_of(find_bundle(source)) not in ("flow", "regression", "tokens"):
+    if kind == "folder" and kind_of(find_bundle(source)) not in ("flow", "regression"):
         return load_pair(source, provider=provider, threads=threads).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:
         return own

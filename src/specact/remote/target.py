@@ -121,6 +121,7 @@ def remote_verifier(
         deadline_ms: how long a step's action may wait for the target [ms].
         sampling: where the outcome is drawn; both give the same one. On the ``device`` requests can leave ahead of the
             draft, on the ``server`` it is as in ADAHI's paper, which only families with requests to ``verify`` can do.
+            Token policies always decode on the server.
 
     Raises:
         ConfigError: for an unknown place, one that the family does not have, or a deadline that is not positive.
@@ -128,7 +129,7 @@ def remote_verifier(
     if sampling not in ("device", "server"):
         raise unknown_name("place of sampling", sampling, ("device", "server"))
     codec = pair.codec
-    if sampling == "device":
+    if sampling == "device" and codec.dialect.asks == "infer":
         return pair.verifier(RemoteTarget(client, codec, deadline_ms))
     if not isinstance(codec, VerifyingCodec):
         raise ConfigError(

@@ -79,12 +79,14 @@ class Dialect:
         agreed: what both must have in common, as plain values; compared in the handshake.
         observation: what the target needs to see; it crosses with every request.
         exchanges: by the request's type; ``infer`` is always one of them.
+        asks: the type that a step's request has.
     """
 
     family: str
     agreed: Mapping[str, Any]
     observation: ObservationSpec
     exchanges: Mapping[str, Exchange]
+    asks: str = "infer"
 
 
 class Codec(Protocol[A_co]):

@@ -33,18 +33,18 @@ def max_message_bytes(dialect: Dialect) -> int:
 
 
 def exchange_bytes(dialect: Dialect) -> int:
-    """Bytes of a request to infer and of its reply over the stream; frames count as they are, uncompressed."""
-    exchange = dialect.exchanges["infer"]
+    """Bytes of a step's request and of its reply over the stream; frames count as they are, uncompressed."""
+    exchange = dialect.exchanges[dialect.asks]
     window, arrays = dialect.observation.zeros(), _zeros(exchange.request)
-    request = Request("infer", 2**32, 1.0, window, StepAddress(0, 0, 0, 0), arrays)
+    request = Request(dialect.asks, 2**32, 1.0, window, StepAddress(0, 0, 0, 0), arrays)
     reply = Reply(2**32, exchange.answer, _zeros(exchange.reply), ServerTimes(1.0, 1.0, 1.0, 1))
     sizes = (request_fields(request, dialect.observation), reply_fields(reply))
     return sum(len(msgpack.encode(fields)) for fields in sizes)
 
 
 def array_bytes(dialect: Dialect) -> tuple[int, int]:
-    """Bytes of the arrays of a request to infer and of its reply, as float32 and without any message around them."""
-    exchange = dialect.exchanges["infer"]
+    """Bytes of the arrays of a step's request and of its reply, as float32 and without any message around them."""
+    exchange = dialect.exchanges[dialect.asks]
     return dialect.observation.nbytes + 4 * _numbers(exchange.request), 4 * _numbers(exchange.reply)
 
 

@@ -17,7 +17,7 @@ from specact.types import value
 Bias = NDArray[np.int64]
 
 # More than any group's biases can sum up to.
-_UNLIMITED = 2**15 - 1
+UNLIMITED = 2**15 - 1
 
 
 @value
@@ -32,7 +32,7 @@ class Acceptance:
 
     each: Bias
     groups: Bias
-    total: int = _UNLIMITED
+    total: int = UNLIMITED
 
     def accepted(self, bias: Bias, start: int) -> int:
         """How many tokens of one path are accepted: whole groups, up to the first that is not.
@@ -92,7 +92,7 @@ def grouped(
     one = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     found = relaxed(each, length, actions, strict)
     whole = (np.arange(length) // actions) * len(groups) + np.resize(one, length)
-    return Acceptance(found.each, whole, _checked(total, _UNLIMITED, "a group's tolerance"))
+    return Acceptance(found.each, whole, _checked(total, UNLIMITED, "a group's tolerance"))
 
 
 def _strict(length: int, actions: int, strict: Collection[int]) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -81,32 +82,40 @@ class GroupCandidates:
             :class:`~specact.families.tokens.acceptance.Acceptance`.
         strict: which of them are a gripper's, bool ``[T]``.
         nodes: the tree has no more; combinations of what is less likely are left out first.
+        then: see :class:`Candidates`.
     """
 
-    def __init__(self, chunks: Tokens, groups: NDArray[np.int64], strict: NDArray[np.bool_], nodes: int = 50) -> None:
-        self._chunks, self._nodes = chunks, nodes
+    def __init__(
+        self,
+        chunks: Tokens,
+        groups: NDArray[np.int64],
+        strict: NDArray[np.bool_],
+        nodes: int = 50,
+        then: TreeDrafter | None = None,
+    ) -> None:
+        self._chunks, self._nodes, self._then, self._fresh = chunks, nodes, then, True
         # A gripper's tokens belong to the piece before them.
         starts = np.flatnonzero((np.diff(groups, prepend=-1) != 0) & ~strict)
         self._ends = [*starts[1:].tolist(), len(groups)]
 
     def grow(self, decided: Decided) -> Tree:
         """See :class:`TreeDrafter`."""
-        start = len(decided.tokens)
-        end = start + decided.room
+        if self._then is not None and not self._fresh:
+            return self._then.grow(decided)
+        self._fresh = False
+        at = len(decided.tokens)
+        end = at + decided.room
         tokens: list[int] = []
         parents: list[int] = []
         leaves = [-1]
-        at = start
         for stop in (min(stop, end) for stop in self._ends):
             if at >= stop:
                 continue
-            pieces = list(dict.fromkeys(map(tuple, self._chunks[:, at:stop].tolist())))
-            grown: list[int] = []
             # The likelier piece first, behind every leaf.
-            for piece in pieces:
-                for leaf in leaves:
-                    if len(tokens) + len(piece) > self._nodes:
-                        break
+            pieces = dict.fromkeys(map(tuple, self._chunks[:, at:stop].tolist()))
+            grown: list[int] = []
+            for piece, leaf in itertools.product(pieces, leaves):
+                if len(tokens) + len(piece) <= self._nodes:
                     chain = [leaf, *range(len(tokens), len(tokens) + len(piece))]
                     tokens += piece
                     parents += chain[:-1]

@@ -54,6 +54,12 @@ class Cache:
     def __init__(self, entries: Array) -> None:
         self.entries, self.lengths = entries, np.zeros(len(entries), np.int64)
 
+    def copy(self) -> Cache:
+        """Another cache that holds the same."""
+        other = Cache(self.entries.copy())
+        other.lengths[:] = self.lengths
+        return other
+
     @property
     def seen(self) -> Mask:
         """Which of the S places hold something, ``[B, S]``."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specact.clock import Clock
 from specact.gates.gate import Gate
 from specact.observation import Window
-from specact.pair import Drafter
+from specact.pair import Drafter, FollowingDrafter
 from specact.rng import StepAddress
 from specact.types import Proposal, StepRecord
 from specact.verification import TargetPolicy
@@ -34,6 +34,19 @@ class TimedDrafter:
         """The drafter's."""
         self._clock.sleep(self._latency_s)
         return self._drafter.propose(window, rng)
+
+    def reset(self) -> None:
+        """The drafter's, as the following are, where it follows its robot."""
+        if isinstance(self._drafter, FollowingDrafter):
+            self._drafter.reset()
+
+    def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
+        if isinstance(self._drafter, FollowingDrafter):
+            self._drafter.update(drafted, executed)
+
+    def learn(self, record: StepRecord) -> None:
+        if isinstance(self._drafter, FollowingDrafter):
+            self._drafter.learn(record)
 
 
 class TimedTarget(Generic[A]):

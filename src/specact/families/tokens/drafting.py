@@ -1,0 +1,194 @@
+"""The device's half of speculative decoding: what it remembers of its robot, and the question it puts to the target."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+import numpy as np
+
+from specact.errors import ConfigError
+from specact.families.chunks.policy import ChunkPolicy
+from specact.families.tokens.acceptance import Acceptance, grouped, relaxed
+from specact.families.tokens.bins import BINS, to_actions, to_tokens
+from specact.families.tokens.decoding import Decoding
+from specact.families.tokens.drafter_bundle import DrafterBundle
+from specact.families.tokens.kalman import Extrapolation, Persistence
+from specact.families.tokens.network import Array, Tokens
+from specact.families.tokens.policy import TokenPolicy
+from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
+from specact.families.tokens.threshold import AdaptiveThreshold, Spacing, Threshold, variability
+from specact.families.tokens.verify import Question
+from specact.observation import Window
+from specact.types import Chunk, Origin, Proposal, StepRecord, value
+from specact.units import ActionUnits
+
+# Executed actions that an extrapolation looks back on (AC in KERV), and candidates from a memory (K in HeiSD's code).
+HISTORY, RETRIEVED = 10, 5
+# Bins within which a token counts as accepted where HeiSD's head drafts, as in Spec-VLA.
+_HEAD_BINS = 9
+
+
+@value
+class DraftedTokens:
+    """What the device knows of a proposal of tokens; gates of this family read it.
+
+    Attributes:
+        question: to the target.
+        feature: of the observation, for HeiSD's comparison with the last verified one, ``[F]``; None without a memory.
+        recalled: whether a memory proposed.
+    """
+
+    question: Question
+    feature: Array | None = None
+    recalled: bool = False
+
+
+class TokenDrafter:
+    """See :class:`~specact.pair.FollowingDrafter`.
+
+    The proposed actions are the likeliest candidate; without one they are the draft's chunk, where there is a draft,
+    and else the last executed action once more, before the first one the middle of the demonstrated range.
+
+    Args:
+        policy: the target; of its networks the encoder runs here, where a memory is asked.
+        units: of the proposed actions, those of its tokens.
+        decoding: what is composed.
+        drafters: what was learned for the target; None where the decoding needs nothing of it.
+        draft: a policy whose chunks are candidates.
+
+    Raises:
+        ConfigError: if the decoding needs drafters or a draft that are not there.
+    """
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        units: ActionUnits,
+        decoding: Decoding,
+        drafters: DrafterBundle | None = None,
+        draft: ChunkPolicy | None = None,
+    ) -> None:
+        if drafters is None and decoding.learned:
+            raise ConfigError(
+                "this decoding needs drafters that learned from the target, and there are none beside its bundle; "
+                'train them: specact train with a recipe of kind = "drafters"'
+            )
+        if draft is None and decoding.proposes == "draft":
+            raise ConfigError("this decoding needs a draft policy; name one: --draft NAME")
+        self._policy, self._units, self._decoding = policy, units, decoding
+        self._drafters, self._draft = drafters, draft
+        low = decoding.least if decoding.adapts else decoding.bins
+        rule = decoding.adapts or "repaired"
+        scale = 1.0 if drafters is None or not decoding.adapts else drafters.settings.scale
+        self._threshold = AdaptiveThreshold(Threshold(low, decoding.bins, rule, scale))
+        self._spacing = Spacing(decoding.plain_steps)
+        self._executed: deque[Array] = deque(maxlen=HISTORY)
+        self._path: deque[Array] = deque(maxlen=drafters.settings.metric.window if decoding.switches else 1)
+
+    def reset(self) -> None:
+        """See :class:`~specact.pair.FollowingDrafter`."""
+        self._executed.clear()
+        self._path.clear()
+        self._threshold.reset()
+        self._spacing.reset()
+
+    def update(self, drafted: Array, executed: Array) -> None:
+        """See :class:`~specact.pair.FollowingDrafter`."""
+        self._executed.append(executed)
+
+    def learn(self, record: StepRecord) -> None:
+        """See :class:`~specact.pair.FollowingDrafter`."""
+        if record.outcome is None:
+            return
+        decoded: Decoded = record.outcome.evidence
+        drafted = decoded.sources == DRAFT
+        tokens, bias = decoded.tokens[drafted], decoded.bias[drafted]
+        self._threshold.update(variability(tokens - bias, tokens))
+        self._spacing.update(bool((decoded.sources == TAIL).any()))
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        """The likeliest chunk, and the question to the target."""
+        recalls, feature = self._decoding.proposes == "retrieval" and self._recalls(window), None
+        candidates = np.zeros((0, self._policy.networks.length), np.int64)
+        if self._decoding.proposes == "retrieval":
+            feature = encoded(self._policy, window)
+        if recalls and feature is not None:
+            candidates = self._memory.search(feature, RETRIEVED).tokens
+        elif self._decoding.proposes in ("last", "filter", "random", "draft"):
+            candidates = self._candidates(window, rng)
+        question = Question(candidates, self._decoding.then, recalls, self._rule(recalls), self._tail())
+        origin = Origin.RETRIEVED if recalls else Origin.DRAFTED
+        actions = self._actions(candidates, window, rng)
+        return Proposal(window, actions, DraftedTokens(question, feature, recalls), origin)
+
+    def _candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
+        if self._decoding.proposes == "random":
+            return rng.integers(BINS, size=(1, self._policy.networks.length))
+        if self._decoding.proposes == "draft":
+            return self._tokens(self._drafted(window, rng))
+        if not self._executed:
+            return np.zeros((0, self._policy.networks.length), np.int64)
+        return self._tokens(self._extrapolated("last" if self._decoding.proposes == "last" else "velocity"))
+
+    def _actions(self, candidates: Tokens, window: Window, rng: np.random.Generator) -> Chunk:
+        spec = self._policy.spec
+        if len(candidates):
+            return to_actions(candidates[0]).reshape(spec.chunk, spec.actions)
+        if self._draft is not None:
+            return self._drafted(window, rng)
+        if self._executed:
+            return np.repeat(self._executed[-1][None], spec.chunk, axis=0)
+        return np.zeros((spec.chunk, spec.actions), np.float32)
+
+    def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk:
+        assert self._draft is not None
+        chunk = self._draft.infer(self._draft.spec.observation.select(window), rng)
+        return self._units.from_environment(chunk[: self._policy.spec.chunk])
+
+    def _rule(self, recalled: bool) -> Acceptance:
+        spec, settings = self._policy.spec, self._drafters and self._drafters.settings
+        length, decoding = spec.chunk * spec.actions, self._decoding
+        strict = () if settings is None or decoding.uniform else settings.strict
+        if decoding.total is None:
+            return relaxed(self._threshold.bins, length, spec.actions, strict)
+        if not recalled or settings is None:
+            return relaxed(_HEAD_BINS, length, spec.actions, strict)
+        return grouped(decoding.total, decoding.bins, length, spec.actions, settings.groups, strict)
+
+    def _tail(self) -> Tokens | None:
+        if self._decoding.tail is None or not self._executed or not self._spacing.armed:
+            return None
+        return self._tokens(self._extrapolated(self._decoding.tail))[0]
+
+    def _extrapolated(self, how: str) -> Chunk:
+        found: Extrapolation = Persistence()
+        if how != "last" and self._drafters is not None:
+            found = self._drafters.settings.filters[how]
+        return found.predict(np.stack(self._executed), self._policy.spec.chunk)
+
+    def _recalls(self, window: Window) -> bool:
+        if not self._decoding.switches or self._drafters is None:
+            return True
+        settings = self._drafters.settings
+        self._path.append(window["state"][-1, list(settings.path)])
+        return settings.metric(np.stack(self._path)) >= settings.fast
+
+    @property
+    def _memory(self) -> Memory:
+        assert self._drafters is not None
+        return self._drafters.memory
+
+    def _tokens(self, actions: Chunk) -> Tokens:
+        """Of one chunk ``[H, A]``, normalised, as candidates ``[1, T]``; as long as the target's."""
+        spec = self._policy.spec
+        short = spec.chunk - len(actions)
+        whole = np.concatenate([actions, np.repeat(actions[-1:], short, axis=0)]) if short > 0 else actions
+        return to_tokens(whole[: spec.chunk]).reshape(1, -1)
+
+
+def encoded(policy: TokenPolicy, window: Window) -> Array:
+    """What the target's encoder makes of a window, mean over its tokens, of length 1, ``[W]``."""
+    pooled = policy.networks.tokens([policy.spec.observation.select(window)])[0].mean(axis=0)
+    unit: Array = pooled / max(float(np.linalg.norm(pooled)), 1e-12)
+    return unit

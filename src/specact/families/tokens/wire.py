@@ -1,0 +1,159 @@
+"""Tokens on the wire: a question and the decoded chunk as arrays, and what the server does with them.
+
+It is what chunk policies say (whoever only wants chunks need not know of tokens), and requests to verify. The server keeps no state of a robot: everything that a method remembers travels with the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specact.errors import WireError
+from specact.families.chunks.policy import Chunk
+from specact.families.chunks.wire import ChunkCodec, ChunkResponder
+from specact.families.tokens.acceptance import UNLIMITED, Acceptance
+from specact.families.tokens.bins import BINS
+from specact.families.tokens.policy import TokenPolicy
+from specact.families.tokens.speculative import TAIL, Decoded
+from specact.families.tokens.verify import OWN_DRAFTERS, Question, TokenTarget, token_outcome
+from specact.types import OffloadTimes, Outcome, Proposal
+from specact.units import ActionUnits
+from specact.wire.checks import bad
+from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
+from specact.wire.messages import Request
+
+# Candidates of one question.
+MOST_CANDIDATES = 8
+# In the place of a token: there is none.
+_NONE = -1
+
+
+class TokenCodec:
+    """See :class:`~specact.wire.dialect.VerifyingCodec`; verification is the server's, its cache stays there.
+
+    Args:
+        policy: the target.
+        units: of the actions.
+    """
+
+    def __init__(self, policy: TokenPolicy, units: ActionUnits) -> None:
+        self._policy, self._units = policy, units
+        self.dialect = _dialect(policy)
+
+    def read(self, arrays: Arrays) -> Chunk:
+        """See :class:`~specact.wire.dialect.Codec`; the target's own chunk, in the environment's units."""
+        return arrays["chunk"]
+
+    def question(self, proposal: Proposal) -> Arrays:
+        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
+        asked: Question = proposal.evidence.question
+        length = self._policy.networks.length
+        candidates = np.full((MOST_CANDIDATES, length), _NONE, np.int16)
+        kept = asked.candidates[:MOST_CANDIDATES]
+        candidates[: len(kept)] = kept
+        tail = np.full(length, _NONE) if asked.tail is None else asked.tail
+        return {
+            "candidates": candidates,
+            "tail": tail.astype(np.int16),
+            "each": asked.rule.each.astype(np.int16),
+            "groups": asked.rule.groups.astype(np.int16),
+            "how": np.array([asked.rule.total, OWN_DRAFTERS.index(asked.then), asked.combined], np.int16),
+        }
+
+    def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
+        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
+        tokens, told = arrays["tokens"].astype(np.int64), arrays["accepted"]
+        decoded = Decoded(
+            tokens,
+            arrays["sources"],
+            arrays["bias"].astype(np.int64),
+            tuple(told[told != _NONE].tolist()),
+            int(arrays["rejected"][0]),
+            arrays["feature"].astype(np.float32),
+            True,
+        )
+        chunk = self._policy.to_environment(tokens[None])[0]
+        return token_outcome(decoded, self._units.from_environment(chunk), times)
+
+
+class TokenResponder:
+    """See :class:`~specact.wire.messages.Responder`.
+
+    Args:
+        target: what is served.
+        policy: the same, as a chunk policy.
+        owns: the drafters that it has.
+        name, fingerprint: what it is called, and what tells its weights from others.
+    """
+
+    steady = True
+
+    def __init__(self, target: TokenTarget, policy: TokenPolicy, name: str, fingerprint: str) -> None:
+        self._target, self.name, self.fingerprint = target, name, fingerprint
+        self._chunks = ChunkResponder(policy, name, fingerprint)
+        self.dialect = _dialect(policy)
+
+    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """See :class:`~specact.wire.messages.Responder`; verified is one after the other, each with its own tree."""
+        others = iter(self._chunks.respond([request for request in requests if request.kind != "verify"]))
+        return [self._verified(request) if request.kind == "verify" else next(others) for request in requests]
+
+    def _verified(self, request: Request) -> Arrays | WireError:
+        question = _question(request.arrays)
+        if question.then != "none" and question.then not in self._target.drafters:
+            return bad(f"this server's target has no drafter {question.then!r}; start it with a bundle that has one")
+        decoded = self._target.answer(request.window, request.address).decode(question)
+        if not decoded.sound:
+            return bad("the target has no finite answer to this observation")
+        accepted = np.full(len(decoded.tokens), _NONE, np.int16)
+        accepted[: len(decoded.accepted)] = decoded.accepted
+        return {
+            "tokens": decoded.tokens.astype(np.uint8),
+            "sources": decoded.sources,
+            "bias": decoded.bias.astype(np.int16),
+            "accepted": accepted,
+            "rejected": np.array([decoded.rejected], np.int16),
+            "feature": decoded.feature.astype(np.float16),
+        }
+
+
+def _question(arrays: Arrays) -> Question:
+    candidates, tail = arrays["candidates"].astype(np.int64), arrays["tail"].astype(np.int64)
+    total, then, combined = arrays["how"].tolist()
+    # Groups are runs, whatever a peer numbers them.
+    groups = np.cumsum(np.diff(arrays["groups"], prepend=arrays["groups"][:1]) != 0)
+    rule = Acceptance(arrays["each"].astype(np.int64), groups, total)
+    whole = candidates[(candidates >= 0).all(axis=1)]
+    return Question(
+        whole,
+        OWN_DRAFTERS[min(then, len(OWN_DRAFTERS) - 1)],
+        bool(combined),
+        rule,
+        tail if (tail >= 0).all() else None,
+    )
+
+
+def _dialect(policy: TokenPolicy) -> Dialect:
+    chunks, length = ChunkCodec(policy.spec).dialect, policy.networks.length
+    token = ArraySpec((length,), np.int16, _NONE, BINS - 1)
+    verify = Exchange(
+        {
+            "candidates": ArraySpec((MOST_CANDIDATES, length), np.int16, _NONE, BINS - 1),
+            "tail": token,
+            "each": ArraySpec((length,), np.int16, 0, BINS - 1),
+            "groups": ArraySpec((length,), np.int16, 0, length - 1),
+            "how": ArraySpec((3,), np.int16, 0, UNLIMITED),
+        },
+        "decoded",
+        {
+            "tokens": ArraySpec((length,), np.uint8),
+            "sources": ArraySpec((length,), np.uint8, 0, TAIL),
+            "bias": ArraySpec((length,), np.int16, 1 - BINS, BINS - 1),
+            "accepted": token,
+            "rejected": ArraySpec((1,), np.int16, 0, length),
+            "feature": ArraySpec((policy.networks.width,), np.float16),
+        },
+    )
+    return replace(chunks, exchanges={**chunks.exchanges, "verify": verify}, asks="verify")
