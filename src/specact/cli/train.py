@@ -35,8 +35,8 @@ def train(
     """Train the policies and bundles of a recipe. An interrupted run resumes.
 
     Args:
-        recipe: TOML file, see recipes/; kind = "flow", "regression" or "tokens" trains a chunk policy, otherwise
-            tokenizer, target and drafts are trained.
+        recipe: TOML file, see recipes/; kind = "flow", "regression" or "tokens" trains a chunk policy, "drafters" what
+            drafts the tokens of one, along its own rollouts; otherwise tokenizer, target and drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: without a recipe, a pair, by path or name: makes NAME-distilled, whose draft is trained on the
             target's output in states of the gated policy. With a recipe of a chunk policy, the
@@ -55,6 +55,7 @@ def train(
     from specact.families.chunks.sources import load_policy
     from specact.lab.train.chunk_recipe import ChunkRecipe, load_any_recipe
     from specact.lab.train.chunk_train import train_chunks
+    from specact.lab.train.drafters import DrafterRecipe, is_drafters, load_drafter_recipe, train_drafters
     from specact.lab.train.train import train as train_pairs
 
     if recipe is None and distil is None:
@@ -73,18 +74,22 @@ def train(
         else:
             remarks.print(f"bundle: {path}", highlight=False)
         return
-    what, _ = load_any_recipe(recipe)
+    at_once = max(1, (os.cpu_count() or 1) // threads) if jobs is None else jobs
+    what = load_drafter_recipe(recipe) if is_drafters(recipe) else load_any_recipe(recipe)[0]
+    if isinstance(what, DrafterRecipe) and distil is not None:
+        raise ConfigError("drafters learn from the target that their recipe names; leave out --distil")
     if distil is not None and not isinstance(what, ChunkRecipe):
         raise ConfigError(
             "a recipe of action codes trains its own target; leave out --distil, or give a recipe of "
             'kind = "flow", "regression" or "tokens"'
         )
     with progress_bars() as update:
-        if isinstance(what, ChunkRecipe):
+        if isinstance(what, DrafterRecipe):
+            made = train_drafters(what, out, update, threads=threads, jobs=at_once, on=accelerator)
+        elif isinstance(what, ChunkRecipe):
             teacher = None if distil is None else load_policy(distil)
             made = train_chunks(what, data, out, update, threads=threads, teacher=teacher, on=accelerator)
         else:
-            at_once = max(1, (os.cpu_count() or 1) // threads) if jobs is None else jobs
             made = train_pairs(what, data, out, update, threads=threads, jobs=at_once, on=accelerator)
     if json:
         print_json(asdict(made) | {"bundles": [str(path) for path in made.bundles]})

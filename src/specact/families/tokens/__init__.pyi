@@ -1,7 +1,14 @@
 from specact.families.tokens.bundle import TokenBundle as TokenBundle
 from specact.families.tokens.bundle import load_tokens as load_tokens
+from specact.families.tokens.drafter_bundle import Bigram as Bigram
+from specact.families.tokens.drafter_bundle import DrafterBundle as DrafterBundle
+from specact.families.tokens.drafter_bundle import load_drafters as load_drafters
+from specact.families.tokens.drafters import Decided as Decided
+from specact.families.tokens.head import HeadDrafter as HeadDrafter
+from specact.families.tokens.head import TokenHead as TokenHead
 from specact.families.tokens.network import Cache as Cache
 from specact.families.tokens.network import Reading as Reading
 from specact.families.tokens.network import TokenNetworks as TokenNetworks
 from specact.families.tokens.network import causal as causal
 from specact.families.tokens.policy import TokenPolicy as TokenPolicy
+from specact.families.tokens.tree import Tree as Tree

@@ -93,6 +93,7 @@ class TokenNetworks:
     Attributes:
         prefix: P, tokens of an observation; those of the chunk come after it.
         length: tokens of a chunk: one for every dimension of every action.
+        width: W, of embeddings and features.
 
     Raises:
         BundleError: if a file is no ONNX model, or they do not fit the spec or each other.
@@ -111,7 +112,7 @@ class TokenNetworks:
     ) -> None:
         self._inputs, self._embedding = NetworkInputs(spec.observation, words), embedding
         self._encoder, self._decoder = (open_session(files[part], provider, threads) for part in ("encoder", "decoder"))
-        self.length = spec.chunk * spec.actions
+        self.length, self.width = spec.chunk * spec.actions, embedding.shape[1]
         self._check(files)
 
     def tokens(self, windows: Sequence[Window]) -> Array:
@@ -153,7 +154,7 @@ class TokenNetworks:
     def _check(self, files: Mapping[str, Path]) -> None:
         tokens = self._encoder.get_outputs()[0].shape[1:]
         found = {entry.name: entry.shape[1:] for entry in self._decoder.get_inputs()}
-        cache, width = found.get("cache", []), self._embedding.shape[1]
+        cache, width = found.get("cache", []), self.width
         if (
             len(tokens) != 2
             or tokens[1] != width

@@ -16,19 +16,19 @@ from specact.lab.train.flow import Encoder, by_head, joined, perceptron
 from specact.lab.train.windows import Statistics
 
 # Added to a score that does not count: its weight is exactly 0 then.
-_HIDDEN = -1e4
+HIDDEN = -1e4
 
 
-class _Layer(nn.Module):
+class Layer(nn.Module):
     """Pre-norm attention and perceptron; attention is written out, which on a CPU is faster in bfloat16."""
 
-    def __init__(self, recipe: ChunkRecipe) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        width, self.heads = recipe.width, recipe.heads
+        self.heads = heads
         self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = perceptron(width, 4 * width, width)
-        self.dropout = nn.Dropout(recipe.dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, hidden: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens ``[B, N, W]``, and their keys and values ``[B, 2, heads, N, W / heads]``.
@@ -67,7 +67,8 @@ class Decoder(nn.Module):
         self.heads = recipe.heads
         self.positions = nn.Parameter(torch.randn(length, recipe.width) * 0.02)
         self.dropout = nn.Dropout(recipe.dropout)
-        self.layers = nn.ModuleList(_Layer(recipe) for _ in range(recipe.layers))
+        layer = recipe.width, recipe.heads, recipe.dropout
+        self.layers = nn.ModuleList(Layer(*layer) for _ in range(recipe.layers))
         self.norm, self.write = nn.LayerNorm(recipe.width), nn.Linear(recipe.width, BINS)
 
     def features(
@@ -83,7 +84,7 @@ class Decoder(nn.Module):
             cache: ``[B, L, 2, heads, S, W / heads]``, or None.
         """
         x = self.dropout(embeddings + nn.functional.embedding(positions, self.positions))
-        hidden = (_HIDDEN * (~visible).to(x.dtype))[:, None]
+        hidden = (HIDDEN * (~visible).to(x.dtype))[:, None]
         entries = []
         for number, layer in enumerate(self.layers):
             x, made = layer(x, hidden, None if cache is None else cache[:, number])

@@ -1,0 +1,110 @@
+"""A bundle of drafters for one target: what they learned, and a manifest that says whose tokens they draft."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from specact.errors import BundleError
+from specact.families.codes.bundle import find_bundle
+from specact.families.tokens.bins import BINS
+from specact.families.tokens.bundle import TokenBundle
+from specact.families.tokens.head import TokenHead
+from specact.runtime.manifest import BundleFolder, read_manifest
+
+DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors"}
+
+
+@dataclass(frozen=True)
+class DraftedFor:
+    """Which target the drafters learned from.
+
+    Attributes:
+        target: fingerprint of its bundle.
+        length: T, tokens of its chunks.
+        width: W, of its features.
+    """
+
+    target: str
+    length: int
+    width: int
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Bigram:
+    """The tokens that most often follow a token, place by place, the most frequent first.
+
+    Attributes:
+        tokens: ``[T - 1, 256, K]``; entry i is about the token at place i + 1 after that at place i.
+        log_probs: of each of them, ``[T - 1, 256, K]``.
+    """
+
+    tokens: NDArray[np.uint8]
+    log_probs: NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class DrafterBundle(BundleFolder):
+    """A loaded bundle of drafters.
+
+    Attributes:
+        head, bigram: the parts.
+    """
+
+    head: TokenHead
+    bigram: Bigram
+
+
+def load_drafters(
+    name_or_path: str | Path, target: TokenBundle, *, provider: str = "CPUExecutionProvider", threads: int = 1
+) -> DrafterBundle:
+    """Loads a bundle of drafters for a target.
+
+    Args:
+        name_or_path: a folder, or the name of a bundle that comes with the package.
+        target: whose tokens are to be drafted.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if a part is missing, damaged, or not the one the manifest was written for, if it is no bundle of
+            drafters, or if they learned from another target.
+        ConfigError: if there is no bundle of that name, or no such execution provider.
+    """
+    path = find_bundle(name_or_path)
+    manifest = read_manifest(path, "drafters", DRAFTER_PARTS)
+    made_for, length = manifest["spec"].get("target"), target.networks.length
+    if made_for != target.fingerprint:
+        raise BundleError(
+            f"the drafters in {path} learned from the target {made_for}, but {target.name} is {target.fingerprint}; "
+            "take that target, or train drafters for this one with specact train and a recipe of "
+            'kind = "drafters"'
+        )
+    head = TokenHead(path / DRAFTER_PARTS["head"], length, target.networks.width, provider=provider, threads=threads)
+    return DrafterBundle(path, manifest, head, _read_bigram(path / DRAFTER_PARTS["bigram"], length))
+
+
+def _read_bigram(file: Path, length: int) -> Bigram:
+    try:
+        found = Bigram(**load_file(file))
+    except (SafetensorError, TypeError, KeyError) as error:
+        raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
+    tokens, log_probs = found.tokens, found.log_probs
+    if (
+        tokens.shape[:-1] != (length - 1, BINS)
+        or tokens.shape != log_probs.shape
+        or (tokens.dtype, log_probs.dtype) != (np.uint8, np.float16)
+    ):
+        raise BundleError(
+            f"{file} holds no table of what follows each of {BINS} tokens at {length - 1} places; copy the bundle again"
+        )
+    return found

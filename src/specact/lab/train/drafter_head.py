@@ -1,0 +1,195 @@
+"""The head of Spec-VLA in training: it learns the target's features along the target's own rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from specact.errors import BundleError
+from specact.families.tokens.bins import BINS
+from specact.lab.train.loop import Metrics
+from specact.lab.train.tokens import HIDDEN, Layer
+
+
+class DrafterHead(nn.Module):
+    """See :class:`~specact.families.tokens.head.TokenHead`.
+
+    Args:
+        embedding: of the target's tokens ``[256, W]``, which stays as it is.
+        write: the target's output layer, which stays as it is.
+        length: T, tokens of a chunk.
+        heads, dropout: of the layer.
+    """
+
+    def __init__(self, embedding: Tensor, write: nn.Linear, length: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        width = embedding.shape[1]
+        self.length = length
+        self.embedding = nn.Embedding.from_pretrained(embedding, freeze=True)
+        self.write = write.requires_grad_(False)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.join, self.layer = nn.Linear(2 * width, width), Layer(width, heads, dropout)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor, features: Tensor, places: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and features of the tokens after, as the exported graph gives them."""
+        predicted, _ = self.predicted(tokens, features, places, among, None)
+        return self.write(predicted), predicted
+
+    def predicted(
+        self, tokens: Tensor, features: Tensor, places: Tensor, visible: Tensor, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Features ``[B, N, W]``, and keys and values; see :meth:`Layer.forward <specact.lab.train.tokens.Layer>`."""
+        x = self.join(torch.cat([self.embedding(tokens), features], -1))
+        x = x + nn.functional.embedding(places, self.positions)
+        x, entries = self.layer(x, (HIDDEN * (~visible).to(x.dtype))[:, None], kept)
+        return self.norm(x), entries
+
+    def unrolled(self, tokens: Tensor, features: Tensor, ahead: int) -> list[Tensor]:
+        """What it predicts where its last 0, 1, ... ``ahead - 1`` features were its own, each ``[B, T - 1, W]``.
+
+        Entry s, place j is a prediction of ``features[:, j + 1]`` that read the target's features up to place
+        ``j - s``, and counts from ``j = s`` on. All of it takes ``ahead`` passes: a pass attends to the keys and values
+        of those before it (as in EAGLE-3, Li et al. 2025).
+
+        Args:
+            tokens: ``[B, T]``.
+            features: what the head reads in the first pass, ``[B, T, W]``.
+            ahead: passes.
+        """
+        count = self.length - 1
+        place = torch.arange(count)
+        back = place[:, None] - place[None]
+        taken, kept, found = features[:, :-1], None, list[Tensor]()
+        for number in range(ahead):
+            # The target's features so far, then one of its own of every pass before, and this token's.
+            blocks = [back >= number] + [back == number - earlier for earlier in range(1, number + 1)]
+            predicted, entries = self.predicted(tokens[:, :-1], taken, place[None], torch.cat(blocks, -1)[None], kept)
+            kept = entries if kept is None else torch.cat([kept, entries], -2)
+            found.append(predicted)
+            taken = torch.cat([torch.zeros_like(predicted[:, :1]), predicted[:, :-1]], 1)
+        return found
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the two parts of the loss.
+
+    Attributes:
+        feature: of the features' smooth absolute error.
+        token: of the cross-entropy to the target's distribution.
+    """
+
+    feature: float
+    token: float
+
+
+def head_loss(
+    head: DrafterHead, tokens: Tensor, features: Tensor, weights: Weights, ahead: int, noise: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a batch and its parts; each pass of :meth:`DrafterHead.unrolled` counts as much as another.
+
+    Args:
+        head: what learns.
+        tokens, features: the target's, ``[B, T]`` and ``[B, T, W]``.
+        weights, ahead: see there.
+        noise: half the width of the uniform noise on the features that are read.
+    """
+    noisy = features + noise * (2.0 * torch.rand_like(features) - 1.0)
+    with torch.no_grad():
+        wanted = head.write(features[:, 1:]).float().softmax(-1)
+    distance, entropy = features.new_zeros(()), features.new_zeros(())
+    for number, predicted in enumerate(head.unrolled(tokens, noisy, ahead)):
+        found, true = predicted[:, number:].float(), features[:, 1 + number :]
+        distance = distance + nn.functional.smooth_l1_loss(found, true) / ahead
+        log_probs = head.write(predicted[:, number:]).float().log_softmax(-1)
+        entropy = entropy - (wanted[:, number:] * log_probs).sum(-1).mean() / ahead
+    parts = {"feature_l1": distance.detach(), "cross_entropy": entropy.detach()}
+    return weights.feature * distance + weights.token * entropy, parts
+
+
+def chain_metrics(
+    head: DrafterHead, tokens: Tensor, features: Tensor, depth: int, strict: tuple[int, ...], actions: int
+) -> Metrics:
+    """How many drafted tokens the target would accept in a round, and its passes per chunk, with greedy chains.
+
+    ``accepted`` and ``passes`` are exact; with ``_9``, tokens within 9 bins are accepted, except on strict dimensions,
+    and what follows a token that is accepted is judged as if it were the target's. With ``_moving`` the strict
+    dimensions, such as a gripper that hardly ever changes, count as decided.
+
+    Args:
+        head: what drafts.
+        tokens, features: the target's, ``[B, T]`` and ``[B, T, W]``.
+        depth: tokens of a chain.
+        strict: dimensions of an action that no tolerance is for.
+        actions: A, dimensions of an action.
+    """
+    depth = min(depth, head.length - 1)
+    rigid = torch.isin(torch.arange(1, head.length) % actions, torch.tensor(strict))
+    bias = torch.stack([
+        (head.write(predicted).argmax(-1) - tokens[:, 1:]).abs() for predicted in head.unrolled(tokens, features, depth)
+    ])  # fmt: skip
+    metrics: Metrics = {}
+    for name, fits in (("", bias == 0), ("_9", (bias == 0) | (bias <= 9) & ~rigid)):
+        metrics |= _rounds(fits, torch.ones_like(rigid), name)
+        if strict:
+            metrics |= _rounds(fits | rigid, ~rigid, f"{name}_moving")
+    return metrics
+
+
+def _rounds(fits: Tensor, counted: Tensor, name: str) -> Metrics:
+    """Plays the rounds of chunks whose ``fits [depth, B, T - 1]`` says which drafted tokens are accepted.
+
+    Entry s, place j is about token j + 1, drafted behind s drafted tokens. ``counted [T - 1]``: those to be counted.
+    """
+    depth, batch, count = fits.shape
+    decided = torch.ones(batch, dtype=torch.long)  # the first token is the target's
+    accepted, rounds = 0, 0
+    while (open_ := decided <= count).any():
+        going = open_.clone()
+        rounds += int(going.sum())
+        for number in range(depth):
+            going &= decided <= count
+            place = (decided - 1).clamp(max=count - 1)
+            going &= fits[number, torch.arange(batch), place]
+            accepted += int(counted[place][going].sum())
+            decided += going.long()
+        decided += (open_ & (decided <= count)).long()  # the target's own token
+    return {f"accepted{name}": accepted / rounds, f"passes{name}": 1.0 + rounds / batch}
+
+
+def output_layer(decoder: Path) -> nn.Linear:
+    """The layer that makes logits of features, as it is in the ONNX file of a token policy's decoder.
+
+    Raises:
+        BundleError: if the logits are no linear function of the features there.
+    """
+    proto = onnx.load(decoder)
+    features = next((entry for entry in proto.graph.output if entry.name == "features"), None)
+    if features is None:
+        raise BundleError(f"{decoder} gives no features; export the bundle again")
+    width = features.type.tensor_type.shape.dim[-1].dim_value
+    # What reads the features is kept, as a network of its own; identity in, weights out.
+    needed, nodes = {"logits"}, []
+    for node in reversed(proto.graph.node):
+        if needed & set(node.output) and "features" not in node.output:
+            needed |= set(node.input)
+            nodes.insert(0, node)
+    weights = [tensor for tensor in proto.graph.initializer if tensor.name in needed]
+    logits = [entry for entry in proto.graph.output if entry.name == "logits"]
+    graph = onnx.helper.make_graph(nodes, "write", [features], logits, weights)
+    small = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+    session = onnxruntime.InferenceSession(small.SerializeToString(), providers=["CPUExecutionProvider"])
+    rows = torch.cat([torch.zeros(1, width), torch.eye(width)])
+    (found,) = session.run(None, {"features": rows[None].numpy()})
+    bias, *columns = torch.from_numpy(found[0])
+    layer = nn.Linear(width, BINS)
+    with torch.no_grad():
+        layer.bias.copy_(bias)
+        layer.weight.copy_((torch.stack(columns) - bias).T)
+    return layer

@@ -1,0 +1,301 @@
+"""``specact train`` of drafters: from a token policy's own rollouts to a bundle; stopped, it goes on where it was."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from safetensors.numpy import load_file, save
+from torch import Tensor, nn
+
+from specact import __version__
+from specact.errors import BundleError, ConfigError
+from specact.families.tokens.bins import BINS
+from specact.families.tokens.bundle import NETWORKS, TOKEN_PARTS, TokenBundle, load_tokens
+from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, Bigram, DraftedFor
+from specact.files import check_name, write_whole
+from specact.lab.envs import env_of
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.token_rollouts import SHARD, RolloutOrder, TokenRollouts, read_rollouts, record_rollouts
+from specact.lab.train.drafter_head import DrafterHead, Weights, chain_metrics, head_loss, output_layer
+from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
+from specact.lab.train.folder import check_free, claim, last_lines
+from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, autocast, cosine, device_of, run
+from specact.lab.train.recipe import HELD_OUT, read_recipe
+from specact.lab.train.stages import Progress
+from specact.lab.train.train import Trained
+from specact.locks import locked
+from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
+from specact.rng import Role, stream
+from specact.runtime.manifest import write_manifest
+from specact.toml import build
+
+# Inferences that are validated on at most.
+_VALIDATED = 2048
+
+
+@dataclass(frozen=True)
+class DrafterRecipe:
+    """A training run of a target's drafters.
+
+    Attributes:
+        kind: tells it from other recipes.
+        bundle: name of the bundle it makes.
+        target: bundle of the token policy that is drafted for, by name or path.
+        env: where it is rolled out; its own environment if not given.
+        episodes: of the rollouts.
+        strict: dimensions of an action that no tolerance is for, such as a gripper.
+        bigrams: K, tokens that are kept of those that follow a token.
+        heads, dropout: of the head's layer.
+        ahead: tokens that the head learns to draft on features of its own, one behind the other.
+        feature_weight, token_weight: of the features' smooth absolute error, and of the cross-entropy to the target's
+            distribution.
+        feature_noise: half the width of the uniform noise on the features that it reads.
+        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
+        average: decay of the exponential average of the weights, which is what is exported.
+        bfloat16: whether matrix products in training run in bfloat16.
+        precision: of the exported weights.
+        seed: of everything random.
+        held_out: share of the episodes kept for validation.
+    """
+
+    kind: Literal["drafters"]
+    bundle: str
+    target: str
+    env: str | None = None
+    episodes: int = 300
+    strict: tuple[int, ...] = ()
+    bigrams: int = 16
+    heads: int = 4
+    dropout: float = 0.1
+    ahead: int = 4
+    feature_weight: float = 1.0
+    token_weight: float = 0.1
+    feature_noise: float = 0.2
+    steps: int = 4000
+    batch: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+    warmup: int = 100
+    average: float = 0.998
+    bfloat16: bool = True
+    precision: Literal["float16", "float32"] = "float16"
+    seed: int = 0
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_name("a bundle", self.bundle)
+        check_ranges(self, dict.fromkeys(("heads", "ahead", "steps", "batch"), COUNT))
+        rates = ("feature_weight", "token_weight", "feature_noise", "weight_decay", "warmup")
+        check_ranges(self, dict.fromkeys(rates, NOT_NEGATIVE))
+        others = {
+            "dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "seed": SEED, "held_out": HELD_OUT,
+        }  # fmt: skip
+        check_ranges(self, others)
+        if self.episodes < 2 * SHARD or self.episodes % SHARD:
+            raise ConfigError(
+                f"episodes must be a multiple of {SHARD}, which share a file, and at least {2 * SHARD}, of which one "
+                f"file is held out; got {self.episodes}"
+            )
+        if not 1 <= self.bigrams <= BINS:
+            raise ConfigError(f"bigrams must be 1 to {BINS}, got {self.bigrams}")
+
+
+def is_drafters(path: Path) -> bool:
+    """Whether a recipe is one of drafters."""
+    return read_recipe(path).get("kind") == "drafters"
+
+
+def load_drafter_recipe(path: Path) -> DrafterRecipe:
+    """Reads and checks the recipe of drafters.
+
+    Raises:
+        ConfigError: if the file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
+    """
+    return build(DrafterRecipe, read_recipe(path), "recipe")
+
+
+def train_drafters(
+    recipe: DrafterRecipe,
+    out: Path,
+    progress: Progress,
+    *,
+    threads: int = 1,
+    jobs: int = 1,
+    every: int = 250,
+    on: Accelerator = "cpu",
+) -> Trained:
+    """Makes the drafters of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
+
+    The rollouts stay in ``out/rollouts``, see :class:`~specact.lab.rollout.token_rollouts.TokenRollouts`.
+    """
+    torch.set_num_threads(threads)
+    device, target = accelerator(on), load_tokens(recipe.target)
+    _check_target(recipe, target)
+    asked = asdict(recipe) | {"taught_by": target.fingerprint}
+    check_free(out, asked)
+    with locked(out):
+        claim(out, asked)
+        # By path: other processes read the bundle that was looked at here.
+        order = RolloutOrder(target.source, env_of(target, recipe.env), recipe.seed, out / "rollouts")
+        files = recipe.episodes // SHARD
+        with Pool(jobs) as pool:
+            record_rollouts(order, files, pool.each, lambda done, total: progress("rollouts", done, total))
+        first_held_out = files - max(1, round(recipe.held_out * files))
+        train, held_out = (
+            read_rollouts([order.file(number) for number in part])
+            for part in (range(first_held_out), range(first_held_out, files))
+        )
+        stage = _stage(recipe, target, train, held_out)
+        stage.module.load_state_dict(
+            run(stage, out, lambda done: progress(stage.name, done, recipe.steps), every=every, device=device)
+        )
+        assert isinstance(stage.module, DrafterHead)
+        folder = out / "bundles" / recipe.bundle
+        manifest = {
+            "name": recipe.bundle, "env": order.env, "specact": __version__, "recipe": asked,
+            "training": last_lines(out),
+        }  # fmt: skip
+        spec = DraftedFor(target.fingerprint, target.networks.length, target.networks.width)
+        write_drafters(
+            folder, manifest, spec, stage.module, bigram_of(train.tokens, recipe.bigrams), recipe.precision == "float16"
+        )
+        return Trained([folder], last_lines(out))
+
+
+def _check_target(recipe: DrafterRecipe, target: TokenBundle) -> None:
+    actions = target.spec.actions
+    if not all(0 <= dimension < actions for dimension in recipe.strict):
+        raise ConfigError(f"strict names dimensions 0 to {actions - 1} of {target.name}, got {list(recipe.strict)}")
+    if target.networks.width % recipe.heads:
+        raise ConfigError(f"heads must divide {target.networks.width}, the width of {target.name}, got {recipe.heads}")
+    if target.networks.length < 2:
+        raise ConfigError(f"{target.name} writes chunks of a single token, of which nothing can be drafted")
+
+
+def _stage(recipe: DrafterRecipe, target: TokenBundle, train: TokenRollouts, held_out: TokenRollouts) -> Stage:
+    torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
+    embedding = torch.from_numpy(load_file(target.path / TOKEN_PARTS["embedding"])["embedding"])
+    write = output_layer(target.path / NETWORKS["decoder"])
+    model = DrafterHead(embedding, write, target.networks.length, recipe.heads, recipe.dropout)
+    weights, kept = Weights(recipe.feature_weight, recipe.token_weight), slice(_VALIDATED)
+
+    def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
+        batch, device = _tensors(train, rows), device_of(model)
+        with autocast(_Width(embedding.shape[1], recipe.bfloat16), device):
+            return head_loss(model, *(part.to(device) for part in batch), weights, recipe.ahead, recipe.feature_noise)
+
+    def validate(module: nn.Module) -> Metrics:
+        batch, device = _tensors(held_out, kept), device_of(model)
+        shown = [part.to(device) for part in batch]
+        _, parts = head_loss(model, *shown, weights, recipe.ahead, 0.0)
+        chains = chain_metrics(model, *shown, recipe.ahead, recipe.strict, target.spec.actions)
+        return {name: float(value) for name, value in parts.items()} | chains
+
+    return Stage(
+        name="head",
+        module=model,
+        optimizer=adamw(model, recipe.weight_decay),
+        update=update,
+        validate=validate,
+        steps=recipe.steps,
+        learning_rate=cosine(recipe.learning_rate, recipe.warmup, recipe.steps),
+        seed=recipe.seed,
+        average=recipe.average,
+    )
+
+
+@dataclass(frozen=True)
+class _Width:
+    """What :func:`~specact.lab.train.loop.autocast` asks of a recipe."""
+
+    width: int
+    bfloat16: bool
+
+
+def _tensors(rollouts: TokenRollouts, rows: Any) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(rollouts.tokens[rows]).long(), torch.from_numpy(rollouts.features[rows]).float()
+
+
+def bigram_of(tokens: np.ndarray, most: int) -> Bigram:
+    """How often a token follows another, in chunks ``[N, T]``; the most frequent ``most``, see :class:`Bigram`.
+
+    The place's own frequencies count as one more observation: they are what is known after a token that never came.
+    """
+    places, found = tokens.shape[1] - 1, tokens.astype(np.int64)
+    counts = np.zeros((places, BINS, BINS))
+    np.add.at(counts, (np.arange(places), found[:, :-1], found[:, 1:]), 1.0)
+    counts += counts.sum(1, keepdims=True) / len(tokens)
+    with np.errstate(divide="ignore"):
+        log_probs = np.log(counts / counts.sum(-1, keepdims=True))
+    best = np.argsort(-log_probs, axis=-1, kind="stable")[..., :most]
+    kept = np.maximum(np.take_along_axis(log_probs, best, -1), np.finfo(np.float16).min)
+    return Bigram(best.astype(np.uint8), kept.astype(np.float16))
+
+
+def write_drafters(
+    path: Path, manifest: dict[str, Any], spec: DraftedFor, head: DrafterHead, bigram: Bigram, half: bool
+) -> None:
+    """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads.
+
+    Args:
+        path: folder to write; its manifest, if any, is removed first.
+        manifest: name, env, recipe, training metrics.
+        spec: of the target.
+        head: as trained; its weights are rounded in place where ``half`` says so.
+        bigram: a part, as it is.
+        half: store weights as float16 (computed in float32 after loading).
+
+    Raises:
+        BundleError: if the exported head does not answer like the trained one.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "manifest.json").unlink(missing_ok=True)
+    head.eval().requires_grad_(False)
+    if half:
+        round_to_half(head)
+    told = {
+        "kind": "drafters", **manifest, "parity": {"head": _export(head, path / DRAFTER_PARTS["head"], half)},
+        "parameters": {"head": sum(p.numel() for p in head.parameters())},
+    }  # fmt: skip
+    write_whole(path / DRAFTER_PARTS["bigram"], save(vars(bigram)))
+    write_manifest(path, told, spec, DRAFTER_PARTS)
+
+
+def _export(head: DrafterHead, file: Path, half: bool) -> float:
+    """Exports the head and returns the largest difference found between PyTorch and ONNX Runtime."""
+    free = {"tokens": [1], "features": [1], "places": [1], "among": [1, 2]}
+    proto = to_onnx(head, {**example(head, 3)}, ["logits", "features"], free_tokens=free)
+    if half:
+        store_as_half(proto)
+    onnx.checker.check_model(proto)
+    write_whole(file, proto.SerializeToString())
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    difference = 0.0
+    for batch in (1, 7):
+        values = example(head, batch)
+        found = session.run(None, {name: value.numpy() for name, value in values.items()})
+        for want, got in zip(head(**values), found, strict=True):
+            difference = max(difference, float(np.abs(want.numpy() - got).max()))
+    if difference > PARITY:
+        raise BundleError(f"{file} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
+    return difference
+
+
+def example(head: DrafterHead, batch: int) -> dict[str, Tensor]:
+    """Inputs of a head: random tokens, one of which hides another."""
+    generator, news = torch.Generator().manual_seed(batch), 2 * batch + 1  # not as many as anything else
+    shown = torch.ones(batch, news, news).tril()
+    shown[:, -1, 0] = 0.0
+    return {
+        "tokens": torch.randint(BINS, (batch, news), generator=generator),
+        "features": torch.randn(batch, news, head.embedding.embedding_dim, generator=generator),
+        "places": torch.arange(news).clamp(max=head.length - 1).expand(batch, -1),
+        "among": shown.bool(),
+    }
