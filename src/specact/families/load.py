@@ -11,9 +11,9 @@ from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
+from specact.families.own import load_own_pair, load_own_responder
 from specact.families.tokens.bundle import load_tokens
 from specact.families.tokens.pair import TokenPair, token_pair
-from specact.families.own import load_own_pair, load_own_responder
 from specact.pair import LoadedPair
 from specact.runtime.manifest import kind_of
 from specact.wire.messages import Responder

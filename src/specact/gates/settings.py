@@ -27,6 +27,7 @@ GATES = {
     "uncertainty": "specact.gates.uncertainty:Uncertainty",
     "learned": "specact.gates.rejection:Learned",
     "learned_action": "specact.gates.rejection:Learned",
+    "verify_skip": "specact.gates.verify_skip:VerifySkip",
     "oracle": "specact.gates.rejection:Oracle",
     "oracle_action": "specact.gates.rejection:Oracle",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ CLEAR = 1e-3
 
 
 def run(
-    wild: TokenBundle, seen: int, drafter: TreeDrafter, rule: Acceptance = STRICT, tail: np.ndarray | None = None
+    wild: TokenBundle, seen: Any, drafter: TreeDrafter, rule: Acceptance = STRICT, tail: np.ndarray | None = None
 ) -> Decoded:
     networks = wild.networks
     cache, prefix = networks.prefill(networks.tokens([WINDOWS[seen]]))
@@ -61,7 +62,7 @@ def clear(wild: TokenBundle, greedy: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-def drafters(tokens: np.ndarray, row: int) -> Iterator[TreeDrafter]:
+def drafters(tokens: np.ndarray, row: Any) -> Iterator[TreeDrafter]:
     """Good ones, bad ones, chains, trees, trees with the right path in the last branch."""
     rng = np.random.default_rng(row)
     near = np.clip(tokens + rng.integers(-1, 2, (5, LENGTH)) * (rng.random((5, LENGTH)) < 0.4), 0, 255)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from specact.families.tokens.bins import BINS, to_actions, to_tokens
 from specact.families.tokens.decoding import Decoding
 from specact.families.tokens.drafter_bundle import DrafterBundle
 from specact.families.tokens.kalman import Extrapolation, Persistence
+from specact.families.tokens.retrieval import Memory
 from specact.families.tokens.network import Array, Tokens
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
@@ -147,7 +147,7 @@ class TokenDrafter:
         return self._units.from_environment(chunk[: self._policy.spec.chunk])
 
     def _rule(self, recalled: bool) -> Acceptance:
-        spec, settings = self._policy.spec, self._drafters and self._drafters.settings
+        spec, settings = self._policy.spec, None if self._drafters is None else self._drafters.settings
         length, decoding = spec.chunk * spec.actions, self._decoding
         strict = () if settings is None or decoding.uniform else settings.strict
         if decoding.total is None:
@@ -172,11 +172,11 @@ class TokenDrafter:
             return True
         settings = self._drafters.settings
         self._path.append(window["state"][-1, list(settings.path)])
-        return settings.metric(np.stack(self._path)) >= settings.fast
+        return settings.metric.now(np.stack(self._path)) >= settings.fast
 
     @property
     def _memory(self) -> Memory:
-        assert self._drafters is not None
+        assert self._drafters is not None, "a decoding that recalls needs drafters"
         return self._drafters.memory
 
     def _tokens(self, actions: Chunk) -> Tokens:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-
 from specact.errors import ConfigError
 from specact.families.chunks.policy import ChunkPolicy
 from specact.families.chunks.sources import LoadedPolicy
@@ -144,8 +143,8 @@ def token_pair(bundle: TokenBundle, draft: LoadedPolicy | None = None, draft_nam
     """
     folder = bundle.path / DRAFTERS
     drafters = load_drafters(folder, bundle) if folder.exists() else None
-    parts = [bundle.fingerprint, "" if drafters is None else drafters.fingerprint, "" if draft is None else draft.fingerprint]
-    whole = hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+    prints = [part.fingerprint for part in (bundle, drafters, draft) if part is not None]
+    whole = hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
     return TokenPair(
         bundle.name, bundle.policy(), drafters, None if draft is None else draft.policy, draft_name,
         env=bundle.env, fingerprint=whole, path=bundle.path,

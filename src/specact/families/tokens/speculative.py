@@ -32,6 +32,7 @@ class Decoded:
         bias: drafted token minus the target's most likely one, given what is before it, int64 ``[T]``; 0 where the
             token is not a drafted one.
         accepted: how many drafted tokens each pass of the target accepted; the pass over the prefix is not among them.
+        read: how many tokens each of these passes read.
         rejected: place of the first token that was refused, or T.
         feature: of the target, what the chunk's first token was read from, ``[W]``.
         sound: whether all logits were numbers.
@@ -41,6 +42,7 @@ class Decoded:
     sources: NDArray[np.uint8]
     bias: NDArray[np.int64]
     accepted: tuple[int, ...]
+    read: tuple[int, ...]
     rejected: int
     feature: Array
     sound: bool
@@ -74,7 +76,9 @@ def decode(
     """
     length = networks.length
     sources, bias = np.zeros(length, np.uint8), np.zeros(length, np.int64)
-    tokens, accepted, rejected = np.zeros(length, np.int64), [], length
+    tokens, rejected = np.zeros(length, np.int64), length
+    accepted: list[int] = []
+    read: list[int] = []
     features = [prefix.features[0, -1]]
     # The first token is never drafted: the pass over the prefix gives it.
     tokens[0], sound, count = np.argmax(prefix.logits[0, -1]), bool(np.isfinite(prefix.logits[0, -1]).all()), 1
@@ -88,6 +92,7 @@ def decode(
         end = count + len(path.nodes)
         tokens[count:end], sources[count:end], bias[count:end] = tree.tokens[path.nodes], DRAFT, path.bias
         accepted.append(len(path.nodes))
+        read.append(1 + len(tree))
         if path.refused:
             rejected = min(rejected, end)
             if tail is not None:
@@ -98,7 +103,7 @@ def decode(
         if count < length:
             cache.keep(found.entries, [kept])
             features += list(found.features[0, kept])
-    return Decoded(tokens, sources, bias, tuple(accepted), rejected, features[0], sound)
+    return Decoded(tokens, sources, bias, tuple(accepted), tuple(read), rejected, features[0], sound)
 
 
 def longest(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -> Path:

@@ -69,9 +69,7 @@ class Prefilled:
             )
         # NaN where an observation is far beyond those of training.
         with np.errstate(over="ignore", invalid="ignore"):
-            return decode(
-                self.policy.networks, self.cache.copy(), self.prefix, drafter, question.rule, question.tail
-            )
+            return decode(self.policy.networks, self.cache.copy(), self.prefix, drafter, question.rule, question.tail)
 
 
 class TokenTarget:

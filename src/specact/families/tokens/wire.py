@@ -1,6 +1,7 @@
 """Tokens on the wire: a question and the decoded chunk as arrays, and what the server does with them.
 
-It is what chunk policies say (whoever only wants chunks need not know of tokens), and requests to verify. The server keeps no state of a robot: everything that a method remembers travels with the question.
+It is what chunk policies say, so that whoever only wants chunks need not know of tokens, and requests to verify. The
+server keeps no state of a robot: everything that a method remembers travels with the question.
 """
 
 from __future__ import annotations
@@ -64,12 +65,13 @@ class TokenCodec:
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
         """See :class:`~specact.wire.dialect.VerifyingCodec`."""
-        tokens, told = arrays["tokens"].astype(np.int64), arrays["accepted"]
+        tokens, passes = arrays["tokens"].astype(np.int64), arrays["accepted"] != _NONE
         decoded = Decoded(
             tokens,
             arrays["sources"],
             arrays["bias"].astype(np.int64),
-            tuple(told[told != _NONE].tolist()),
+            tuple(arrays["accepted"][passes].tolist()),
+            tuple(arrays["read"][passes].tolist()),
             int(arrays["rejected"][0]),
             arrays["feature"].astype(np.float32),
             True,
@@ -107,13 +109,14 @@ class TokenResponder:
         decoded = self._target.answer(request.window, request.address).decode(question)
         if not decoded.sound:
             return bad("the target has no finite answer to this observation")
-        accepted = np.full(len(decoded.tokens), _NONE, np.int16)
-        accepted[: len(decoded.accepted)] = decoded.accepted
+        passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
+        passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
         return {
             "tokens": decoded.tokens.astype(np.uint8),
             "sources": decoded.sources,
             "bias": decoded.bias.astype(np.int16),
-            "accepted": accepted,
+            "accepted": passes[0],
+            "read": passes[1],
             "rejected": np.array([decoded.rejected], np.int16),
             "feature": decoded.feature.astype(np.float16),
         }
@@ -152,6 +155,7 @@ def _dialect(policy: TokenPolicy) -> Dialect:
             "sources": ArraySpec((length,), np.uint8, 0, TAIL),
             "bias": ArraySpec((length,), np.int16, 1 - BINS, BINS - 1),
             "accepted": token,
+            "read": token,
             "rejected": ArraySpec((1,), np.int16, 0, length),
             "feature": ArraySpec((policy.networks.width,), np.float16),
         },

@@ -9,6 +9,7 @@ import tyro
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
+from specact.families.tokens.decoding import load_decoding
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.links.link import load_link
@@ -33,7 +34,8 @@ class Evaluation:
         env: environment, a name or MODULE:TASK; the bundle's own if not given.
         methods: draft, head_draft, target, target_on_device, hybrid, random, plain_random, random_learned, head_random,
             adahi, gated_target, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE to verify
-            where a gate of your own asks for it.
+            where a gate of your own asks for it; of a token policy also ar, strict, specvla, kerv, heisd and their
+            controls, see docs/tokens.md.
         episodes: number of episodes per method; episode k starts the same for all of them.
         seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
@@ -58,6 +60,8 @@ class Evaluation:
         demonstrations: with --mse: at most so many of them; all that were kept back if not given.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
         target: likewise.
+        decoding: of a token policy: how draft, hybrid, random, adahi and gates of your own propose and verify; any
+            method of a token policy.
     """
 
     bundle: str
@@ -85,11 +89,13 @@ class Evaluation:
     demonstrations: int | None = None
     draft: str | None = None
     target: str | None = None
+    decoding: str = "ar"
 
     def __post_init__(self) -> None:
         for method in self.methods:
             load_method(method)
         load_link(self.link)
+        load_decoding(self.decoding)
         if self.offset not in get_args(Offset):
             raise unknown_name("offset", self.offset, get_args(Offset))
         if not self.methods or len(set(self.methods)) != len(self.methods):

@@ -200,6 +200,7 @@ def _run_method(
                 what.overlap,
                 timing.gate_s(name),
                 named=named_again(bundle),
+                decoding=what.decoding,
             )
         )
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]

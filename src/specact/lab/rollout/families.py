@@ -14,6 +14,11 @@ from specact.families.codes.bundle import Bundle
 from specact.families.codes.spec import InfersCodes
 from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
 from specact.families.load import AnyPair
+from specact.families.tokens.bins import to_actions
+from specact.families.tokens.decoding import Decoding, load_decoding
+from specact.families.tokens.network import Tokens
+from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.speculative import TAIL, Decoded
 from specact.lab.rollout.methods import Method
 from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, seen_by
 from specact.lab.rollout.timed import Prepared
@@ -53,12 +58,14 @@ class FamilyRollout(Protocol):
         ...
 
 
-def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> FamilyRollout:
+def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decoding: str = "ar") -> FamilyRollout:
     """The half of a rollout that a pair's family decides; a family of the user's own does it with a pair's members.
 
     Raises:
         ConfigError: for a method or an offset that the family does not have.
     """
+    if method.decoding and not isinstance(pair, TokenPair):
+        raise ConfigError(f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}")
     if isinstance(pair, Bundle):
         return _CodesRollout(pair, method, offset)
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
@@ -67,12 +74,14 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target") -> Fami
             "among draft, target, target_on_device, hybrid, random, plain_random, random_learned, adahi, gated_target "
             "and learned"
         )
+    if isinstance(pair, TokenPair) and method.gate != "learned" and method.verifier == "speculative":
+        return _TokensRollout(pair, load_decoding(method.decoding or decoding))
     if isinstance(pair, ChunkPair):
         return _ChunksRollout(pair, method)
     if method.verifier == "target" or method.needs_head:
         raise ConfigError(
-            f"{pair.name} is of a family of your own, which has one way to verify; choose among draft, hybrid, random, "
-            "plain_random, adahi and gates of your own"
+            f"{pair.name} has one way to verify and no learned gate; choose among draft, hybrid, random, plain_random, "
+            "adahi and gates of your own"
         )
     return _OwnRollout(pair)
 
@@ -129,6 +138,32 @@ class _ChunksRollout:
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         return chunk_lessons(self._pair, windows, drafts, targets)
+
+
+class _TokensRollout:
+    """The target reads and decodes when it is asked, so that what that takes is measured."""
+
+    def __init__(self, pair: TokenPair, decoding: Decoding) -> None:
+        self._pair, self._decoding = pair, decoding
+
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """For the audit: the tokens of greedy decoding ``[B, T]``."""
+        seen = [self._pair.policy.spec.observation.select(window) for window in windows]
+        return [None] * len(windows), list(self._pair.policy.decode(seen, streams(Role.VERIFY, addresses))[0])
+
+    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
+        return self._pair.drafter_of(self._decoding)
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        return self._pair.verifier(target)
+
+    def audit(self, *, learning: bool = False) -> Audit:
+        return _TokenAudit(self._pair, self.lessons if learning else None)
+
+    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        raise ConfigError(
+            f"no gate learns from {self._pair.name} yet; make a pair of chunk policies of it: specact pair"
+        )
 
 
 class _OwnRollout:
@@ -225,6 +260,52 @@ class _ChunkAudit(Audit):
     def columns(self, *kept: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         return dict(zip(("distance", "prefix", "action_change"), map(np.array, kept), strict=True))
+
+
+class _TokenAudit(Audit):
+    """Of token policies.
+
+    Columns: ``distance``, root mean square between executed actions and those of greedy decoding, mean over the chunk
+    (normalised units), and ``action_change``, the same as mean distance where the step was not verified; ``greedy``,
+    whether all tokens are those of greedy decoding; ``passes`` of the target's decoder, that over the prefix included,
+    and ``read``, tokens they read after it; ``accepted``, drafted tokens that were accepted; ``rejected``, place of the
+    first that was not, T where none was; ``compensated``, tokens from a tail; ``tolerance`` [bins]; ``tail_i``, the
+    tail's error in dimension i, mean over its tokens (normalised units), NaN where there is none. Of steps that were
+    not verified, all but the first three are 0.
+    """
+
+    def __init__(self, pair: TokenPair, lessons: Lessons | None) -> None:
+        super().__init__(lessons)
+        self._pair = pair
+
+    def judge(self, record: StepRecord, draft: None, target: Tokens) -> tuple[Any, ...]:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
+        spec = self._pair.policy.spec
+        wanted = to_actions(target).reshape(spec.chunk, spec.actions)
+        away, count = chunk_distance(record.actions, wanted), spec.actions
+        if record.outcome is None:
+            nothing = np.full(count, np.nan, np.float32)
+            return away, distance(wanted, record.actions), False, 0, 0, 0, 0, 0, 0, nothing
+        found: Decoded = record.outcome.evidence
+        tail = (found.sources == TAIL).reshape(spec.chunk, count)
+        error = np.abs(to_actions(found.tokens).reshape(tail.shape) - wanted)
+        with np.errstate(invalid="ignore"):
+            errors = np.where(tail, error, 0.0).sum(0) / np.where(tail.any(0), tail.sum(0), np.nan)
+        return (
+            away, 0.0, bool((found.tokens == target).all()), 1 + len(found.accepted), sum(found.read),
+            sum(found.accepted), found.rejected, int(tail.sum()), record.proposal.evidence.question.rule.each.max(),
+            errors.astype(np.float32),
+        )  # fmt: skip
+
+    def columns(self, *kept: Sequence[Any]) -> Table:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
+        names = (
+            "distance", "action_change", "greedy", "passes", "read", "accepted", "rejected", "compensated", "tolerance",
+        )  # fmt: skip
+        tail = np.stack(kept[-1])
+        return dict(zip(names, map(np.array, kept[:-1]), strict=True)) | {
+            f"tail_{dimension}": tail[:, dimension] for dimension in range(tail.shape[1])
+        }
 
 
 def _change(record: StepRecord, verified: Chunk) -> float:

@@ -10,6 +10,7 @@ from specact.errors import unknown_name
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.spec import CodePolicy
+from specact.families.tokens.decoding import DECODINGS
 from specact.gates.settings import CALIBRATED, load_gate
 from specact.plugins import is_plugin
 
@@ -27,6 +28,8 @@ class Method:
         on_device: whether the target runs on the device, with nothing on a link.
         rate_of: for chance: the method at whose achieved rate it runs.
         limits_of: for chance: the method whose forced first step and limit on skips it shares.
+        decoding: of a token policy: which of :data:`~specact.families.tokens.decoding.DECODINGS`; empty for methods
+            that leave it open.
     """
 
     gate: str
@@ -37,6 +40,7 @@ class Method:
     on_device: bool = False
     rate_of: str | None = None
     limits_of: str | None = None
+    decoding: str = ""
 
     @property
     def uses_head(self) -> bool:
@@ -90,6 +94,10 @@ METHODS = {
     "learned_action": Method("learned_action", "speculative", "verified where a learned head expects another action"),
     "oracle": Method("oracle", "speculative", "verified where rejection is likeliest; not deployable"),
     "oracle_action": Method("oracle_action", "speculative", "verified where the action changes most; not deployable"),
+    **{
+        name: Method(how.gate, "speculative", how.about, rate_of=how.rate_of, decoding=name)
+        for name, how in DECODINGS.items()
+    },
 }
 
 

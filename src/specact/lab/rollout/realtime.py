@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal
 
-import numpy as np
-
 from specact.families.load import AnyPair, load_pair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.lab.envs import load_task
@@ -17,8 +15,7 @@ from specact.lab.processes import linked, serving
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Result
-from specact.lab.rollout.rollout import Outcome, Robot, Shard, run_together, start_of
-from specact.lab.rollout.steps import STAGES
+from specact.lab.rollout.rollout import Outcome, Robot, Shard, run_together, start_of, time_by_episode
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, RemoteVerifier
@@ -76,7 +73,7 @@ class RealTime:
         pair = load_pair(shard.bundle, draft=shard.named[0], target=shard.named[1])
         task = load_task(shard.env, pair.observation)
         method, gate = load_method(shard.method), shard.gate.build(pair)
-        family = rollout_of(pair, method, shard.offset)
+        family = rollout_of(pair, method, shard.offset, shard.decoding)
         policy = SpeculativePolicy(
             pair,
             gate,
@@ -96,8 +93,7 @@ class RealTime:
         if not method.waits_for_draft:
             # The ungated target needs no draft, so the draft's time is not the method's.
             table["draft_s"][:] = 0.0
-        latency_s = np.sum([table[f"{stage}_s"] for stage in STAGES], axis=0)
-        spent = {episode: float(latency_s[table["episode"] == episode].sum()) for episode in shard.episodes}
+        spent = time_by_episode(table)
         return [Outcome(*end[:4], spent[end[0]], end[4]) for end in ended], table
 
     def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:
@@ -106,6 +102,6 @@ class RealTime:
         codec = pair.codec
         # The server that draws the codes knows the bundle's draft, and no head.
         drawn_there = method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json"
-        if drawn_there and isinstance(codec, VerifyingCodec):
+        if (drawn_there or codec.dialect.asks == "verify") and isinstance(codec, VerifyingCodec):
             return RemoteVerifier(self._client, codec, self._deadline_ms)
         return family.verifier(RemoteTarget(self._client, codec, self._deadline_ms))

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
+
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
 from specact.families.load import AnyPair, load_pair
+from specact.families.tokens.pair import TokenPair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
@@ -18,7 +21,7 @@ from specact.lab.envs.task import Task
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
-from specact.lab.rollout.steps import Audit, Table
+from specact.lab.rollout.steps import STAGES, Audit, Table
 from specact.lab.rollout.timed import Prepared, TimedDrafter, TimedGate, TimedTarget
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
@@ -56,6 +59,8 @@ class Shard:
         learning: whether the step table also holds what a learner needs, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
         named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
+        decoding: of a token policy, for methods that leave it open, see
+            :data:`~specact.families.tokens.decoding.DECODINGS`.
     """
 
     bundle: str
@@ -73,6 +78,7 @@ class Shard:
     gate_s: float = 0.0
     learning: bool = False
     named: tuple[str | None, str | None] = (None, None)
+    decoding: str = "ar"
 
 
 @dataclass(frozen=True)
@@ -188,26 +194,49 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     """Runs a shard's episodes to their end.
 
     The target is evaluated for every inference, outside the method's accounted time, so that the exact rejection
-    probability is known for skipped steps too.
+    probability is known for skipped steps too. What decoding a token policy takes depends on what is accepted, so its
+    times are not accounted but measured, in this process and without a link.
 
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
     """
     pair = _pair(shard.bundle, shard.fingerprint, shard.named)
-    family = rollout_of(pair, load_method(shard.method), shard.offset)
+    family = rollout_of(pair, load_method(shard.method), shard.offset, shard.decoding)
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
+    begin = measured if isinstance(pair, TokenPair) else simulated
     robots = [
-        simulated(shard, pair, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
+        begin(shard, pair, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
     ]
     audit = family.audit(learning=shard.learning)
     run_together(robots, family, audit)
+    table = audit.table()
+    spent = {episode: robot.policy.clock.now() for episode, robot in zip(shard.episodes, robots, strict=False)}
+    if begin is measured:
+        spent = time_by_episode(table)
     outcomes = [
-        Outcome(episode, world.success, world.score, world.steps, robot.policy.clock.now(), world.of_suite)
-        for episode, world, robot in zip(shard.episodes, worlds, robots, strict=False)
+        Outcome(episode, world.success, world.score, world.steps, spent[episode], world.of_suite)
+        for episode, world in zip(shard.episodes, worlds, strict=False)
     ]
-    return outcomes, audit.table()
+    return outcomes, table
+
+
+def measured(shard: Shard, pair: AnyPair, family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
+    """A robot in real time at the start of an episode; its world waits. Draft and target are in this process."""
+    gate = shard.gate.build(pair)
+    policy = SpeculativePolicy(
+        pair, gate, drafter=family.drafter(None), verifier=family.verifier(LocalTarget(pair.target)), seed=shard.seed
+    )
+    policy.reset(episode)
+    world.start(start_of(shard.seed, episode, world.task))
+    return Robot(policy, world)
+
+
+def time_by_episode(table: Table) -> dict[int, float]:
+    """The seconds that a step table's inferences took, all stages together, by episode."""
+    spent = sum((table[f"{stage}_s"] for stage in STAGES), np.zeros(len(table["episode"])))
+    return {int(episode): float(spent[table["episode"] == episode].sum()) for episode in np.unique(table["episode"])}
 
 
 @cache

@@ -1,0 +1,65 @@
+"""HeiSD's verify-skip: no verification while the scene looks like the last one that was verified (arXiv 2603.17573)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from specact.errors import ConfigError
+from specact.families.tokens.drafting import DraftedTokens
+from specact.families.tokens.network import Array
+from specact.gates.gate import Gate
+from specact.types import Proposal, StepRecord
+
+
+class VerifySkip(Gate):
+    """Skips where a memory proposed, and the features are near enough to those of the last verified inference.
+
+    Score: ``1 - cos(f_t, f_v)``; infinite where nothing was recalled, or the last verification was too long ago.
+
+    Args:
+        threshold: one minus the smallest similarity that was found safe, see docs/tokens.md.
+        reach: inferences since the last verified one, at most.
+
+    Raises:
+        ConfigError: for a reach below 0.
+    """
+
+    calibrated: ClassVar[bool] = False
+
+    def __init__(self, threshold: float, *, reach: int, **limits: Any) -> None:
+        super().__init__(threshold, **limits)
+        if reach < 0:
+            raise ConfigError(f"reach must be at least 0 inferences, got {reach}")
+        self.reach = reach
+        self._verified: Array | None = None
+        self._since = 0
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> VerifySkip:
+        """With what was calibrated for the pair's drafters."""
+        drafters = getattr(pair, "drafters", None)
+        if drafters is None:
+            raise ConfigError(f"{pair.name} has no drafters beside it, which know when verification can be skipped")
+        skip = drafters.settings.skip
+        return cls(1.0 - skip.similarity, reach=skip.reach, **settings)
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """See the class."""
+        evidence: DraftedTokens = proposal.evidence
+        self._since += 1
+        if not evidence.recalled or evidence.feature is None or self._verified is None or self._since > self.reach:
+            return math.inf
+        return 1.0 - float(evidence.feature @ self._verified)
+
+    def learn(self, record: StepRecord) -> None:
+        """Remembers what was verified."""
+        if record.outcome is not None:
+            self._verified, self._since = record.proposal.evidence.feature, 0
+
+    def reset(self) -> None:
+        """See :class:`~specact.gates.gate.Gate`."""
+        super().reset()
+        self._verified, self._since = None, 0
