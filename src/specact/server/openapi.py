@@ -18,7 +18,7 @@ _NUMBER: Schema = {"type": "number"}
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}
 _PIXEL: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
-_TYPES: dict[type[np.generic], str] = {np.int64: "integer", np.uint8: "integer"}
+_TYPES: dict[type[np.generic], str] = dict.fromkeys((np.int16, np.int64, np.uint8), "integer")
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _FLOAT32: Schema = {"type": "number", "minimum": -_LARGEST_FLOAT32, "maximum": _LARGEST_FLOAT32}
 

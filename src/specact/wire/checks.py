@@ -76,7 +76,7 @@ class NestedList(list[Any]):
         Raises:
             WireError: ``bad_message`` if it is none of this dtype.
         """
-        kinds = {np.bool_: (bool,), np.int64: (int,), np.uint8: (int,)}.get(dtype, (int, float))
+        kinds = {np.bool_: (bool,), np.int64: (int,), np.int16: (int,), np.uint8: (int,)}.get(dtype, (int, float))
         if not _holds(self, kinds, MOST_DIMENSIONS):
             raise bad(f"{name} is a nested list of {np.dtype(dtype)}, at most {MOST_DIMENSIONS} deep")
         try:

@@ -20,13 +20,15 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     2: np.dtype("u1"),
     3: np.dtype("<i8"),
     4: np.dtype("?"),
+    5: np.dtype("<i2"),
+    6: np.dtype("<f2"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _NDARRAY, _MOST_ENTRIES = 1, 64
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """A message as bytes; arrays may be float32, float64, uint8, int64 or bool, of at most 4 dimensions."""
+    """A message as bytes; arrays may be float16, float32, float64, uint8, int16, int64 or bool, of at most 4 dimensions."""
     packed: bytes = msgpack.packb(fields, default=_pack_array)
     return packed
 
@@ -66,7 +68,7 @@ def _unpack_array(kind: int, body: bytes) -> NDArray[Any]:
     if len(body) < 2 or body[0] not in _DTYPES or body[1] > MOST_DIMENSIONS or len(body) < 2 + 4 * body[1]:
         raise WireError(
             "bad_message",
-            f"an array must start with its dtype (0 to 4), dimensions (0 to {MOST_DIMENSIONS}) and shape",
+            f"an array must start with its dtype (0 to 6), dimensions (0 to {MOST_DIMENSIONS}) and shape",
         )
     dtype, shape = _DTYPES[body[0]], struct.unpack_from(f"<{body[1]}I", body, 2)
     start = 2 + 4 * body[1]

@@ -69,29 +69,31 @@ def relaxed(bins: int, length: int, actions: int, strict: Collection[int]) -> Ac
 
 
 def grouped(
-    total: int, each: int, length: int, actions: int, groups: Sequence[Collection[int]], strict: Collection[int]
+    total: int, each: int, length: int, actions: int, groups: Sequence[int], strict: Collection[int]
 ) -> Acceptance:
     """HeiSD's rule (arXiv 2603.17573): each token of a group within ``each`` bins, their sum within ``total``.
 
     Args:
         total, each: 30 and 15 in the paper.
         length, actions: as for :func:`relaxed`.
-        groups: the dimensions of each group, in the action's order, such as position, rotation, gripper.
+        groups: the group of each of the action's A dimensions, 0, 1, ... in this order, such as position, rotation,
+            gripper.
         strict: the dimensions that must be equal; a group of theirs must have no others.
 
     Raises:
-        ConfigError: for groups that do not divide the action in its order, or that mix strict dimensions and others.
+        ConfigError: for groups that are not numbered so, or that mix strict dimensions and others.
     """
-    flat = [dimension for group in groups for dimension in group]
-    mixed = [group for group in groups if 0 < len(set(group) & set(strict)) < len(set(group))]
-    if flat != list(range(actions)) or mixed:
+    steps = np.diff(groups, prepend=0)
+    inside = {groups[dimension] for dimension in strict} & {
+        group for dimension, group in enumerate(groups) if dimension not in strict
+    }
+    if len(groups) != actions or groups[0] != 0 or not np.isin(steps, (0, 1)).all() or inside:
         raise ConfigError(
-            f"groups must divide the dimensions 0 to {actions - 1} in this order, and those of a gripper must be their "
-            f"own; got {[list(group) for group in groups]}"
+            f"groups must number the {actions} dimensions of an action from 0 on without gaps, and those of a gripper "
+            f"must be their own; got {list(groups)} with a gripper at {sorted(strict)}"
         )
-    one = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     found = relaxed(each, length, actions, strict)
-    whole = (np.arange(length) // actions) * len(groups) + np.resize(one, length)
+    whole = (np.arange(length) // actions) * (groups[-1] + 1) + np.resize(groups, length)
     return Acceptance(found.each, whole, _checked(total, UNLIMITED, "a group's tolerance"))
 
 

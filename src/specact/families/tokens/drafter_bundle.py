@@ -22,18 +22,45 @@ DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors"}
 
 
 @dataclass(frozen=True)
+class DrafterSettings:
+    """What the methods need to know of a robot and its target besides networks; fitted to the target's own rollouts.
+
+    Attributes:
+        strict: dimensions of an action that no tolerance is for, such as a gripper.
+        groups: the group of each dimension, see :func:`~specact.families.tokens.acceptance.grouped`.
+        path: indices into the observation ``state`` of the point whose path HeiSD's metric looks at.
+        filters: by their motion, ``velocity`` and ``walk``.
+        scale: K_S of KERV's threshold, see :func:`~specact.families.tokens.threshold.typical_change`.
+        metric: of a path with a point for every inference.
+        fast: F from which on a memory proposes.
+        skip: when verification is left out.
+    """
+
+    strict: tuple[int, ...]
+    groups: tuple[int, ...]
+    path: tuple[int, ...]
+    filters: dict[str, Kalman]
+    scale: float
+    metric: KinematicMetric
+    fast: float
+    skip: SkipRule
+
+
+@dataclass(frozen=True)
 class DraftedFor:
-    """Which target the drafters learned from.
+    """Which target the drafters learned from, and what was fitted to it.
 
     Attributes:
         target: fingerprint of its bundle.
         length: T, tokens of its chunks.
         width: W, of its features.
+        settings: see :class:`DrafterSettings`.
     """
 
     target: str
     length: int
     width: int
+    settings: DrafterSettings
 
     def describe(self) -> dict[str, Any]:
         """As plain values."""

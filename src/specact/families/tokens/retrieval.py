@@ -1,0 +1,3 @@
+class Memory:
+    tokens = None
+    def search(self, feature, k): return self
