@@ -1,0 +1,122 @@
+"""What KERV and HeiSD need to know of a robot and its target, fitted to the target's own rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.families.tokens.acceptance import grouped
+from specact.families.tokens.bins import to_actions
+from specact.families.tokens.drafter_bundle import DrafterSettings
+from specact.families.tokens.head import TokenHead
+from specact.families.tokens.kalman import Kalman
+from specact.families.tokens.kinematics import KinematicMetric
+from specact.families.tokens.network import causal
+from specact.families.tokens.retrieval import Entries, Index, unit
+from specact.families.tokens.threshold import typical_change, variability
+from specact.lab.evaluation.retrieval import fit_skip
+from specact.lab.rollout.token_rollouts import TokenRollouts
+
+# HeiSD's tolerance of a group's sum and of each of its tokens, and the middle of KERV's tolerances [bins].
+GROUP_TOTAL, GROUP_EACH, MIDDLE = 30, 15, 10
+
+
+def memory_of(rollouts: TokenRollouts) -> Entries:
+    """What the target wrote where it then succeeded, by what its encoder made of the observation."""
+    kept = rollouts.success
+    return Entries(
+        unit(rollouts.seen[kept].astype(np.float32)),
+        rollouts.tokens[kept].astype(np.int64),
+        rollouts.episode[kept],
+        rollouts.step[kept],
+    )
+
+
+def fit_settings(
+    rollouts: TokenRollouts,
+    held_out: TokenRollouts,
+    head: TokenHead,
+    actions: int,
+    *,
+    strict: Sequence[int],
+    groups: Sequence[int],
+    path: Sequence[int],
+    window: int,
+) -> DrafterSettings:
+    """Filters and ranges from the rollouts that the memory is made of; what is judged by agreement, on others.
+
+    Args:
+        rollouts: of the memory.
+        held_out: other episodes.
+        head: drafts for the scale of KERV's threshold.
+        actions: A.
+        strict, groups, path: see :class:`~specact.families.tokens.drafter_bundle.DrafterSettings`.
+        window: inferences that the kinematic metric looks back on.
+
+    Raises:
+        ConfigError: for values that do not fit the policy, or rollouts that are too short for the window.
+    """
+    length = rollouts.tokens.shape[1]
+    rule = grouped(GROUP_TOTAL, GROUP_EACH, length, actions, groups, strict)
+    executed = [to_actions(tokens.astype(np.int64)).reshape(-1, actions) for tokens in _by_episode(rollouts, "tokens")]
+    metric = KinematicMetric.fit([states[:, list(path)] for states in _by_episode(rollouts, "state")], window)
+    memory = Index(memory_of(rollouts))
+    recalled = np.stack([memory.nearest(feature.astype(np.float32)).tokens[0] for feature in held_out.seen])
+    agrees = np.array([rule.accepted(bias, 0) == length for bias in recalled - held_out.tokens.astype(np.int64)])
+    moving = np.concatenate([metric.along(states[:, list(path)]) for states in _by_episode(held_out, "state")])
+    return DrafterSettings(
+        strict=tuple(strict),
+        groups=tuple(groups),
+        path=tuple(path),
+        filters={
+            "velocity": Kalman.fit(executed, motion="velocity", copied=strict),
+            "walk": Kalman.fit(executed, motion="walk", copied=strict),
+        },
+        scale=typical_change(_variability(held_out, head)),
+        metric=metric,
+        fast=least_worthwhile(moving, agrees),
+        skip=fit_skip(memory, held_out, lambda bias: rule.accepted(bias, 0) == length),
+    )
+
+
+def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) -> float:
+    """The threshold of the score at and above which agreements outnumber the others most.
+
+    Returns:
+        One of the scores; more than any of them where no threshold is worth it.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    gains = np.cumsum(np.where(agrees[order], 1, -1))
+    # Only where the score changes can a threshold lie.
+    gains = np.where(np.append(np.diff(ranked) != 0.0, True), gains, -len(scores))
+    best = int(np.argmax(gains))
+    return float(ranked[best]) if gains[best] > 0 else float(np.nextafter(ranked[0], np.inf))
+
+
+def _variability(rollouts: TokenRollouts, head: TokenHead) -> list[list[float]]:
+    """Of every inference, the variability of the head's chain on the target's own prefix."""
+    tokens = rollouts.tokens.astype(np.int64)
+    count, length = tokens.shape
+    places = np.broadcast_to(np.arange(length - 1), (count, length - 1))
+    features = rollouts.features[:, :-1].astype(np.float32)
+    logits, _ = head.read(tokens[:, :-1], features, places, np.ascontiguousarray(causal(count, length - 1)))
+    drafted, wanted = logits.argmax(-1), tokens[:, 1:]
+    near = np.abs(drafted - wanted) <= MIDDLE
+    found = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
+    return [[found[row] for row in rows] for rows in _rows(rollouts)]
+
+
+def _by_episode(rollouts: TokenRollouts, column: str) -> list[NDArray[np.generic]]:
+    return [vars(rollouts)[column][rows] for rows in _rows(rollouts)]
+
+
+def _rows(rollouts: TokenRollouts) -> list[NDArray[np.int64]]:
+    """The rows of each episode, in the order of its steps; of the episodes in the order of their first row."""
+    _, first, which = np.unique(rollouts.episode, return_index=True, return_inverse=True)
+    return [
+        rows[np.argsort(rollouts.step[rows], kind="stable")]
+        for rows in (np.flatnonzero(which == number) for number in np.argsort(first))
+    ]
