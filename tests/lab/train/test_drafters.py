@@ -147,7 +147,7 @@ def test_it_learns(target: TokenBundle, run: Path) -> None:
 
 def test_the_exported_head_is_the_trained_one(target: TokenBundle, run: Path, tmp_path: Path) -> None:
     head = untrained(target)
-    drafters._export(head.requires_grad_(False), tmp_path / "head.onnx", half=False)
+    drafters.export_head(head.requires_grad_(False), tmp_path / "head.onnx", half=False)
     deployed, given = TokenHead(tmp_path / "head.onnx", LENGTH, WIDTH), example(head, 5)
     found = deployed.read(*(value.numpy() for value in given.values()))
     for got, want in zip(found, head(**given), strict=True):

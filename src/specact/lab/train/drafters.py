@@ -261,14 +261,14 @@ def write_drafters(
     if half:
         round_to_half(head)
     told = {
-        "kind": "drafters", **manifest, "parity": {"head": _export(head, path / DRAFTER_PARTS["head"], half)},
+        "kind": "drafters", **manifest, "parity": {"head": export_head(head, path / DRAFTER_PARTS["head"], half)},
         "parameters": {"head": sum(p.numel() for p in head.parameters())},
     }  # fmt: skip
     write_whole(path / DRAFTER_PARTS["bigram"], save(vars(bigram)))
     write_manifest(path, told, spec, DRAFTER_PARTS)
 
 
-def _export(head: DrafterHead, file: Path, half: bool) -> float:
+def export_head(head: DrafterHead, file: Path, half: bool) -> float:
     """Exports the head and returns the largest difference found between PyTorch and ONNX Runtime."""
     free = {"tokens": [1], "features": [1], "places": [1], "among": [1, 2]}
     proto = to_onnx(head, {**example(head, 3)}, ["logits", "predicted"], free_tokens=free)
