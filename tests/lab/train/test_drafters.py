@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +22,12 @@ from specact.families.tokens.drafter_bundle import load_drafters
 from specact.families.tokens.head import TokenHead
 from specact.families.tokens.network import causal
 from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.rollout import start_of
 from specact.lab.rollout.token_rollouts import SHARD, TokenRollouts, read_rollouts, written
 from specact.lab.train import chunk_export, drafters
 from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.drafter_head import DrafterHead, chain_metrics, output_layer
+from specact.lab.train.drafter_head import DrafterHead, _rounds, chain_metrics, output_layer
 from specact.lab.train.drafters import DrafterRecipe, bigram_of, example, load_drafter_recipe
 from specact.lab.train.tokens import TokenModel
 from specact.lab.train.windows import Statistics
@@ -119,9 +123,6 @@ def test_what_is_recorded_is_what_the_target_writes_and_reads_it_from(target: To
 
 def test_an_episode_follows_from_the_recorded_tokens(target: TokenBundle, run: Path) -> None:
     """Played again from its start, the environment shows the states that were recorded."""
-    from specact.lab.envs.robot import SimulatedRobot
-    from specact.lab.rollout.rollout import start_of
-
     made = rollouts(run)
     rows = np.flatnonzero(made.episode == made.episode[0])
     robot = SimulatedRobot(load_task("ball", SPEC.observation))
@@ -186,8 +187,6 @@ def test_rounds_are_counted_as_they_are_played(target: TokenBundle) -> None:
                 accepted += int(counted[decided + run - 1])
                 run += 1
             decided += run + 1
-    from specact.lab.train.drafter_head import _rounds
-
     found = _rounds(fits, counted, "")
     assert found == {"accepted": accepted / rounds, "passes": 1.0 + rounds / 40}
 
@@ -201,8 +200,6 @@ def test_drafters_of_another_target_are_refused(run: Path, tmp_path: Path) -> No
 
 
 def test_a_damaged_part_is_refused(target: TokenBundle, run: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = shutil.copytree(run / "bundles" / "drafted", tmp_path / "copy")
     (folder / "bigram.safetensors").write_bytes(b"")
     with pytest.raises(BundleError, match="bigram"):
@@ -256,14 +253,14 @@ def test_bigrams_are_frequencies_and_of_unseen_tokens_the_places_own() -> None:
         ({"bundle": "../x"}, "named"),
     ],
 )
-def test_a_recipe_out_of_range_is_refused(changed: dict[str, object], said: str) -> None:
+def test_a_recipe_out_of_range_is_refused(changed: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         replace(RECIPE, **changed)
 
 
 @pytest.mark.parametrize(("changed", "said"), [({"strict": (2,)}, "strict"), ({"heads": 3}, "heads must divide")])
 def test_a_recipe_that_does_not_fit_its_target_is_refused(
-    target: TokenBundle, tmp_path: Path, changed: dict[str, object], said: str
+    target: TokenBundle, tmp_path: Path, changed: Any, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         train_drafters(replace(recipe_for(target), **changed), tmp_path / "run", quiet)
