@@ -129,7 +129,7 @@ def _read_bigram(file: Path, length: int) -> Bigram:
     if (
         tokens.shape[:-1] != (length - 1, BINS)
         or tokens.shape != log_probs.shape
-        or (tokens.dtype, log_probs.dtype) != (np.uint8, np.float16)
+        or [tokens.dtype.name, log_probs.dtype.name] != ["uint8", "float16"]
     ):
         raise BundleError(
             f"{file} holds no table of what follows each of {BINS} tokens at {length - 1} places; copy the bundle again"

@@ -108,7 +108,8 @@ class HeadDrafter:
             rows, follow, likely = len(among) - len(chosen) + np.arange(len(chosen)), before + chosen, likely[chosen]
         if not made:
             return Tree(np.empty(0, np.int64), np.empty(0, np.int64))
-        return _best(*map(np.concatenate, zip(*made, strict=True)), self._nodes)
+        nodes, parents, scores = (np.concatenate(column) for column in zip(*made, strict=True))
+        return _best(nodes, parents, scores, self._nodes)
 
 
 def _best(tokens: Tokens, parents: Tokens, likely: Floats, nodes: int) -> Tree:

@@ -137,7 +137,7 @@ def _record(order: RolloutOrder, number: int) -> None:
 
 
 def written(bundle: TokenBundle, windows: list[Window]) -> tuple[Tokens, Array, Array]:
-    """The greedy tokens of B windows ``[B, T]``, what they were read from ``[B, T, W]``, and what was seen ``[B, W]``."""
+    """Greedy tokens of B windows ``[B, T]``, what they were read from ``[B, T, W]``, what was seen ``[B, W]``."""
     networks = bundle.networks
     prefix = networks.tokens(windows)
     cache, reading = networks.prefill(prefix)

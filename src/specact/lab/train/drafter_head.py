@@ -63,7 +63,7 @@ class DrafterHead(nn.Module):
             ahead: passes.
         """
         count = self.length - 1
-        place = torch.arange(count)
+        place = torch.arange(count, device=tokens.device)
         back = place[:, None] - place[None]
         taken, kept, found = features[:, :-1], None, list[Tensor]()
         for number in range(ahead):
@@ -131,9 +131,8 @@ def chain_metrics(
     """
     depth = min(depth, head.length - 1)
     rigid = torch.isin(torch.arange(1, head.length) % actions, torch.tensor(strict))
-    bias = torch.stack([
-        (head.write(predicted).argmax(-1) - tokens[:, 1:]).abs() for predicted in head.unrolled(tokens, features, depth)
-    ])  # fmt: skip
+    drafted = [head.write(predicted).argmax(-1) for predicted in head.unrolled(tokens, features, depth)]
+    bias = (torch.stack(drafted) - tokens[:, 1:]).abs().cpu()
     metrics: Metrics = {}
     for name, fits in (("", bias == 0), ("_9", (bias == 0) | (bias <= 9) & ~rigid)):
         metrics |= _rounds(fits, torch.ones_like(rigid), name)
@@ -175,7 +174,7 @@ def output_layer(decoder: Path) -> nn.Linear:
         raise BundleError(f"{decoder} gives no features; export the bundle again")
     width = features.type.tensor_type.shape.dim[-1].dim_value
     # What reads the features is kept, as a network of its own; identity in, weights out.
-    needed, nodes = {"logits"}, []
+    needed, nodes = {"logits"}, list[onnx.NodeProto]()
     for node in reversed(proto.graph.node):
         if needed & set(node.output) and "features" not in node.output:
             needed |= set(node.input)

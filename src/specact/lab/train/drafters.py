@@ -187,15 +187,15 @@ def _stage(recipe: DrafterRecipe, target: TokenBundle, train: TokenRollouts, hel
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stream(recipe.seed, Role.DATA, step=step).integers(len(train), size=recipe.batch)
-        batch, device = _tensors(train, rows), device_of(model)
+        device = device_of(model)
+        tokens, features = _tensors(train, rows, device)
         with autocast(_Width(embedding.shape[1], recipe.bfloat16), device):
-            return head_loss(model, *(part.to(device) for part in batch), weights, recipe.ahead, recipe.feature_noise)
+            return head_loss(model, tokens, features, weights, recipe.ahead, recipe.feature_noise)
 
     def validate(module: nn.Module) -> Metrics:
-        batch, device = _tensors(held_out, kept), device_of(model)
-        shown = [part.to(device) for part in batch]
-        _, parts = head_loss(model, *shown, weights, recipe.ahead, 0.0)
-        chains = chain_metrics(model, *shown, recipe.ahead, recipe.strict, target.spec.actions)
+        tokens, features = _tensors(held_out, kept, device_of(model))
+        _, parts = head_loss(model, tokens, features, weights, recipe.ahead, 0.0)
+        chains = chain_metrics(model, tokens, features, recipe.ahead, recipe.strict, target.spec.actions)
         return {name: float(value) for name, value in parts.items()} | chains
 
     return Stage(
@@ -219,8 +219,9 @@ class _Width:
     bfloat16: bool
 
 
-def _tensors(rollouts: TokenRollouts, rows: Any) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(rollouts.tokens[rows]).long(), torch.from_numpy(rollouts.features[rows]).float()
+def _tensors(rollouts: TokenRollouts, rows: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    tokens, features = (torch.from_numpy(column[rows]).to(device) for column in (rollouts.tokens, rollouts.features))
+    return tokens.long(), features.float()
 
 
 def bigram_of(tokens: np.ndarray, most: int) -> Bigram:
@@ -261,17 +262,17 @@ def write_drafters(
     if half:
         round_to_half(head)
     told = {
-        "kind": "drafters", **manifest, "parity": {"head": _export(head, path / DRAFTER_PARTS["head"], half)},
+        "kind": "drafters", **manifest, "parity": {"head": export_head(head, path / DRAFTER_PARTS["head"], half)},
         "parameters": {"head": sum(p.numel() for p in head.parameters())},
     }  # fmt: skip
     write_whole(path / DRAFTER_PARTS["bigram"], save(vars(bigram)))
     write_manifest(path, told, spec, DRAFTER_PARTS)
 
 
-def _export(head: DrafterHead, file: Path, half: bool) -> float:
+def export_head(head: DrafterHead, file: Path, half: bool) -> float:
     """Exports the head and returns the largest difference found between PyTorch and ONNX Runtime."""
     free = {"tokens": [1], "features": [1], "places": [1], "among": [1, 2]}
-    proto = to_onnx(head, {**example(head, 3)}, ["logits", "features"], free_tokens=free)
+    proto = to_onnx(head, {**example(head, 3)}, ["logits", "predicted"], free_tokens=free)
     if half:
         store_as_half(proto)
     onnx.checker.check_model(proto)

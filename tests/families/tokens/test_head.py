@@ -1,0 +1,164 @@
+"""The drafting head of a token policy and the trees it grows. Its weights are random: nothing here depends on them."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from specact.errors import BundleError
+from specact.families.tokens.drafters import Decided
+from specact.families.tokens.head import HeadDrafter, TokenHead
+from specact.families.tokens.network import causal
+from specact.families.tokens.tree import Tree
+from specact.lab.train.drafter_head import DrafterHead
+from specact.lab.train.drafters import export_head
+
+LENGTH, WIDTH = 7, 16
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> TokenHead:
+    torch.manual_seed(0)
+    made = DrafterHead(torch.randn(256, WIDTH), nn.Linear(WIDTH, 256), LENGTH, 2, 0.0).eval().requires_grad_(False)
+    made.write.weight.normal_()  # some tokens are much more likely than others
+    file = tmp_path_factory.mktemp("head") / "head.onnx"
+    export_head(made, file, half=False)
+    return TokenHead(file, LENGTH, WIDTH)
+
+
+def decided(count: int, seed: int = 0) -> Decided:
+    rng = np.random.default_rng([seed, count])
+    return Decided(rng.integers(256, size=count), rng.normal(size=(count, WIDTH)).astype(np.float32))
+
+
+def after(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> np.ndarray:
+    """Log-probabilities of the token after a path, read alone and from the start, one token after the other."""
+    tokens, features = begun.tokens, begun.features
+    for token in (*path, None):
+        count = len(tokens)
+        logits, predicted = head.read(tokens[None], features[None], np.arange(count)[None], causal(1, count))
+        if token is not None:
+            tokens, features = np.append(tokens, token), np.concatenate([features, predicted[0, -1:]])
+    shifted = logits[0, -1].astype(np.float64) - logits[0, -1].max()
+    found: np.ndarray = shifted - np.log(np.exp(shifted).sum())
+    return found
+
+
+def paths(tree: Tree) -> list[tuple[int, ...]]:
+    """To every node, in their order."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        assert parent < len(found), "a node comes after its parent"
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+def likely(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> float:
+    return float(sum(after(head, begun, path[:place])[token] for place, token in enumerate(path)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_tree_is_the_most_likely_of_all_paths(head: TokenHead, seed: int) -> None:
+    """Against a search over all 256 tokens at every place, best first, that reads each path alone.
+
+    It is the same wherever as many are expanded as are kept: what is kept has parents that are kept.
+    """
+    begun, nodes = decided(2, seed), 12
+    wanted: list[tuple[float, tuple[int, ...]]] = []
+    queue: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    while len(wanted) <= nodes:
+        cost, path = heapq.heappop(queue)
+        wanted.append((cost, path))
+        if len(path) < 3:
+            for token, log_prob in enumerate(after(head, begun, path).tolist()):
+                heapq.heappush(queue, (cost - log_prob, (*path, token)))
+    found = paths(HeadDrafter(head, top=nodes, depth=3, nodes=nodes).grow(begun))
+    assert sorted(found) == sorted(path for _, path in wanted[1:])
+
+
+def test_a_masked_read_of_a_tree_is_reading_each_path_alone(head: TokenHead) -> None:
+    begun = decided(3)
+    tree = HeadDrafter(head, top=4, depth=3, nodes=30).grow(begun)
+    leading = paths(tree)
+    count = len(begun.tokens)
+    # Of every node: what the head made of the path to its parent, and what it is read with.
+    features, among = np.zeros((len(leading), WIDTH), np.float32), np.zeros((len(leading), len(leading)), np.bool_)
+    alone = []
+    for node, path in enumerate(leading):
+        read = begun.features
+        for place in range(len(path) + 1):
+            tokens = np.concatenate([begun.tokens, path[:place]]).astype(np.int64)
+            logits, predicted = head.read(
+                tokens[None], read[None], np.arange(count + place)[None], causal(1, count + place)
+            )
+            if place < len(path):
+                features[node] = predicted[0, -1]
+                read = np.concatenate([read, predicted[0, -1:]])
+        alone.append((logits[0, -1], predicted[0, -1]))
+        parent = tree.parents[node]
+        among[node] = among[parent] if parent >= 0 else False
+        among[node, node] = True
+    whole = np.zeros((count + len(leading),) * 2, np.bool_)
+    whole[:count, :count], whole[count:, :count], whole[count:, count:] = causal(1, count)[0], True, among
+    depths = np.array([len(path) for path in leading])
+    logits, predicted = head.read(
+        np.concatenate([begun.tokens, tree.tokens])[None],
+        np.concatenate([begun.features, features])[None],
+        np.concatenate([np.arange(count), count + depths - 1])[None],
+        whole[None],
+    )
+    for node, (wanted_logits, wanted_feature) in enumerate(alone):
+        np.testing.assert_allclose(logits[0, count + node], wanted_logits, atol=1e-4)
+        np.testing.assert_allclose(predicted[0, count + node], wanted_feature, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", range(1, LENGTH + 1))
+@pytest.mark.parametrize("nodes", [1, 5, 50])
+def test_a_tree_is_small_holds_its_prefixes_and_ends_with_the_chunk(head: TokenHead, count: int, nodes: int) -> None:
+    tree = HeadDrafter(head, nodes=nodes).grow(decided(count))
+    found = paths(tree)
+    assert len(set(found)) == len(found) <= nodes
+    assert {path[:-1] for path in found} <= {*found, ()}
+    assert max(map(len, found), default=0) <= min(4, LENGTH - count)
+    assert (len(found) == 0) == (count == LENGTH)
+
+
+def test_with_one_of_each_it_is_the_greedy_chain_and_every_tree_begins_with_it(head: TokenHead) -> None:
+    for seed in range(10):
+        begun = decided(2, seed)
+        (*_, chain) = paths(HeadDrafter(head, top=1, depth=4).grow(begun))
+        assert len(chain) == 4
+        for place, token in enumerate(chain):
+            assert token == int(after(head, begun, chain[:place]).argmax())
+        grown = paths(HeadDrafter(head).grow(begun))
+        assert chain[:1] in grown
+        # Where it is among the most likely, all of it is there.
+        least = min(likely(head, begun, path) for path in grown)
+        for length in range(1, 5):
+            if likely(head, begun, chain[:length]) > least + 1e-5:
+                assert chain[:length] in grown
+
+
+def test_of_equals_the_parent_is_kept() -> None:
+    """A child that is certain is as likely as its parent."""
+    from specact.families.tokens.head import _best
+
+    tree = _best(np.array([7, 8, 9]), np.array([-1, 0, 1]), np.array([-0.5, -0.5, -0.5]), 2)
+    assert tree.tokens.tolist() == [7, 8] and tree.parents.tolist() == [-1, 0]
+
+
+def test_it_depends_on_the_features_of_the_target(head: TokenHead) -> None:
+    begun = decided(3)
+    other = Decided(begun.tokens, begun.features[::-1].copy())
+    drafter = HeadDrafter(head)
+    assert paths(drafter.grow(begun)) != paths(drafter.grow(other))
+
+
+def test_a_head_of_another_width_is_refused(head: TokenHead, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = next(tmp_path_factory.getbasetemp().glob("head*/head.onnx"))
+    with pytest.raises(BundleError, match="no drafting head for features of 32"):
+        TokenHead(file, LENGTH, 32)

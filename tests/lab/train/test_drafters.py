@@ -1,0 +1,277 @@
+"""Drafters that learn from a token policy's own rollouts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.flow import FlowUnits
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.tokens.bundle import TokenBundle, load_tokens
+from specact.families.tokens.drafter_bundle import load_drafters
+from specact.families.tokens.head import TokenHead
+from specact.families.tokens.network import causal
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.token_rollouts import SHARD, TokenRollouts, read_rollouts, written
+from specact.lab.train import chunk_export, drafters
+from specact.lab.train.chunk_recipe import ChunkRecipe
+from specact.lab.train.drafter_head import DrafterHead, _rounds, chain_metrics, output_layer
+from specact.lab.train.drafters import DrafterRecipe, bigram_of, example, load_drafter_recipe
+from specact.lab.train.tokens import TokenModel
+from specact.lab.train.windows import Statistics
+from specact.observation import Window, vectors
+
+SPEC = ChunkSpec(vectors(1, goal=2, state=8), 3, 2, 20.0)
+LENGTH, WIDTH = 6, 32
+TARGET = ChunkRecipe(
+    kind="tokens", bundle="small", env="ball", generate_episodes=1, window=1, chunk=3, layers=2, heads=2, width=WIDTH,
+    dropout=0.0,
+)  # fmt: skip
+RECIPE = DrafterRecipe(
+    kind="drafters", bundle="drafted", target="", episodes=2 * SHARD, strict=(1,), heads=2, ahead=3, steps=300,
+    batch=32, learning_rate=3e-3, warmup=10, average=0.98, bfloat16=False, bigrams=4,
+)  # fmt: skip
+
+train_drafters = functools.partial(drafters.train_drafters, every=50)
+
+
+class KilledError(Exception):
+    """Stands for a kill at a known moment."""
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def write_target(folder: Path, seed: int = 0) -> TokenBundle:
+    """A token policy with random weights: it drives badly, but what it says depends on what it sees and wrote."""
+    torch.manual_seed(seed)
+    fields = SPEC.observation.fields
+    still: Statistics = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in fields.items()}
+    model = TokenModel(SPEC, TARGET, still, None)
+    with torch.no_grad():
+        model.embedding.weight.normal_()
+        model.decoder.write.weight.normal_()
+    whole = np.ones(2, np.float32)
+    units = FlowUnits(np.zeros(2, np.float32), whole, -whole, whole)
+    chunk_export.write_token_bundle(
+        folder, manifest={"name": "small", "env": "ball"}, model=model, units=units, half=True
+    )
+    return load_tokens(folder)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
+    return write_target(tmp_path_factory.mktemp("target") / "small")
+
+
+@pytest.fixture(scope="module")
+def run(target: TokenBundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("drafters") / "run"
+    train_drafters(recipe_for(target), out, quiet)
+    return out
+
+
+def recipe_for(target: TokenBundle) -> DrafterRecipe:
+    return replace(RECIPE, target=target.source)
+
+
+def rollouts(run: Path) -> TokenRollouts:
+    return read_rollouts(sorted((run / "rollouts").iterdir()))
+
+
+def held_out(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line)["held_out"] for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def untrained(target: TokenBundle) -> DrafterHead:
+    torch.manual_seed(1)
+    embedding = torch.randn(256, WIDTH)
+    return DrafterHead(embedding, output_layer(target.path / "decoder.onnx"), LENGTH, 2, 0.0).eval()
+
+
+def test_what_is_recorded_is_what_the_target_writes_and_reads_it_from(target: TokenBundle, run: Path) -> None:
+    made, rng = rollouts(run), np.random.default_rng(0)
+    assert made.tokens.shape[1:] == (LENGTH,) and made.features.shape[1:] == (LENGTH, WIDTH)
+    assert len(np.unique(made.episode)) == 2 * SHARD and (made.step % SPEC.chunk == 0).all()
+    logits = output_layer(target.path / "decoder.onnx")(torch.from_numpy(made.features).float()).detach().numpy()
+    best = np.sort(logits, -1)
+    clear = best[..., -1] - best[..., -2] > 0.1  # more than half precision takes away
+    assert clear.mean() > 0.8
+    np.testing.assert_array_equal(logits.argmax(-1)[clear], made.tokens[clear])
+    seen = [
+        Window({"state": rng.normal(size=(1, 8)).astype("f4"), "goal": rng.normal(size=2).astype("f4")})
+        for _ in range(9)
+    ]
+    tokens, features, pooled = written(target, seen)
+    wanted, _ = target.policy().decode(seen, [rng] * 9)
+    np.testing.assert_array_equal(tokens, wanted)
+    assert features.shape == (9, LENGTH, WIDTH) and pooled.shape == (9, WIDTH)
+
+
+def test_an_episode_follows_from_the_recorded_tokens(target: TokenBundle, run: Path) -> None:
+    """Played again from its start, the environment shows the states that were recorded."""
+    made = rollouts(run)
+    rows = np.flatnonzero(made.episode == made.episode[0])
+    robot = SimulatedRobot(load_task("ball", SPEC.observation))
+    robot.start(start_of(0, int(made.episode[0]), robot.task))
+    for row in rows[:5]:
+        assert robot.steps == made.step[row]
+        np.testing.assert_array_equal(robot.observe()["state"], made.state[row])
+        for action in target.policy().to_environment(made.tokens[row : row + 1].astype(np.int64))[0]:
+            robot.act(action)
+
+
+def test_it_learns(target: TokenBundle, run: Path) -> None:
+    made = rollouts(run)
+    rows = made.episode >= made.episode.min() + SHARD
+    shown = torch.from_numpy(made.tokens[rows]).long(), torch.from_numpy(made.features[rows]).float()
+    with torch.no_grad():
+        before = chain_metrics(untrained(target), *shown, 3, (1,), 2)
+    after = held_out(run)[-1]
+    assert after["accepted"] > 2.0 * before["accepted"] + 0.2
+    assert after["passes"] < before["passes"] - 0.2
+    assert after["accepted_9"] >= after["accepted"]
+
+
+def test_the_exported_head_is_the_trained_one(target: TokenBundle, run: Path, tmp_path: Path) -> None:
+    head = untrained(target)
+    drafters.export_head(head.requires_grad_(False), tmp_path / "head.onnx", half=False)
+    deployed, given = TokenHead(tmp_path / "head.onnx", LENGTH, WIDTH), example(head, 5)
+    found = deployed.read(*(value.numpy() for value in given.values()))
+    for got, want in zip(found, head(**given), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), atol=1e-4)
+    assert load_drafters(run / "bundles" / "drafted", target).head.length == LENGTH
+
+
+def test_unrolled_is_what_reading_one_token_after_the_other_gives(target: TokenBundle) -> None:
+    """In float64, where both agree to many digits: the target's features up to a place, then the head's own."""
+    head = untrained(target).double()
+    tokens, features = torch.randint(256, (2, LENGTH)), torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        found = head.unrolled(tokens, features, 4)
+        for behind in range(4):
+            for place in range(behind, LENGTH - 1):
+                read = features.clone()
+                for own in range(place - behind, place + 1):
+                    among = torch.from_numpy(causal(2, own + 1).copy())
+                    _, predicted = head(tokens[:, : own + 1], read[:, : own + 1], torch.arange(own + 1)[None], among)
+                    read[:, own + 1] = predicted[:, -1]
+                torch.testing.assert_close(found[behind][:, place], read[:, place + 1])
+
+
+def test_rounds_are_counted_as_they_are_played(target: TokenBundle) -> None:
+    """Against playing chunk for chunk, with a head whose features are now and then the target's."""
+    torch.manual_seed(3)
+    fits = torch.rand(3, 40, LENGTH - 1) < 0.6
+    counted = torch.tensor([True, False, True, True, False])
+    accepted, rounds = 0, 0
+    for chunk in range(40):
+        decided = 1
+        while decided < LENGTH:
+            rounds += 1
+            run = 0
+            while run < 3 and decided + run < LENGTH and fits[run, chunk, decided + run - 1]:
+                accepted += int(counted[decided + run - 1])
+                run += 1
+            decided += run + 1
+    found = _rounds(fits, counted, "")
+    assert found == {"accepted": accepted / rounds, "passes": 1.0 + rounds / 40}
+
+
+def test_drafters_of_another_target_are_refused(run: Path, tmp_path: Path) -> None:
+    other = write_target(tmp_path / "other", seed=5)
+    with pytest.raises(BundleError, match="learned from the target"):
+        load_drafters(run / "bundles" / "drafted", other)
+    with pytest.raises(BundleError, match="load_drafters"):
+        load_tokens(run / "bundles" / "drafted")
+
+
+def test_a_damaged_part_is_refused(target: TokenBundle, run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run / "bundles" / "drafted", tmp_path / "copy")
+    (folder / "bigram.safetensors").write_bytes(b"")
+    with pytest.raises(BundleError, match="bigram"):
+        load_drafters(folder, target)
+
+
+@pytest.mark.parametrize("moment", [("rollouts", 1), ("head", 130)])
+def test_a_stopped_run_ends_with_the_bytes_of_one_never_stopped(
+    target: TokenBundle, run: Path, tmp_path: Path, moment: tuple[str, int]
+) -> None:
+    out = tmp_path / "run"
+
+    def killing(stage: str, done: int, total: int) -> None:
+        if (stage, done) == moment:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train_drafters(recipe_for(target), out, killing)
+    recorded = {path: path.stat().st_mtime_ns for path in (out / "rollouts").iterdir()}
+    train_drafters(recipe_for(target), out, quiet)
+    assert all(path.stat().st_mtime_ns == then for path, then in recorded.items())
+    for path in sorted(run.rglob("*.safetensors")):
+        assert (out / path.relative_to(run)).read_bytes() == path.read_bytes(), path
+
+
+def test_a_run_of_another_target_is_not_continued(run: Path, tmp_path: Path) -> None:
+    other = write_target(tmp_path / "other", seed=5)
+    with pytest.raises(ConfigError, match="another recipe"):
+        train_drafters(recipe_for(other), run, quiet)
+
+
+def test_bigrams_are_frequencies_and_of_unseen_tokens_the_places_own() -> None:
+    tokens = np.array([[1, 5, 7], [1, 5, 8], [1, 6, 8], [2, 6, 8]], np.uint8)
+    table = bigram_of(tokens, 3)
+    assert table.tokens.shape == (2, 256, 3)
+    # After 1: 5 twice, 6 once; and as one more, half of each.
+    np.testing.assert_array_equal(table.tokens[0, 1, :2], [5, 6])
+    np.testing.assert_allclose(np.exp(table.log_probs[0, 1, :2].astype(float)), [2.5 / 4, 1.5 / 4], rtol=1e-3)
+    # Nothing ever came after 200 in the second place: 8 three times of four.
+    np.testing.assert_array_equal(table.tokens[1, 200, :2], [8, 7])
+    np.testing.assert_allclose(np.exp(table.log_probs[1, 200, :2].astype(float)), [0.75, 0.25], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"episodes": 15}, "multiple of 10"),
+        ({"episodes": 10}, "at least 20"),
+        ({"bigrams": 0}, "bigrams"),
+        ({"feature_noise": -0.1}, "feature_noise"),
+        ({"bundle": "../x"}, "named"),
+    ],
+)
+def test_a_recipe_out_of_range_is_refused(changed: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        replace(RECIPE, **changed)
+
+
+@pytest.mark.parametrize(("changed", "said"), [({"strict": (2,)}, "strict"), ({"heads": 3}, "heads must divide")])
+def test_a_recipe_that_does_not_fit_its_target_is_refused(
+    target: TokenBundle, tmp_path: Path, changed: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train_drafters(replace(recipe_for(target), **changed), tmp_path / "run", quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def committed() -> Iterator[Path]:
+    return (Path(__file__).parents[3] / "recipes").glob("*-drafters.toml")
+
+
+def test_committed_recipes_can_be_read() -> None:
+    assert [load_drafter_recipe(path).bundle for path in sorted(committed())] == [
+        "kitchen-drafters", "metaworld-drafters", "relocate-drafters",
+    ]  # fmt: skip
