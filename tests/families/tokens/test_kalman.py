@@ -147,6 +147,15 @@ def test_a_fit_finds_the_variances_that_made_the_actions(motion: str, q: float, 
     assert build(Kalman, asdict(model), "filter") == model
 
 
+def test_what_is_unknown_at_the_start_of_short_episodes_does_not_count() -> None:
+    rng = np.random.default_rng(8)
+    states = np.cumsum(rng.normal(0.0, 0.1, (4000, 3, 1)), axis=1)
+    model = Kalman.fit(list(states + rng.normal(0.0, 0.1, states.shape)), motion="walk")
+    # Were the first of three measurements counted, both would be too small by a third: 0.4 in the logarithm. The
+    # standard errors of both are below 0.1.
+    assert abs(np.log(model.r[0] / 0.01)) < 0.2 and abs(np.log(model.q[0] / 0.01)) < 0.3
+
+
 def test_a_fit_reads_every_episode_by_itself() -> None:
     rng = np.random.default_rng(6)
     episodes = [np.cumsum(rng.normal(0.0, 0.01, (60, 1)), axis=0) + offset for offset in (-0.8, 0.8) * 5]

@@ -1,0 +1,158 @@
+"""How many bins a draft may be off, and when its tail may be predicted: KERV (Zheng et al. 2026, arXiv 2603.01581)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError, unknown_name
+from specact.families.tokens.bins import to_actions
+from specact.ranges import NOT_NEGATIVE, Range, check_ranges
+
+Rule = Literal["printed", "repaired", "level"]
+_RANGES = {"low": NOT_NEGATIVE, "high": NOT_NEGATIVE, "scale": Range(1e-6), "power": Range(0, 10, open_low=True)}
+
+
+def variability(verified: NDArray[np.int64], drafted: NDArray[np.int64]) -> float:
+    """Kinematic variability of a step: the sum of ``|Map(verified) - Map(drafted)|`` over its accepted tokens.
+
+    Args:
+        verified, drafted: the target's tokens and those executed in their place, ``[n]``; of no others, because the
+            target's token after a rejected one belongs to another prefix.
+
+    Returns:
+        In normalised actions; 0 for no token.
+    """
+    return float(np.abs(to_actions(verified).astype(np.float64) - to_actions(drafted)).sum())
+
+
+def typical_change(episodes: Sequence[Sequence[float]], rule: Rule = "repaired") -> float:
+    """A scale for a rule: the median of ``|dK|`` over the steps of some episodes, of those that are not 0.
+
+    Args:
+        episodes: the variability of every step.
+        rule: for ``level`` the median is that of K itself.
+
+    Raises:
+        ConfigError: if the variability never changes.
+    """
+    seen = [np.asarray(one, np.float64) for one in episodes]
+    found = np.concatenate([np.zeros(0), *(one if rule == "level" else np.abs(np.diff(one)) for one in seen)])
+    if not (found > 0.0).any():
+        raise ConfigError("the variability of these steps does not change; calibrate with a tolerance above 0")
+    return float(np.median(found[found > 0.0]))
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """How r, the largest bias of an accepted token in bins, follows the variability K.
+
+    With ``g(x) = (high - low) exp(-(|x| / scale) ** power)``:
+
+    * ``printed``: ``r + g(dK)``, kept within bounds. As g is positive, r can only grow, and stays at ``high`` soon.
+    * ``repaired``: ``low + g(dK)``: strict where the variability changes, tolerant where it is steady.
+    * ``level``: ``low + g(K)``: strict where the accepted tokens were far off.
+
+    The first step of an episode has r = ``low``, and the first variability has no dK: it changes nothing. Deviation:
+    the paper has no ``|x|``, without which an odd power makes the exponential exceed 1. A fixed r is ``low == high``.
+
+    Args:
+        low, high: bounds of r in bins, at least 0.
+        rule: which of the three.
+        scale: K_S of the paper, in normalised actions; see :func:`typical_change`.
+        power: phi of the paper.
+
+    Raises:
+        ConfigError: for values that are not allowed.
+    """
+
+    low: float = 5.0
+    high: float = 15.0
+    rule: Rule = "repaired"
+    scale: float = 1.0
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(Rule):
+            raise unknown_name("rule of a threshold", self.rule, get_args(Rule))
+        check_ranges(self, _RANGES)
+        if self.low > self.high:
+            raise ConfigError(f"low must be at most high, got {self.low} and {self.high}")
+
+
+class AdaptiveThreshold:
+    """A threshold of one robot.
+
+    Args:
+        settings: how it adapts.
+
+    Attributes:
+        settings: as given.
+        r: the threshold of the step that comes, in bins, within the bounds.
+    """
+
+    def __init__(self, settings: Threshold) -> None:
+        self.settings = settings
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts an episode."""
+        self.r = self.settings.low
+        self._last: float | None = None
+
+    @property
+    def bins(self) -> int:
+        """The largest whole bias that r accepts."""
+        return int(self.r)
+
+    def update(self, variability: float) -> None:
+        """Learns the variability of a step, see :func:`variability`."""
+        settings, last = self.settings, self._last
+        self._last = variability
+        if settings.rule == "level":
+            last = 0.0
+        if last is None:
+            return
+        share = math.exp(-((abs(variability - last) / settings.scale) ** settings.power))
+        base = self.r if settings.rule == "printed" else settings.low
+        self.r = min(settings.high, base + (settings.high - settings.low) * share)
+
+
+class Spacing:
+    """When a rejected tail may be predicted instead: never in the n steps after one that was.
+
+    Otherwise the errors of predictions from predictions add up.
+
+    Args:
+        plain: n, at least 0; infinite for never at all.
+
+    Attributes:
+        plain: as given.
+
+    Raises:
+        ConfigError: for a number of steps that is none.
+    """
+
+    def __init__(self, plain: float = 4) -> None:
+        if not plain >= 0.0 or (plain != math.inf and plain != int(plain)):
+            raise ConfigError(f"steps between two compensations must be a whole number of at least 0, got {plain}")
+        self.plain = plain
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts an episode: armed, unless n is infinite."""
+        self._left = self.plain if self.plain == math.inf else 0.0
+
+    @property
+    def armed(self) -> bool:
+        """Whether the step that comes may be compensated."""
+        return self._left == 0.0
+
+    def update(self, compensated: bool) -> None:
+        """Learns of a step whether it was compensated."""
+        self._left = self.plain if compensated else max(0.0, self._left - 1.0)
