@@ -1,0 +1,152 @@
+"""The metric of fast and straight motion."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specact.errors import ConfigError, ObservationError
+from specact.families.tokens.kinematics import KinematicMetric
+from specact.toml import build
+
+W = 15
+# R and D themselves, as long as they are below 1.
+RADIUS = KinematicMetric(W, 1.0, 0.0, 1.0, 0.0, 1.0)
+DISTANCE = replace(RADIUS, alpha=0.0)
+
+
+def turned(points: np.ndarray, seed: int, dimensions: int = 3) -> np.ndarray:
+    """The same points somewhere else: turned, perhaps mirrored, moved by up to 2 in every direction."""
+    rng = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(rng.normal(size=(dimensions, dimensions)))
+    flat = np.zeros((len(points), dimensions))
+    flat[:, : points.shape[1]] = points
+    return np.asarray(flat @ turn.T + rng.uniform(-2.0, 2.0, dimensions))
+
+
+def arc(radius: float, angle: float = 1.2) -> np.ndarray:
+    """Points on part of a circle."""
+    angles = np.linspace(0.0, angle, W)
+    return radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def line(speed: float, count: int = W) -> np.ndarray:
+    return np.linspace([0.0, 0.0], [speed * (count - 1), 0.0], count)
+
+
+def wandering(seed: int, count: int = 60) -> np.ndarray:
+    """A smooth path of changing speed and direction."""
+    return np.cumsum(np.cumsum(np.random.default_rng(seed).normal(0.0, 1e-3, (count, 3)), axis=0), axis=0)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3, 7])
+@pytest.mark.parametrize("definition", ["paper", "code"])
+@pytest.mark.parametrize("angle", [0.1, 1.2, 2 * np.pi])
+def test_the_radius_is_that_of_the_circle(dimensions: int, definition: str, angle: float) -> None:
+    metric = build(KinematicMetric, asdict(RADIUS) | {"definition": definition}, "metric")
+    for seed, radius in enumerate((0.02, 0.3, 0.9)):
+        assert metric.now(turned(arc(radius, angle), seed, dimensions)) == pytest.approx(radius, rel=1e-6)
+
+
+def test_the_radius_is_that_of_the_least_squares_circle() -> None:
+    rng = np.random.default_rng(1)
+    for seed in range(5):
+        flat = arc(0.4) + rng.normal(0.0, 0.01, (W, 2))
+        sides = np.c_[2.0 * flat, np.ones(W)]
+        x, y, rest = np.linalg.lstsq(sides, (flat**2).sum(axis=1), rcond=None)[0]
+        # Noise across the plane is projected away, the plane being that of most variance.
+        points = turned(flat, seed)
+        away = np.linalg.norm(flat - [x, y], axis=1).mean()
+        assert RADIUS.now(points) == pytest.approx(away, rel=1e-9)
+        assert replace(RADIUS, definition="code").now(points) == pytest.approx(np.sqrt(rest + x**2 + y**2), rel=1e-9)
+        assert away != pytest.approx(np.sqrt(rest + x**2 + y**2), rel=1e-6)
+
+
+def test_the_distance_is_the_length_of_the_path_or_that_from_its_end() -> None:
+    there_and_back = np.concatenate([line(0.01, 8), line(0.01, 8)[-2::-1]])
+    assert DISTANCE.now(turned(there_and_back, 0)) == pytest.approx(0.14)
+    # From the last point: 0.07 at most, and each of the others twice.
+    assert replace(DISTANCE, definition="code").now(turned(there_and_back, 0)) == pytest.approx(0.49)
+    assert DISTANCE.now(turned(arc(0.1, 1.4), 1)) == pytest.approx(2 * 0.1 * 14 * np.sin(0.05))
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["paper", "code"]))
+def test_turning_and_moving_a_path_changes_nothing(seed: int, definition: str) -> None:
+    metric = KinematicMetric.fit(
+        [wandering(number) for number in range(4)], definition="code" if definition == "code" else "paper"
+    )
+    path = wandering(seed)
+    found = metric.along(path)
+    np.testing.assert_allclose(metric.along(turned(path, seed + 1)), found, atol=1e-6)
+    assert found.min() >= 0.0 and found.max() <= 1.0 and not found[: W - 1].any()
+    assert [metric.now(path[: end + 1]) for end in (5, W - 1, 40)] == pytest.approx(found[[5, W - 1, 40]])
+    if definition == "paper":  # backwards, every step is as long
+        assert metric.now(path[-W:]) == pytest.approx(metric.now(path[::-1][:W]), abs=1e-6)
+
+
+def test_ranges_are_the_smallest_and_the_95th_percentile_of_calibration() -> None:
+    paths = [turned(arc(radius), number) for number, radius in enumerate(np.linspace(0.1, 0.9, 81))]
+    metric = KinematicMetric.fit([*paths, line(0.01)])
+    assert metric.least_radius == pytest.approx(0.1) and metric.most_radius == pytest.approx(0.86)
+    # Norm(D) of the arcs is their Norm(R), but for the line among them.
+    fused = [metric.now(turned(arc(radius), 7)) for radius in (0.05, 0.1, 0.48, 0.86, 5.0)]
+    assert fused == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0], abs=0.01)
+    assert build(KinematicMetric, asdict(metric), "metric") == metric
+
+
+@given(st.integers(0, 10_000), st.floats(1e-4, 0.05))
+def test_a_straight_path_of_equal_steps_is_the_most_at_its_speed(seed: int, speed: float) -> None:
+    metric = KinematicMetric.fit([wandering(number) for number in range(4)])
+    bends = np.random.default_rng(seed).normal(size=(W, 3))
+    bent = np.cumsum(speed * bends / np.linalg.norm(bends, axis=1, keepdims=True), axis=0)
+    assert metric.now(turned(line(speed), seed)) >= metric.now(bent) - 1e-9
+    slower = metric.now(turned(line(speed / 2), seed))
+    assert slower <= metric.now(turned(line(speed), seed)) + 1e-9
+    assert slower >= 0.5  # the radius of a line is infinite
+
+
+@pytest.mark.parametrize("definition", ["paper", "code"])
+def test_what_does_not_move_is_0_wherever_it_is(definition: str) -> None:
+    metric = replace(KinematicMetric.fit([wandering(0)]), least_radius=0.0, least_distance=0.0)
+    metric = build(KinematicMetric, asdict(metric) | {"definition": definition}, "metric")
+    for place in ([0.0, 0.0, 0.0], [0.7, -1e5, 1e-9]):
+        still = np.tile(place, (W, 1))
+        assert metric.now(still) == 0.0
+        # So is what differs in the last bit.
+        still[3] = np.nextafter(still[3], np.inf)
+        assert metric.now(still) == 0.0
+    assert metric.now(line(0.01, W - 1)) == 0.0 and metric.now(np.zeros((0, 3))) == 0.0
+
+
+def test_calibration_that_has_no_range_gives_one() -> None:
+    straight = KinematicMetric.fit([line(0.01, 40), line(0.02, 40)])
+    assert (straight.least_radius, straight.most_radius) == (0.0, 0.0)
+    assert [straight.now(line(speed)) for speed in (0.01, 0.02)] == pytest.approx([0.5, 1.0])
+    still = KinematicMetric.fit([np.ones((40, 3))])
+    assert still.now(line(0.02)) == 1.0 and still.now(np.ones((W, 3))) == 0.0
+
+
+def test_paths_that_are_none_are_refused() -> None:
+    metric = KinematicMetric.fit([wandering(0)])
+    for path in (np.full((W, 3), np.nan), np.zeros((W, 1)), np.zeros(W)):
+        with pytest.raises(ObservationError, match="at least 2 dimensions"):
+            metric.now(path)
+        with pytest.raises(ConfigError, match="cannot be fitted"):
+            KinematicMetric.fit([path])
+    for paths in ([], [wandering(0, W - 1)]):
+        with pytest.raises(ConfigError, match="at least 15 points"):
+            KinematicMetric.fit(paths)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"window": 2}, {"alpha": 1.1}, {"least_radius": 2.0}, {"most_distance": np.inf}, {"least_distance": -1.0},
+     {"most_radius": np.nan}, {"definition": "both"}],
+)  # fmt: skip
+def test_settings_that_are_none_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        KinematicMetric(**{**asdict(RADIUS), **values})
