@@ -44,7 +44,7 @@ class VerifySkip(Gate):
         if drafters is None:
             raise ConfigError(f"{pair.name} has no drafters beside it, which know when verification can be skipped")
         skip = drafters.settings.skip
-        return cls(1.0 - skip.similarity, reach=skip.reach, **settings)
+        return cls(1.0 - skip.similarity, reach=skip.distance, **settings)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """See the class."""

@@ -28,7 +28,7 @@ _NDARRAY, _MOST_ENTRIES = 1, 64
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """A message as bytes; arrays may be float16, float32, float64, uint8, int16, int64 or bool, of at most 4 dimensions."""
+    """A message as bytes; arrays may be float16, 32 or 64, uint8, int16, int64 or bool, of at most 4 dimensions."""
     packed: bytes = msgpack.packb(fields, default=_pack_array)
     return packed
 

@@ -32,7 +32,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> TokenHead:
 
 def decided(count: int, seed: int = 0) -> Decided:
     rng = np.random.default_rng([seed, count])
-    return Decided(rng.integers(256, size=count), rng.normal(size=(count, WIDTH)).astype(np.float32))
+    return Decided(rng.integers(256, size=count), rng.normal(size=(count, WIDTH)).astype(np.float32), LENGTH)
 
 
 def after(head: TokenHead, begun: Decided, path: tuple[int, ...]) -> np.ndarray:
@@ -153,7 +153,7 @@ def test_of_equals_the_parent_is_kept() -> None:
 
 def test_it_depends_on_the_features_of_the_target(head: TokenHead) -> None:
     begun = decided(3)
-    other = Decided(begun.tokens, begun.features[::-1].copy())
+    other = Decided(begun.tokens, begun.features[::-1].copy(), LENGTH)
     drafter = HeadDrafter(head)
     assert paths(drafter.grow(begun)) != paths(drafter.grow(other))
 

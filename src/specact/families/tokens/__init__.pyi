@@ -1,6 +1,8 @@
 from specact.families.tokens.bundle import TokenBundle as TokenBundle
 from specact.families.tokens.bundle import load_tokens as load_tokens
-from specact.families.tokens.drafter_bundle import Bigram as Bigram
+from specact.families.tokens.decoding import DECODINGS as DECODINGS
+from specact.families.tokens.decoding import Decoding as Decoding
+from specact.families.tokens.decoding import load_decoding as load_decoding
 from specact.families.tokens.drafter_bundle import DrafterBundle as DrafterBundle
 from specact.families.tokens.drafter_bundle import load_drafters as load_drafters
 from specact.families.tokens.drafters import Decided as Decided
@@ -10,5 +12,8 @@ from specact.families.tokens.network import Cache as Cache
 from specact.families.tokens.network import Reading as Reading
 from specact.families.tokens.network import TokenNetworks as TokenNetworks
 from specact.families.tokens.network import causal as causal
+from specact.families.tokens.pair import TokenPair as TokenPair
 from specact.families.tokens.policy import TokenPolicy as TokenPolicy
+from specact.families.tokens.speculative import Decoded as Decoded
+from specact.families.tokens.speculative import decode as decode
 from specact.families.tokens.tree import Tree as Tree

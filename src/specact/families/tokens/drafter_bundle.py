@@ -11,14 +11,19 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from specact.errors import BundleError
+from specact.errors import BundleError, ConfigError
 from specact.families.codes.bundle import find_bundle
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import TokenBundle
-from specact.families.tokens.head import TokenHead
+from specact.families.tokens.drafters import Bigram, TreeDrafter
+from specact.families.tokens.head import HeadDrafter, TokenHead
+from specact.families.tokens.kalman import Kalman
+from specact.families.tokens.kinematics import KinematicMetric
+from specact.families.tokens.retrieval import Index, SkipRule, load_entries
 from specact.runtime.manifest import BundleFolder, read_manifest
+from specact.toml import build
 
-DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors"}
+DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": "memory.safetensors"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class DrafterSettings:
         metric: of a path with a point for every inference.
         fast: F from which on a memory proposes.
         skip: when verification is left out.
+        top, depth, nodes: size of the head's tree, see :class:`~specact.families.tokens.head.HeadDrafter`.
     """
 
     strict: tuple[int, ...]
@@ -44,6 +50,9 @@ class DrafterSettings:
     metric: KinematicMetric
     fast: float
     skip: SkipRule
+    top: int = 8
+    depth: int = 4
+    nodes: int = 50
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class DraftedFor:
 
 
 @dataclass(frozen=True)
-class Bigram:
+class BigramTable:
     """The tokens that most often follow a token, place by place, the most frequent first.
 
     Attributes:
@@ -85,11 +94,23 @@ class DrafterBundle(BundleFolder):
     """A loaded bundle of drafters.
 
     Attributes:
-        head, bigram: the parts.
+        head, bigram, memory: the parts.
+        settings: what was fitted besides.
     """
 
     head: TokenHead
-    bigram: Bigram
+    bigram: BigramTable
+    memory: Index
+    settings: DrafterSettings
+
+    @property
+    def own(self) -> dict[str, TreeDrafter]:
+        """The drafters that belong to the target, by their names in a question."""
+        settings = self.settings
+        return {
+            "bigram": Bigram(self.bigram.tokens.astype(np.int64)),
+            "head": HeadDrafter(self.head, settings.top, settings.depth, settings.nodes),
+        }
 
 
 def load_drafters(
@@ -109,20 +130,28 @@ def load_drafters(
     """
     path = find_bundle(name_or_path)
     manifest = read_manifest(path, "drafters", DRAFTER_PARTS)
-    made_for, length = manifest["spec"].get("target"), target.networks.length
-    if made_for != target.fingerprint:
+    length = target.networks.length
+    try:
+        made_for = build(DraftedFor, manifest["spec"], "spec")
+    except ConfigError as error:
+        raise BundleError(f"the manifest of {path} has no usable spec ({error}); train the drafters again") from None
+    if made_for.target != target.fingerprint:
         raise BundleError(
-            f"the drafters in {path} learned from the target {made_for}, but {target.name} is {target.fingerprint}; "
-            "take that target, or train drafters for this one with specact train and a recipe of "
-            'kind = "drafters"'
+            f"the drafters in {path} learned from the target {made_for.target}, but {target.name} is "
+            f"{target.fingerprint}; take that target, or train drafters for this one with specact train and a recipe "
+            'of kind = "drafters"'
         )
     head = TokenHead(path / DRAFTER_PARTS["head"], length, target.networks.width, provider=provider, threads=threads)
-    return DrafterBundle(path, manifest, head, _read_bigram(path / DRAFTER_PARTS["bigram"], length))
+    bigram = _read_bigram(path / DRAFTER_PARTS["bigram"], length)
+    memory = load_entries(path / DRAFTER_PARTS["memory"])
+    if memory.tokens.shape[1] != length or memory.features.shape[1] != target.networks.width:
+        raise BundleError(f"the memory in {path} is not of this target's chunks and features; copy the bundle again")
+    return DrafterBundle(path, manifest, head, bigram, Index(memory), made_for.settings)
 
 
-def _read_bigram(file: Path, length: int) -> Bigram:
+def _read_bigram(file: Path, length: int) -> BigramTable:
     try:
-        found = Bigram(**load_file(file))
+        found = BigramTable(**load_file(file))
     except (SafetensorError, TypeError, KeyError) as error:
         raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
     tokens, log_probs = found.tokens, found.log_probs

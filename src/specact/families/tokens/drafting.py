@@ -13,7 +13,6 @@ from specact.families.tokens.bins import BINS, to_actions, to_tokens
 from specact.families.tokens.decoding import Decoding
 from specact.families.tokens.drafter_bundle import DrafterBundle
 from specact.families.tokens.kalman import Extrapolation, Persistence
-from specact.families.tokens.retrieval import Memory
 from specact.families.tokens.network import Array, Tokens
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
@@ -84,7 +83,7 @@ class TokenDrafter:
         self._threshold = AdaptiveThreshold(Threshold(low, decoding.bins, rule, scale))
         self._spacing = Spacing(decoding.plain_steps)
         self._executed: deque[Array] = deque(maxlen=HISTORY)
-        self._path: deque[Array] = deque(maxlen=drafters.settings.metric.window if decoding.switches else 1)
+        self._path: deque[Array] = deque(maxlen=1 if drafters is None else drafters.settings.metric.window)
 
     def reset(self) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
@@ -99,9 +98,11 @@ class TokenDrafter:
 
     def learn(self, record: StepRecord) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
-        if record.outcome is None:
-            return
-        decoded: Decoded = record.outcome.evidence
+        if record.outcome is not None:
+            self.verified(record.outcome.evidence)
+
+    def verified(self, decoded: Decoded) -> None:
+        """Learns what came of its last question: the tolerance of the next one, and whether it may be compensated."""
         drafted = decoded.sources == DRAFT
         tokens, bias = decoded.tokens[drafted], decoded.bias[drafted]
         self._threshold.update(variability(tokens - bias, tokens))
@@ -114,7 +115,7 @@ class TokenDrafter:
         if self._decoding.proposes == "retrieval":
             feature = encoded(self._policy, window)
         if recalls and feature is not None:
-            candidates = self._memory.search(feature, RETRIEVED).tokens
+            candidates = self._recalled(feature)
         elif self._decoding.proposes in ("last", "filter", "random", "draft"):
             candidates = self._candidates(window, rng)
         question = Question(candidates, self._decoding.then, recalls, self._rule(recalls), self._tail())
@@ -159,7 +160,8 @@ class TokenDrafter:
     def _tail(self) -> Tokens | None:
         if self._decoding.tail is None or not self._executed or not self._spacing.armed:
             return None
-        return self._tokens(self._extrapolated(self._decoding.tail))[0]
+        tail: Tokens = self._tokens(self._extrapolated(self._decoding.tail))[0]
+        return tail
 
     def _extrapolated(self, how: str) -> Chunk:
         found: Extrapolation = Persistence()
@@ -172,12 +174,11 @@ class TokenDrafter:
             return True
         settings = self._drafters.settings
         self._path.append(window["state"][-1, list(settings.path)])
-        return settings.metric.now(np.stack(self._path)) >= settings.fast
+        return bool(settings.metric.now(np.stack(self._path)) >= settings.fast)
 
-    @property
-    def _memory(self) -> Memory:
+    def _recalled(self, feature: Array) -> Tokens:
         assert self._drafters is not None, "a decoding that recalls needs drafters"
-        return self._drafters.memory
+        return self._drafters.memory.nearest(feature, RETRIEVED).tokens
 
     def _tokens(self, actions: Chunk) -> Tokens:
         """Of one chunk ``[H, A]``, normalised, as candidates ``[1, T]``; as long as the target's."""

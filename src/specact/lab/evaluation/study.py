@@ -17,7 +17,7 @@ from specact.lab.rollout.methods import METHODS, load_method
 # As in the paper (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
 PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 
-_TABLE = tuple(METHODS)
+_TABLE = tuple(name for name, method in METHODS.items() if not method.decoding)
 _AT_RATE = (
     "hybrid", "random", "random_learned", "head_random", "adahi", "uncertainty", "learned", "learned_action", "oracle",
 )  # fmt: skip

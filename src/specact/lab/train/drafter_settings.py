@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +110,7 @@ def _variability(rollouts: TokenRollouts, head: TokenHead) -> list[list[float]]:
     return [[found[row] for row in rows] for rows in _rows(rollouts)]
 
 
-def _by_episode(rollouts: TokenRollouts, column: str) -> list[NDArray[np.generic]]:
+def _by_episode(rollouts: TokenRollouts, column: str) -> list[NDArray[Any]]:
     return [vars(rollouts)[column][rows] for rows in _rows(rollouts)]
 
 

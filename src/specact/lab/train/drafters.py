@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +17,14 @@ from specact import __version__
 from specact.errors import BundleError, ConfigError
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import NETWORKS, TOKEN_PARTS, TokenBundle, load_tokens
-from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, Bigram, DraftedFor
+from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, BigramTable, DraftedFor
+from specact.families.tokens.head import TokenHead
 from specact.files import check_name, write_whole
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.token_rollouts import SHARD, RolloutOrder, TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.train.drafter_head import DrafterHead, Weights, chain_metrics, head_loss, output_layer
+from specact.lab.train.drafter_settings import fit_settings, memory_of
 from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, autocast, cosine, device_of, run
@@ -50,6 +52,11 @@ class DrafterRecipe:
         env: where it is rolled out; its own environment if not given.
         episodes: of the rollouts.
         strict: dimensions of an action that no tolerance is for, such as a gripper.
+        groups: the group of every dimension for HeiSD's acceptance, such as 0 for positions and 1 for a gripper; each
+            its own if not given.
+        path: indices into the observation ``state`` of the point whose path HeiSD's metric looks at.
+        window: inferences that it looks back on, at least 3.
+        top, tree, nodes: children of a node, depth and size of the head's tree.
         bigrams: K, tokens that are kept of those that follow a token.
         heads, dropout: of the head's layer.
         ahead: tokens that the head learns to draft on features of its own, one behind the other.
@@ -70,6 +77,12 @@ class DrafterRecipe:
     env: str | None = None
     episodes: int = 300
     strict: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+    path: tuple[int, ...] = (0, 1, 2)
+    window: int = 15
+    top: int = 8
+    tree: int = 4
+    nodes: int = 50
     bigrams: int = 16
     heads: int = 4
     dropout: float = 0.1
@@ -90,7 +103,7 @@ class DrafterRecipe:
 
     def __post_init__(self) -> None:
         check_name("a bundle", self.bundle)
-        check_ranges(self, dict.fromkeys(("heads", "ahead", "steps", "batch"), COUNT))
+        check_ranges(self, dict.fromkeys(("heads", "ahead", "steps", "batch", "top", "tree", "nodes"), COUNT))
         rates = ("feature_weight", "token_weight", "feature_noise", "weight_decay", "warmup")
         check_ranges(self, dict.fromkeys(rates, NOT_NEGATIVE))
         others = {
@@ -161,10 +174,7 @@ def train_drafters(
             "name": recipe.bundle, "env": order.env, "specact": __version__, "recipe": asked,
             "training": last_lines(out),
         }  # fmt: skip
-        spec = DraftedFor(target.fingerprint, target.networks.length, target.networks.width)
-        write_drafters(
-            folder, manifest, spec, stage.module, bigram_of(train.tokens, recipe.bigrams), recipe.precision == "float16"
-        )
+        write_drafters(folder, manifest, recipe, target, stage.module, train, held_out)
         return Trained([folder], last_lines(out))
 
 
@@ -224,8 +234,8 @@ def _tensors(rollouts: TokenRollouts, rows: Any, device: torch.device) -> tuple[
     return tokens.long(), features.float()
 
 
-def bigram_of(tokens: np.ndarray, most: int) -> Bigram:
-    """How often a token follows another, in chunks ``[N, T]``; the most frequent ``most``, see :class:`Bigram`.
+def bigram_of(tokens: np.ndarray, most: int) -> BigramTable:
+    """How often a token follows another, in chunks ``[N, T]``; the most frequent ``most``, see :class:`BigramTable`.
 
     The place's own frequencies count as one more observation: they are what is known after a token that never came.
     """
@@ -237,36 +247,51 @@ def bigram_of(tokens: np.ndarray, most: int) -> Bigram:
         log_probs = np.log(counts / counts.sum(-1, keepdims=True))
     best = np.argsort(-log_probs, axis=-1, kind="stable")[..., :most]
     kept = np.maximum(np.take_along_axis(log_probs, best, -1), np.finfo(np.float16).min)
-    return Bigram(best.astype(np.uint8), kept.astype(np.float16))
+    return BigramTable(best.astype(np.uint8), kept.astype(np.float16))
 
 
 def write_drafters(
-    path: Path, manifest: dict[str, Any], spec: DraftedFor, head: DrafterHead, bigram: Bigram, half: bool
+    path: Path,
+    manifest: dict[str, Any],
+    recipe: DrafterRecipe,
+    target: TokenBundle,
+    head: DrafterHead,
+    rollouts: TokenRollouts,
+    held_out: TokenRollouts,
 ) -> None:
     """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads.
 
     Args:
         path: folder to write; its manifest, if any, is removed first.
         manifest: name, env, recipe, training metrics.
-        spec: of the target.
-        head: as trained; its weights are rounded in place where ``half`` says so.
-        bigram: a part, as it is.
-        half: store weights as float16 (computed in float32 after loading).
+        recipe: what the other parts are fitted with.
+        target: that is drafted for.
+        head: as trained; its weights are rounded in place where the recipe says so.
+        rollouts, held_out: of the target.
 
     Raises:
         BundleError: if the exported head does not answer like the trained one.
+        ConfigError: as :func:`~specact.lab.train.drafter_settings.fit_settings`.
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
     head.eval().requires_grad_(False)
+    half, files = recipe.precision == "float16", {part: path / name for part, name in DRAFTER_PARTS.items()}
     if half:
         round_to_half(head)
     told = {
-        "kind": "drafters", **manifest, "parity": {"head": export_head(head, path / DRAFTER_PARTS["head"], half)},
+        "kind": "drafters", **manifest, "parity": {"head": export_head(head, files["head"], half)},
         "parameters": {"head": sum(p.numel() for p in head.parameters())},
     }  # fmt: skip
-    write_whole(path / DRAFTER_PARTS["bigram"], save(vars(bigram)))
-    write_manifest(path, told, spec, DRAFTER_PARTS)
+    write_whole(files["bigram"], save(vars(bigram_of(rollouts.tokens, recipe.bigrams))))
+    memory_of(rollouts).save(files["memory"])
+    length, width, actions = target.networks.length, target.networks.width, target.spec.actions
+    settings = fit_settings(
+        rollouts, held_out, TokenHead(files["head"], length, width), actions,
+        strict=recipe.strict, groups=recipe.groups or tuple(range(actions)), path=recipe.path, window=recipe.window,
+    )  # fmt: skip
+    settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes)
+    write_manifest(path, told, DraftedFor(target.fingerprint, length, width, settings), DRAFTER_PARTS)
 
 
 def export_head(head: DrafterHead, file: Path, half: bool) -> float:

@@ -1,0 +1,127 @@
+"""What there is to gain by decoding tokens otherwise: every decoding on the same inferences, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specact.families.tokens.decoding import load_decoding
+from specact.families.tokens.drafting import TokenDrafter
+from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.rollout.rollout import start_of
+from specact.lab.statistics import mean_interval
+from specact.observation import ObservationHistory, Window
+from specact.rng import Role, StepAddress, stream
+from specact.verification import LocalTarget, Target
+
+# Numbers that nobody trains, calibrates or evaluates on.
+_FIRST_EPISODE = 30_000_000
+
+
+def measure_gain(
+    pair: TokenPair,
+    env: str,
+    names: Sequence[str],
+    episodes: int,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, dict[str, float]]:
+    """Lets the target act greedily, and every decoding answer each of its observations.
+
+    What a decoding remembers is what was executed: the target's actions. So all of them answer the same questions, and
+    none is judged by how it would lead. They are timed in an order that is drawn for each inference.
+
+    Args:
+        pair: the target and its drafters.
+        env: name of the environment.
+        names: of decodings.
+        episodes: how many.
+        seed: of the episodes' starts and the order.
+        progress: told (done, in all) after every episode.
+
+    Returns:
+        For each decoding, means over all inferences: ``passes`` of the target's decoder, with the one over the prefix;
+        ``read``, tokens they read after it; ``accepted``, drafted tokens that were accepted, and ``accepted_free``
+        without those of dimensions for which no tolerance is; ``greedy``, share of chunks that are those of greedy
+        decoding; ``compensated``, tokens from a tail; ``ms``, median time of an inference, the proposal's included, and
+        ``relative``, the mean ratio to greedy decoding's with its interval ``relative_low``, ``relative_high`` over
+        episodes; ``inferences``, how many.
+    """
+    pair_target: Target[Any] = LocalTarget(pair.target)
+    drafters = {name: pair.drafter_of(load_decoding(name)) for name in names}
+    robot = SimulatedRobot(load_task(env, pair.observation))
+    history = ObservationHistory(pair.observation)
+    order, address = stream(seed, Role.GATE), StepAddress(seed, 0, 0, 0)
+    table: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    seconds: dict[str, list[list[float]]] = {name: [] for name in names}
+    for episode in range(_FIRST_EPISODE, _FIRST_EPISODE + episodes):
+        history.reset()
+        robot.start(start_of(seed, episode, robot.task))
+        for name, drafter in drafters.items():
+            drafter.reset()
+            seconds[name].append([])
+        while not robot.done:
+            window = history.push(robot.observe())
+            wanted = pair.policy.decode([pair.policy.spec.observation.select(window)], [order])[0]
+            for name in order.permutation(list(names)).tolist():
+                started = time.perf_counter()
+                decoded = _answered(pair, pair_target, drafters[name], window, address, order)
+                seconds[name][-1].append(time.perf_counter() - started)
+                table[name].append(_row(decoded, wanted[0], _free(pair)))
+            for number, action in enumerate(pair.policy.to_environment(wanted)[0]):
+                if number:
+                    history.push(robot.observe())
+                robot.act(action)
+                for drafter in drafters.values():
+                    drafter.update(action, pair.units.from_environment(action))
+                if robot.done:
+                    break
+        progress(episode + 1 - _FIRST_EPISODE, episodes)
+    base = [sum(one) for one in seconds["ar"]] if "ar" in seconds else None
+    return {name: _summary(table[name], seconds[name], base) for name in names}
+
+
+def _answered(
+    pair: TokenPair, target: Target[Any], drafter: TokenDrafter, window: Window, address: StepAddress,
+    rng: np.random.Generator,
+) -> Decoded:  # fmt: skip
+    proposal = drafter.propose(window, rng)
+    outcome: Any = pair.verifier(target).submit(proposal, address).result()
+    decoded: Decoded = outcome.evidence
+    drafter.verified(decoded)
+    return decoded
+
+
+def _free(pair: TokenPair) -> np.ndarray:
+    """The tokens of dimensions that a tolerance is for, bool ``[T]``."""
+    spec = pair.policy.spec
+    strict = () if pair.drafters is None else pair.drafters.settings.strict
+    return ~np.isin(np.arange(spec.chunk * spec.actions) % spec.actions, strict)
+
+
+_COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated")
+
+
+def _row(decoded: Decoded, wanted: np.ndarray, free: np.ndarray) -> tuple[float, ...]:
+    drafted = decoded.sources == DRAFT
+    return (
+        1 + len(decoded.accepted), sum(decoded.read), drafted.sum(), (drafted & free).sum(),
+        (decoded.tokens == wanted).all(), (decoded.sources == TAIL).sum(),
+    )  # fmt: skip
+
+
+def _summary(rows: list[tuple[float, ...]], seconds: list[list[float]], base: list[float] | None) -> dict[str, float]:
+    found = dict(zip(_COLUMNS, np.mean(rows, axis=0).tolist(), strict=True))
+    found |= {"ms": 1e3 * float(np.median(np.concatenate(seconds))), "inferences": len(rows)}
+    if base is not None:
+        ratios = mean_interval(np.array([sum(one) / all_ for one, all_ in zip(seconds, base, strict=True)]))
+        found |= {"relative": ratios.mean, "relative_low": ratios.low, "relative_high": ratios.high}
+    return found
