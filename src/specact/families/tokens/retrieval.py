@@ -1,0 +1,164 @@
+"""Chunks of tokens that were right where it looked alike: retrieval of HeiSD (Zheng et al. 2026, arXiv 2603.17573).
+
+HeiSD keeps the features of both views of every demonstrated step in a vector database, one for each task, and searches
+it by cosine. Here it is one file; an index of it is searched exactly, or in a graph of the same kind as theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from specact.errors import BundleError, ConfigError, ObservationError
+from specact.families.tokens.bins import BINS
+from specact.families.tokens.search import Array, ExactSearch, GraphSearch, Search, Tokens
+from specact.files import write_whole
+from specact.ranges import NOT_NEGATIVE, Range, check_ranges
+
+
+def unit(features: NDArray[np.floating]) -> Array:
+    """Features of length 1, ``[..., F]``: their products are cosines.
+
+    Raises:
+        ObservationError: for one that is 0 or not finite.
+    """
+    lengths = np.linalg.norm(features.astype(np.float64), axis=-1, keepdims=True)
+    if not (np.isfinite(lengths) & (lengths > 0.0)).all():
+        raise ObservationError("a feature is 0 or not finite, so that nothing is like it", "not_finite")
+    return (features / lengths).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What was seen and what was right then, of n steps.
+
+    Attributes:
+        features: of length 1, ``[n, F]``.
+        tokens: the chunk that the target chose, or that was demonstrated, ``[n, T]``, each 0 to 255.
+        episodes, steps: where it was, ``[n]``.
+
+    Raises:
+        ConfigError: if there is none, or the parts do not fit together.
+    """
+
+    features: Array
+    tokens: Tokens
+    episodes: Tokens
+    steps: Tokens
+
+    def __post_init__(self) -> None:
+        shapes = {name: part.shape for name, part in vars(self).items()}
+        count, apart = len(self.features), np.linalg.norm(self.features, axis=-1) - 1.0
+        if not count or [len(shape) for shape in shapes.values()] != [2, 2, 1, 1] or not all(self.tokens.shape):
+            raise ConfigError(f"entries need features [n, F], tokens [n, T], episodes [n] and steps [n], got {shapes}")
+        if any(shape[0] != count for shape in shapes.values()):
+            raise ConfigError(f"entries need as many of each, got {shapes}")
+        if not (np.abs(apart) < 1e-3).all() or self.tokens.min() < 0 or self.tokens.max() >= BINS:
+            raise ConfigError(f"entries need features of length 1, see unit(), and tokens of 0 to {BINS - 1}")
+
+    def save(self, path: Path) -> None:
+        """Writes a safetensors file.
+
+        Raises:
+            ConfigError: if it cannot be written.
+        """
+        parts = {name: np.ascontiguousarray(part) for name, part in vars(self).items()}
+        write_whole(path, save({**parts, "tokens": self.tokens.astype(np.uint8)}))
+
+
+def load_entries(path: Path) -> Entries:
+    """What :meth:`Entries.save` wrote.
+
+    Raises:
+        BundleError: if the file is missing or damaged, or holds something else.
+    """
+    try:
+        parts = load_file(path)
+        kinds = {name: part.dtype for name, part in parts.items()}
+        if kinds != {"features": np.float32, "tokens": np.uint8, "episodes": np.int64, "steps": np.int64}:
+            raise ConfigError(f"it holds {sorted(parts)}")
+        return Entries(**{**parts, "tokens": parts["tokens"].astype(np.int64)})
+    except (SafetensorError, OSError, TypeError, KeyError, ConfigError) as error:  # two of types that NumPy lacks
+        raise BundleError(f"{path} holds no entries to retrieve ({error}); export it again") from None
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The K entries that are most alike, best first.
+
+    Attributes:
+        tokens: their chunks, ``[K, T]``.
+        similarities: cosines, ``[K]``.
+        episodes, steps: where they come from, ``[K]``.
+    """
+
+    tokens: Tokens
+    similarities: Array
+    episodes: Tokens
+    steps: Tokens
+
+
+class Index:
+    """Entries that can be searched.
+
+    Args:
+        entries: what is found.
+        graph: whether to search a graph, which pays where there are many.
+
+    Attributes:
+        entries: as given.
+
+    Raises:
+        MissingExtraError: for a graph without the package voyager.
+    """
+
+    def __init__(self, entries: Entries, *, graph: bool = False) -> None:
+        self.entries = entries
+        self._search: Search = (GraphSearch if graph else ExactSearch)(entries.features)
+
+    def nearest(self, feature: NDArray[np.floating], count: int = 1) -> Retrieved:
+        """The entries most like a feature; all of them where there are not so many.
+
+        Args:
+            feature: ``[F]``, of any length but 0.
+            count: K, at least 1.
+
+        Raises:
+            ObservationError: for a feature that is 0 or not finite.
+        """
+        entries, feature = self.entries, unit(feature)
+        found = np.sort(self._search.nearest(feature, min(count, len(entries.features))))
+        similarities = entries.features[found] @ feature
+        order = np.argsort(-similarities, kind="stable")
+        found = found[order]
+        return Retrieved(entries.tokens[found], similarities[order], entries.episodes[found], entries.steps[found])
+
+
+@dataclass(frozen=True)
+class SkipRule:
+    """When a retrieved chunk is executed without the target: soon after it verified, and where it looks as it did then.
+
+    Attributes:
+        similarity: the least cosine of the feature and that of the last verified step.
+        distance: the most steps since then; 0 for never.
+    """
+
+    similarity: float = 1.0
+    distance: int = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"similarity": Range(-1.0, 1.0), "distance": NOT_NEGATIVE})
+
+    def skips(self, similarity: float, distance: int) -> bool:
+        """Whether a step does without the target.
+
+        Args:
+            similarity: cosine of its feature and that of the last verified step.
+            distance: steps since then, at least 1.
+        """
+        return distance <= self.distance and similarity >= self.similarity
