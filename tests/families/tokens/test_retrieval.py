@@ -45,9 +45,11 @@ def test_the_nearest_come_first_with_their_tokens_and_place(graph: bool) -> None
 
 
 def test_equal_features_come_in_their_order() -> None:
-    known = entries(4)
-    index = Index(replace(known, features=known.features[[0, 0, 1, 0]]))
-    assert index.nearest(known.features[0], 3).steps.tolist() == [0, 1, 3]
+    known = entries(200)
+    same = np.random.default_rng(1).permutation(200) < 60
+    known = replace(known, features=known.features[np.where(same, 0, 1)], steps=np.arange(200))
+    index = Index(known)
+    assert index.nearest(known.features[same][0], 60).steps.tolist() == np.flatnonzero(same).tolist()
 
 
 def test_a_feature_that_points_nowhere_is_refused() -> None:

@@ -30,7 +30,8 @@ def unit(features: NDArray[np.floating]) -> Array:
     lengths = np.linalg.norm(features.astype(np.float64), axis=-1, keepdims=True)
     if not (np.isfinite(lengths) & (lengths > 0.0)).all():
         raise ObservationError("a feature is 0 or not finite, so that nothing is like it", "not_finite")
-    return (features / lengths).astype(np.float32)
+    scaled: Array = (features / lengths).astype(np.float32)
+    return scaled
 
 
 @dataclass(frozen=True)
