@@ -65,6 +65,15 @@ def test_the_distance_ends_where_it_is_no_longer_safe(reach: int) -> None:
     assert found.skipped == 100 * reach * (reach + 1) // 2 and found.safe is not None and found.safe.mean == 1.0
 
 
+def test_a_shorter_distance_is_taken_where_it_skips_more() -> None:
+    # Over two steps only what looks the same is safe; over one step what is 60 degrees off is, too, and there is more.
+    off = np.array([[1.0, 0.0, 0.0], [0.5, np.sqrt(0.75), 0.0], [0.0, 0.0, 1.0]])
+    episodes = [(off[[0, 1]], True)] * 500 + [(off[[0, 2, 1]], False)] * 100 + [(off[[0, 0]], True)] * 100
+    features, safe = zip(*[(seen, np.full(len(seen), fine)) for seen, fine in episodes], strict=True)
+    found = fit_skip(features, safe, 2)
+    assert found.rule.distance == 1 and found.rule.similarity == pytest.approx(0.5) and found.skipped == 600
+
+
 def test_where_skipping_is_as_safe_at_every_distance_the_longest_is_taken() -> None:
     rng = np.random.default_rng(2)
     features = [rng.normal(size=(50, 3)) for _ in range(20)]
