@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from specact.lab.statistics import contrast, holm, mean_interval, success_margin, wilson
+from specact.lab.statistics import contrast, holm, mean_interval, roc_auc, success_margin, wilson
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (10, 10), (57, 100), (999, 1000), (0, 1)])
@@ -182,3 +182,14 @@ def test_methods_that_never_differed_in_a_few_episodes_may_still_differ() -> Non
     assert few.low < 0.0 < many.low
     turned = success_margin(same, ~same)
     assert (turned.mean, turned.low > 0.6) == (1.0, True)
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
+    rng = np.random.default_rng(4)
+    scores, positive = rng.integers(0, 6, 60).astype(np.float64), rng.random(60) < 0.4
+    above = np.sign(scores[positive][:, None] - scores[~positive])
+    assert roc_auc(scores, positive) == pytest.approx(float((above + 1.0).mean() / 2.0))
+    assert roc_auc(np.arange(5.0), np.arange(5) >= 3) == 1.0
+    assert roc_auc(np.arange(5.0), np.arange(5) < 3) == 0.0
+    assert roc_auc(np.ones(5), np.arange(5) < 3) == 0.5
+    assert roc_auc(scores, np.ones(60, np.bool_)) is None and roc_auc(scores, np.zeros(60, np.bool_)) is None

@@ -154,3 +154,19 @@ def choice_efficiency(rejection: NDArray[np.float64], sent: NDArray[np.bool_]) -
     if chance - best < LEAST_GAIN * len(sent):
         return None
     return (chance - float(rejection[~sent].sum())) / (chance - best)
+
+
+def roc_auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
+    """The probability that a positive has the larger score than a negative, ties counted half: 1/2 is chance.
+
+    The Mann-Whitney statistic over the number of pairs. None where all are positive, or none.
+
+    Args:
+        scores: ``[N]``.
+        positive: bool ``[N]``.
+    """
+    count = int(positive.sum())
+    if count in (0, len(positive)):
+        return None
+    above = stats.rankdata(scores)[positive].sum() - count * (count + 1) / 2
+    return float(above / (count * (len(positive) - count)))

@@ -1,30 +1,24 @@
 """Chunks of tokens that were right where it looked alike: retrieval of HeiSD (Zheng et al. 2026, arXiv 2603.17573).
 
 HeiSD keeps the features of both views of every demonstrated step in a vector database, one for each task, and searches
-it by cosine. So does this, without a database server: exactly, or in a graph (HNSW, Malkov and Yashunin 2018).
+it by cosine. Here it is one file; an index of it is searched exactly, or in a graph of the same kind as theirs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from specact.errors import BundleError, ConfigError, MissingExtraError, ObservationError
+from specact.errors import BundleError, ConfigError, ObservationError
 from specact.families.tokens.bins import BINS
+from specact.families.tokens.search import Array, ExactSearch, GraphSearch, Search, Tokens
 from specact.files import write_whole
 from specact.ranges import NOT_NEGATIVE, Range, check_ranges
-
-Array = NDArray[np.float32]
-Tokens = NDArray[np.int64]
-
-# Of the graph: neighbours of a node, candidates while it is built (both as in the paper), and while it is searched.
-_NEIGHBOURS, _BUILDING, _SEARCHING = 16, 100, 100
 
 
 def unit(features: NDArray[np.floating]) -> Array:
@@ -36,7 +30,8 @@ def unit(features: NDArray[np.floating]) -> Array:
     lengths = np.linalg.norm(features.astype(np.float64), axis=-1, keepdims=True)
     if not (np.isfinite(lengths) & (lengths > 0.0)).all():
         raise ObservationError("a feature is 0 or not finite, so that nothing is like it", "not_finite")
-    return (features / lengths).astype(np.float32)
+    scaled: Array = (features / lengths).astype(np.float32)
+    return scaled
 
 
 @dataclass(frozen=True)
@@ -109,73 +104,12 @@ class Retrieved:
     steps: Tokens
 
 
-class Search(Protocol):
-    """Finds the features most like another."""
-
-    def nearest(self, feature: Array, count: int) -> Tokens:
-        """Numbers of ``count`` features, in any order.
-
-        Args:
-            feature: of length 1, ``[F]``.
-            count: at most as many as there are.
-        """
-        ...
-
-
-class ExactSearch:
-    """Compares with every feature.
-
-    Args:
-        features: of length 1, ``[n, F]``.
-    """
-
-    def __init__(self, features: Array) -> None:
-        self._features = features
-
-    def nearest(self, feature: Array, count: int) -> Tokens:
-        """See :class:`Search`."""
-        found: Tokens = np.argpartition(-(self._features @ feature), count - 1)[:count]
-        return found
-
-
-class GraphSearch:
-    """Follows a graph of neighbours: of n features it compares with a few hundred, and may miss some of the nearest.
-
-    The graph is built on one thread, from a fixed seed, so that the same features give the same answers.
-
-    Args:
-        features: of length 1, ``[n, F]``.
-
-    Raises:
-        MissingExtraError: without the package voyager.
-    """
-
-    def __init__(self, features: Array) -> None:
-        try:
-            import voyager
-        except ModuleNotFoundError as error:
-            raise MissingExtraError("voyager", "retrieval") from error
-        self._exact, self._unreached = ExactSearch(features), voyager.RecallError
-        self._graph: Any = voyager.Index(
-            voyager.Space.InnerProduct, features.shape[1], M=_NEIGHBOURS, ef_construction=_BUILDING, random_seed=1
-        )
-        self._graph.add_items(features, num_threads=1)
-
-    def nearest(self, feature: Array, count: int) -> Tokens:
-        """See :class:`Search`; exact where the graph leads to fewer."""
-        try:
-            found, _ = self._graph.query(feature, k=count, num_threads=1, query_ef=max(_SEARCHING, 2 * count))
-        except self._unreached:
-            return self._exact.nearest(feature, count)
-        return np.asarray(found, np.int64)
-
-
 class Index:
     """Entries that can be searched.
 
     Args:
         entries: what is found.
-        graph: whether to search a graph, which pays from some ten thousand entries on.
+        graph: whether to search a graph, which pays where there are many.
 
     Attributes:
         entries: as given.
