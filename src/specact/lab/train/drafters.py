@@ -79,7 +79,7 @@ class DrafterRecipe:
     feature_noise: float = 0.2
     steps: int = 2000
     batch: int = 64
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 1e-2
     warmup: int = 100
     average: float = 0.998
