@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from specact.cli.train import train as command
 from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowUnits
 from specact.families.chunks.policy import ChunkSpec
@@ -75,6 +76,11 @@ def write_target(folder: Path, seed: int = 0) -> TokenBundle:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
     return write_target(tmp_path_factory.mktemp("target") / "small")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> TokenBundle:
+    return write_target(tmp_path_factory.mktemp("other") / "small", seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +197,7 @@ def test_rounds_are_counted_as_they_are_played(target: TokenBundle) -> None:
     assert found == {"accepted": accepted / rounds, "passes": 1.0 + rounds / 40}
 
 
-def test_drafters_of_another_target_are_refused(run: Path, tmp_path: Path) -> None:
-    other = write_target(tmp_path / "other", seed=5)
+def test_drafters_of_another_target_are_refused(run: Path, other: TokenBundle) -> None:
     with pytest.raises(BundleError, match="learned from the target"):
         load_drafters(run / "bundles" / "drafted", other)
     with pytest.raises(BundleError, match="load_drafters"):
@@ -225,8 +230,7 @@ def test_a_stopped_run_ends_with_the_bytes_of_one_never_stopped(
         assert (out / path.relative_to(run)).read_bytes() == path.read_bytes(), path
 
 
-def test_a_run_of_another_target_is_not_continued(run: Path, tmp_path: Path) -> None:
-    other = write_target(tmp_path / "other", seed=5)
+def test_a_run_of_another_target_is_not_continued(run: Path, other: TokenBundle) -> None:
     with pytest.raises(ConfigError, match="another recipe"):
         train_drafters(recipe_for(other), run, quiet)
 
@@ -265,6 +269,21 @@ def test_a_recipe_that_does_not_fit_its_target_is_refused(
     with pytest.raises(ConfigError, match=said):
         train_drafters(replace(recipe_for(target), **changed), tmp_path / "run", quiet)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_trains_drafters(target: TokenBundle, run: Path, tmp_path: Path, capsys: Any) -> None:
+    """The run that is there is of the same recipe: nothing is trained again, and the bundle is the same."""
+    told = vars(recipe_for(target)) | {"strict": [1]}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in told.items() if value is not None]
+    recipe, out = tmp_path / "recipe.toml", shutil.copytree(run, tmp_path / "run")
+    recipe.write_text("\n".join(lines))
+    command(recipe, out=out, jobs=1, json=True)
+    assert json.loads(capsys.readouterr().out)["bundles"] == [str(out / "bundles" / "drafted")]
+    assert load_drafters(out / "bundles" / "drafted", target).fingerprint == (
+        load_drafters(run / "bundles" / "drafted", target).fingerprint
+    )
+    with pytest.raises(ConfigError, match="leave out --distil"):
+        command(recipe, out=out, distil="ball")
 
 
 def committed() -> Iterator[Path]:

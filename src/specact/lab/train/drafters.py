@@ -88,11 +88,11 @@ class DrafterRecipe:
     dropout: float = 0.1
     ahead: int = 4
     feature_weight: float = 1.0
-    token_weight: float = 0.1
+    token_weight: float = 1.0
     feature_noise: float = 0.2
-    steps: int = 4000
+    steps: int = 2000
     batch: int = 64
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 1e-2
     warmup: int = 100
     average: float = 0.998
