@@ -17,16 +17,18 @@ from specact.families.tokens.kinematics import KinematicMetric
 from specact.families.tokens.network import causal
 from specact.families.tokens.retrieval import Entries, Index, unit
 from specact.families.tokens.threshold import typical_change, variability
-from specact.lab.evaluation.retrieval import fit_skip
+from specact.lab.evaluation.skipping import agreement, fit_skip
 from specact.lab.rollout.token_rollouts import TokenRollouts
 
 # HeiSD's tolerance of a group's sum and of each of its tokens, and the middle of KERV's tolerances [bins].
 GROUP_TOTAL, GROUP_EACH, MIDDLE = 30, 15, 10
+# Inferences in a row that may do without verification.
+LONGEST_SKIP = 8
 
 
 def memory_of(rollouts: TokenRollouts) -> Entries:
-    """What the target wrote where it then succeeded, by what its encoder made of the observation."""
-    kept = rollouts.success
+    """What the target wrote by what its encoder made of the observation, in episodes that succeeded, if any did."""
+    kept = rollouts.success if rollouts.success.any() else np.ones(len(rollouts), np.bool_)
     return Entries(
         unit(rollouts.seen[kept].astype(np.float32)),
         rollouts.tokens[kept].astype(np.int64),
@@ -38,7 +40,6 @@ def memory_of(rollouts: TokenRollouts) -> Entries:
 def fit_settings(
     rollouts: TokenRollouts,
     held_out: TokenRollouts,
-    head: TokenHead,
     actions: int,
     *,
     strict: Sequence[int],
@@ -48,25 +49,33 @@ def fit_settings(
 ) -> DrafterSettings:
     """Filters and ranges from the rollouts that the memory is made of; what is judged by agreement, on others.
 
+    The scale of KERV's threshold is left at 1: it takes a head, see :func:`scale_of`.
+
     Args:
         rollouts: of the memory.
         held_out: other episodes.
-        head: drafts for the scale of KERV's threshold.
         actions: A.
-        strict, groups, path: see :class:`~specact.families.tokens.drafter_bundle.DrafterSettings`.
+        strict, groups: see :class:`~specact.families.tokens.drafter_bundle.DrafterSettings`; no groups: each dimension
+            its own.
+        path: likewise; none: all numbers of the state.
         window: inferences that the kinematic metric looks back on.
 
     Raises:
         ConfigError: for values that do not fit the policy, or rollouts that are too short for the window.
     """
     length = rollouts.tokens.shape[1]
+    groups, path = groups or range(actions), path or range(rollouts.state.shape[1])
     rule = grouped(GROUP_TOTAL, GROUP_EACH, length, actions, groups, strict)
     executed = [to_actions(tokens.astype(np.int64)).reshape(-1, actions) for tokens in _by_episode(rollouts, "tokens")]
     metric = KinematicMetric.fit([states[:, list(path)] for states in _by_episode(rollouts, "state")], window)
     memory = Index(memory_of(rollouts))
-    recalled = np.stack([memory.nearest(feature.astype(np.float32)).tokens[0] for feature in held_out.seen])
-    agrees = np.array([rule.accepted(bias, 0) == length for bias in recalled - held_out.tokens.astype(np.int64)])
-    moving = np.concatenate([metric.along(states[:, list(path)]) for states in _by_episode(held_out, "state")])
+    agrees = agreement(
+        memory, held_out.seen, held_out.tokens.astype(np.int64), lambda bias: rule.accepted(bias, 0) == length
+    )
+    moving = np.zeros(len(held_out))
+    rows_held_out = _rows(held_out)
+    for rows in rows_held_out:
+        moving[rows] = metric.along(held_out.state[rows][:, list(path)])
     return DrafterSettings(
         strict=tuple(strict),
         groups=tuple(groups),
@@ -75,10 +84,12 @@ def fit_settings(
             "velocity": Kalman.fit(executed, motion="velocity", copied=strict),
             "walk": Kalman.fit(executed, motion="walk", copied=strict),
         },
-        scale=typical_change(_variability(held_out, head)),
+        scale=1.0,
         metric=metric,
         fast=least_worthwhile(moving, agrees),
-        skip=fit_skip(memory, held_out, lambda bias: rule.accepted(bias, 0) == length),
+        skip=fit_skip(
+            [held_out.seen[rows] for rows in rows_held_out], [agrees[rows] for rows in rows_held_out], LONGEST_SKIP
+        ).rule,
     )
 
 
@@ -97,8 +108,8 @@ def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) ->
     return float(ranked[best]) if gains[best] > 0 else float(np.nextafter(ranked[0], np.inf))
 
 
-def _variability(rollouts: TokenRollouts, head: TokenHead) -> list[list[float]]:
-    """Of every inference, the variability of the head's chain on the target's own prefix."""
+def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
+    """K_S of KERV's threshold, where the head's drafts on the target's own prefix are accepted within 10 bins."""
     tokens = rollouts.tokens.astype(np.int64)
     count, length = tokens.shape
     places = np.broadcast_to(np.arange(length - 1), (count, length - 1))
@@ -107,7 +118,7 @@ def _variability(rollouts: TokenRollouts, head: TokenHead) -> list[list[float]]:
     drafted, wanted = logits.argmax(-1), tokens[:, 1:]
     near = np.abs(drafted - wanted) <= MIDDLE
     found = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
-    return [[found[row] for row in rows] for rows in _rows(rollouts)]
+    return typical_change([[found[row] for row in rows] for rows in _rows(rollouts)])
 
 
 def _by_episode(rollouts: TokenRollouts, column: str) -> list[NDArray[Any]]:

@@ -17,14 +17,14 @@ from specact import __version__
 from specact.errors import BundleError, ConfigError
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.bundle import NETWORKS, TOKEN_PARTS, TokenBundle, load_tokens
-from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, BigramTable, DraftedFor
+from specact.families.tokens.drafter_bundle import DRAFTER_PARTS, BigramTable, DraftedFor, DrafterSettings
 from specact.families.tokens.head import TokenHead
 from specact.files import check_name, write_whole
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.token_rollouts import SHARD, RolloutOrder, TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.train.drafter_head import DrafterHead, Weights, chain_metrics, head_loss, output_layer
-from specact.lab.train.drafter_settings import fit_settings, memory_of
+from specact.lab.train.drafter_settings import fit_settings, memory_of, scale_of
 from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, autocast, cosine, device_of, run
@@ -54,7 +54,7 @@ class DrafterRecipe:
         strict: dimensions of an action that no tolerance is for, such as a gripper.
         groups: the group of every dimension for HeiSD's acceptance, such as 0 for positions and 1 for a gripper; each
             its own if not given.
-        path: indices into the observation ``state`` of the point whose path HeiSD's metric looks at.
+        path: indices into the observation ``state`` of the point whose path HeiSD's metric looks at; all if not given.
         window: inferences that it looks back on, at least 3.
         top, tree, nodes: children of a node, depth and size of the head's tree.
         bigrams: K, tokens that are kept of those that follow a token.
@@ -78,8 +78,8 @@ class DrafterRecipe:
     episodes: int = 300
     strict: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
-    path: tuple[int, ...] = (0, 1, 2)
-    window: int = 15
+    path: tuple[int, ...] = ()
+    window: int = 5
     top: int = 8
     tree: int = 4
     nodes: int = 50
@@ -164,6 +164,12 @@ def train_drafters(
             read_rollouts([order.file(number) for number in part])
             for part in (range(first_held_out), range(first_held_out, files))
         )
+        # Before the training, so that what does not fit is refused before it.
+        settings = fit_settings(
+            train, held_out, target.spec.actions, strict=recipe.strict, groups=recipe.groups, path=recipe.path,
+            window=recipe.window,
+        )  # fmt: skip
+        settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes)
         stage = _stage(recipe, target, train, held_out)
         stage.module.load_state_dict(
             run(stage, out, lambda done: progress(stage.name, done, recipe.steps), every=every, device=device)
@@ -174,7 +180,7 @@ def train_drafters(
             "name": recipe.bundle, "env": order.env, "specact": __version__, "recipe": asked,
             "training": last_lines(out),
         }  # fmt: skip
-        write_drafters(folder, manifest, recipe, target, stage.module, train, held_out)
+        write_drafters(folder, manifest, recipe, settings, target, stage.module, train, held_out)
         return Trained([folder], last_lines(out))
 
 
@@ -254,6 +260,7 @@ def write_drafters(
     path: Path,
     manifest: dict[str, Any],
     recipe: DrafterRecipe,
+    settings: DrafterSettings,
     target: TokenBundle,
     head: DrafterHead,
     rollouts: TokenRollouts,
@@ -264,14 +271,15 @@ def write_drafters(
     Args:
         path: folder to write; its manifest, if any, is removed first.
         manifest: name, env, recipe, training metrics.
-        recipe: what the other parts are fitted with.
+        recipe: of the training.
+        settings: all but the scale of a threshold, which takes the head.
         target: that is drafted for.
         head: as trained; its weights are rounded in place where the recipe says so.
         rollouts, held_out: of the target.
 
     Raises:
         BundleError: if the exported head does not answer like the trained one.
-        ConfigError: as :func:`~specact.lab.train.drafter_settings.fit_settings`.
+        ConfigError: if the head's drafts are always the target's.
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
@@ -285,12 +293,8 @@ def write_drafters(
     }  # fmt: skip
     write_whole(files["bigram"], save(vars(bigram_of(rollouts.tokens, recipe.bigrams))))
     memory_of(rollouts).save(files["memory"])
-    length, width, actions = target.networks.length, target.networks.width, target.spec.actions
-    settings = fit_settings(
-        rollouts, held_out, TokenHead(files["head"], length, width), actions,
-        strict=recipe.strict, groups=recipe.groups or tuple(range(actions)), path=recipe.path, window=recipe.window,
-    )  # fmt: skip
-    settings = replace(settings, top=recipe.top, depth=recipe.tree, nodes=recipe.nodes)
+    length, width = target.networks.length, target.networks.width
+    settings = replace(settings, scale=scale_of(held_out, TokenHead(files["head"], length, width)))
     write_manifest(path, told, DraftedFor(target.fingerprint, length, width, settings), DRAFTER_PARTS)
 
 
