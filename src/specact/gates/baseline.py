@@ -48,6 +48,33 @@ class Always(Gate):
         return 0.0
 
 
+class Periodic(Gate):
+    """Transmits the first step, and then every n-th: the pattern of HeiSD's released code.
+
+    Args:
+        period: n, at least 1.
+
+    Raises:
+        ConfigError: for another period.
+    """
+
+    calibrated: ClassVar[bool] = False
+
+    def __init__(self, period: int = 3) -> None:
+        if period < 1:
+            raise ConfigError(f"a period must be at least 1, got {period}")
+        super().__init__(math.inf, max_skips=period - 1)
+
+    @classmethod
+    def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Periodic:
+        """Every third step."""
+        return cls()
+
+    def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
+        """Always 0."""
+        return 0.0
+
+
 class Random(Gate):
     """Transmits each step with the same probability: what any other gate has to beat at equal rate.
 

@@ -23,6 +23,7 @@ GATES = {
     "never": "specact.gates.baseline:Never",
     "always": "specact.gates.baseline:Always",
     "random": "specact.gates.baseline:Random",
+    "periodic": "specact.gates.baseline:Periodic",
     "deviation": "specact.gates.deviation:ActionDeviation",
     "uncertainty": "specact.gates.uncertainty:Uncertainty",
     "learned": "specact.gates.rejection:Learned",

@@ -100,6 +100,17 @@ DECODINGS: dict[str, Decoding] = {
         "the last action instead of the memory, verified at random at HeiSD's rate: the control",
         "last", then="head", bins=9, gate="random", rate_of="heisd",
     ),
+    "heisd_fixed": _heisd(
+        "HeiSD as in its released code: two of three inferences not verified", "periodic", switches=False
+    ),
+    "last_fixed": Decoding(
+        "the last action instead of the memory, two of three inferences not verified: the control",
+        "last", then="head", bins=9, gate="periodic",
+    ),
+    "draft_fixed": Decoding(
+        "a draft policy instead of the memory, two of three inferences not verified: the control",
+        "draft", then="head", bins=9, gate="periodic",
+    ),
     "retrieval": Decoding("the memory alone, never verified: the control", "retrieval", gate="never"),
 }  # fmt: skip
 

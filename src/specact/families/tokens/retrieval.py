@@ -69,7 +69,8 @@ class Entries:
             ConfigError: if it cannot be written.
         """
         parts = {name: np.ascontiguousarray(part) for name, part in vars(self).items()}
-        write_whole(path, save({**parts, "tokens": self.tokens.astype(np.uint8)}))
+        halved = {"tokens": self.tokens.astype(np.uint8), "features": self.features.astype(np.float16)}
+        write_whole(path, save(parts | halved))
 
 
 def load_entries(path: Path) -> Entries:
@@ -81,10 +82,11 @@ def load_entries(path: Path) -> Entries:
     try:
         parts = load_file(path)
         kinds = {name: part.dtype for name, part in parts.items()}
-        if kinds != {"features": np.float32, "tokens": np.uint8, "episodes": np.int64, "steps": np.int64}:
+        if kinds != {"features": np.float16, "tokens": np.uint8, "episodes": np.int64, "steps": np.int64}:
             raise ConfigError(f"it holds {sorted(parts)}")
-        return Entries(**{**parts, "tokens": parts["tokens"].astype(np.int64)})
-    except (SafetensorError, OSError, TypeError, KeyError, ConfigError) as error:  # two of types that NumPy lacks
+        features = unit(parts.pop("features"))
+        return Entries(features, **{**parts, "tokens": parts["tokens"].astype(np.int64)})
+    except (SafetensorError, OSError, TypeError, KeyError, ConfigError, ObservationError) as error:
         raise BundleError(f"{path} holds no entries to retrieve ({error}); export it again") from None
 
 
