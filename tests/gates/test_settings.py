@@ -37,7 +37,7 @@ class Strict(Gate):
 
 def test_every_built_in_name_leads_to_a_gate() -> None:
     assert all(issubclass(load_gate(name), Gate) for name in GATES)
-    assert set(GATES) - set(CALIBRATED) == {"never", "always", "random"}
+    assert set(GATES) - set(CALIBRATED) == {"never", "always", "random", "periodic", "verify_skip"}
 
 
 def test_a_gate_of_ones_own_is_made_with_threshold_and_limits() -> None:
@@ -53,7 +53,7 @@ def test_a_gate_of_ones_own_is_made_with_threshold_and_limits() -> None:
     ("name", "said"),
     [
         ("deviatoin", "unknown gate 'deviatoin'; did you mean 'deviation'? Known: always, deviation, "),
-        ("deviatoin", "uncertainty; or MODULE:NAME for one of your own"),
+        ("deviatoin", "verify_skip; or MODULE:NAME for one of your own"),
         (
             "my_gate:Gate",
             "'my_gate:Gate' is <class 'specact.gates.gate.Gate'>. It must be a subclass of specact.gates.",

@@ -84,9 +84,9 @@ def load_entries(path: Path) -> Entries:
         kinds = {name: part.dtype for name, part in parts.items()}
         if kinds != {"features": np.float16, "tokens": np.uint8, "episodes": np.int64, "steps": np.int64}:
             raise ConfigError(f"it holds {sorted(parts)}")
-        features = unit(parts.pop("features"))
+        features = parts.pop("features").astype(np.float32)
         return Entries(features, **{**parts, "tokens": parts["tokens"].astype(np.int64)})
-    except (SafetensorError, OSError, TypeError, KeyError, ConfigError, ObservationError) as error:
+    except (SafetensorError, OSError, TypeError, KeyError, ConfigError) as error:  # two of types that NumPy lacks
         raise BundleError(f"{path} holds no entries to retrieve ({error}); export it again") from None
 
 
