@@ -109,7 +109,7 @@ def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) ->
 
 
 def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
-    """K_S of KERV's threshold, where the head's drafts on the target's own prefix are accepted within 10 bins."""
+    """K_S of KERV's threshold, where the head's drafts on the target's own prefix are accepted within 10 bins; else 1."""
     tokens = rollouts.tokens.astype(np.int64)
     count, length = tokens.shape
     places = np.broadcast_to(np.arange(length - 1), (count, length - 1))
@@ -118,7 +118,9 @@ def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
     drafted, wanted = logits.argmax(-1), tokens[:, 1:]
     near = np.abs(drafted - wanted) <= MIDDLE
     found = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
-    return typical_change([[found[row] for row in rows] for rows in _rows(rollouts)])
+    episodes = [[found[row] for row in rows] for rows in _rows(rollouts)]
+    changes = any(np.diff(episode).any() for episode in episodes)
+    return typical_change(episodes) if changes else 1.0
 
 
 def _by_episode(rollouts: TokenRollouts, column: str) -> list[NDArray[Any]]:

@@ -279,7 +279,6 @@ def write_drafters(
 
     Raises:
         BundleError: if the exported head does not answer like the trained one.
-        ConfigError: if the head's drafts are always the target's.
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)

@@ -1,0 +1,173 @@
+"""Every way to decode a token policy, in closed loop, with drafters that are trained here."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.lab.train.test_drafters import LENGTH, quiet, recipe_for, write_target
+
+from specact.errors import ConfigError
+from specact.families.load import load_pair
+from specact.families.tokens.decoding import DECODINGS
+from specact.families.tokens.pair import TokenPair
+from specact.families.tokens.retrieval import SkipRule
+from specact.gates.verify_skip import VerifySkip
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.gain import measure_gain
+from specact.lab.evaluation.run import evaluate, read_table
+from specact.lab.rollout.pool import Pool
+from specact.lab.train.drafters import train_drafters
+from specact.policy import SpeculativePolicy
+from specact.types import Origin, StepRecord
+
+STRICT = ("ar", "strict", "strict_last", "strict_bigram", "strict_draft")
+METHODS = tuple(DECODINGS)
+EPISODES = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with its drafters beside it."""
+    whole = tmp_path_factory.mktemp("tokens")
+    target = write_target(whole / "small")
+    train_drafters(recipe_for(target), whole / "run", quiet)
+    shutil.copytree(whole / "run" / "bundles" / "drafted", whole / "small" / "drafters")
+    return whole / "small"
+
+
+@pytest.fixture(scope="module")
+def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run")
+    # The target drafts for itself where a draft policy is asked for.
+    what = Evaluation(str(folder), methods=METHODS, episodes=EPISODES, draft=str(folder))
+    summary = evaluate(what, run, lambda *said: None, Pool(1))
+    assert set(summary["methods"]) == set(METHODS)
+    assert summary["methods"]["heisd_fixed"]["transmission_rate"] < 0.5
+    return run
+
+
+def steps(out: Path, method: str) -> dict[str, np.ndarray]:
+    return read_table(out / "steps" / method)
+
+
+@pytest.mark.parametrize("method", STRICT)
+def test_strict_methods_are_greedy_decoding_in_closed_loop(out: Path, method: str) -> None:
+    """Hundreds of inferences; a near tie between two tokens may fall otherwise in another pass."""
+    found = steps(out, method)
+    assert found["greedy"].mean() > 0.99 and found["transmitted"].all()
+    assert (found["distance"][found["greedy"]] < 1e-6).all()
+    outcomes, plain = read_table(out / "episodes" / method), read_table(out / "episodes" / "ar")
+    if found["greedy"].all():
+        np.testing.assert_array_equal(outcomes["success"], plain["success"])
+
+
+def test_passes_and_tokens_are_counted(out: Path) -> None:
+    plain = steps(out, "ar")
+    assert (plain["passes"] == LENGTH).all() and (plain["read"] == LENGTH - 1).all() and not plain["accepted"].any()
+    own = steps(out, "strict_draft")
+    assert (own["passes"] == 2).all() and (own["accepted"] == LENGTH - 2).all(), "the target drafts for itself"
+    assert (steps(out, "random_tokens")["passes"].mean()) > LENGTH - 1.5
+
+
+def test_compensations_keep_their_distance(out: Path) -> None:
+    for method in ("kerv", "kerv_last", "kerv_walk", "kerv_fixed", "kerv_printed"):
+        found = steps(out, method)
+        gaps = [
+            np.diff(np.flatnonzero(found["compensated"][found["episode"] == episode]))
+            for episode in np.unique(found["episode"])
+        ]
+        assert min(np.concatenate(gaps), default=5) >= 5, "four plain inferences between two"
+        assert (found["compensated"] > 0).any()
+        first = np.unique(found["episode"], return_index=True)[1]
+        assert not found["compensated"][first].any(), "there is nothing to extrapolate yet"
+        tail = np.stack([found[f"tail_{dimension}"] for dimension in range(2)], 1)
+        assert np.isfinite(tail[found["compensated"] > 0]).any(axis=1).all()
+        assert np.isnan(tail[found["compensated"] == 0]).all()
+    assert not steps(out, "kerv_no_tail")["compensated"].any()
+
+
+def test_the_tolerance_adapts_where_it_should(out: Path) -> None:
+    for method in ("kerv", "kerv_no_tail", "kerv_printed"):
+        found = steps(out, method)["tolerance"]
+        assert found.min() >= 5 and found.max() <= 15 and len(np.unique(found)) > 1
+    assert set(steps(out, "kerv_fixed")["tolerance"].tolist()) == {9}
+    printed = steps(out, "kerv_printed")
+    rising = [np.diff(printed["tolerance"][printed["episode"] == e]).min() for e in np.unique(printed["episode"])]
+    assert min(rising) >= 0, "as printed, it can only grow"
+
+
+def test_what_is_not_verified_says_where_it_comes_from(out: Path) -> None:
+    found = steps(out, "heisd_fixed")
+    skipped = ~found["transmitted"]
+    assert (found["origin"][skipped] == Origin.RETRIEVED).all()
+    assert (np.flatnonzero(~skipped[found["episode"] == 0]) % 3 == 0).all(), "the first, and every third"
+    assert (steps(out, "retrieval")["origin"] == Origin.RETRIEVED).all()
+    last = steps(out, "last_fixed")
+    assert (last["origin"][~last["transmitted"]] == Origin.DRAFTED).all()
+
+
+def test_other_methods_of_a_token_policy_decode_as_it_is_asked(folder: Path, tmp_path: Path) -> None:
+    what = Evaluation(str(folder), methods=("hybrid", "random"), episodes=1, decoding="kerv_last", rate=0.5)
+    summary = evaluate(what, tmp_path / "run", lambda *said: None, Pool(1))
+    assert 0.3 < summary["methods"]["random"]["transmission_rate"] < 0.7
+    assert steps(tmp_path / "run", "hybrid")["compensated"].any()
+
+
+def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) -> None:
+    pair = load_pair(str(folder), draft=str(folder))
+    assert isinstance(pair, TokenPair)
+    found = measure_gain(pair, "ball", ("ar", "strict", "specvla", "strict_draft", "kerv"), 1)
+    assert len({one["inferences"] for one in found.values()}) == 1
+    assert found["ar"]["passes"] == LENGTH and found["ar"]["relative"] == 1.0
+    assert found["strict"]["greedy"] > 0.99 and found["strict_draft"]["passes"] == 2.0
+    assert found["specvla"]["passes"] <= found["strict"]["passes"]
+    assert found["kerv"]["compensated"] > 0.0
+
+
+@pytest.mark.parametrize("method", ["specvla", "kerv"])
+def test_only_a_token_policy_can_be_decoded_otherwise(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no token policy"):
+        evaluate(Evaluation("ball", methods=(method,), episodes=1), tmp_path / "run", lambda *said: None, Pool(1))
+
+
+def driven(pair: TokenPair, gate: VerifySkip, count: int = 30) -> list[StepRecord]:
+    """A robot that stands still: the scene always looks as it did."""
+    policy, records = SpeculativePolicy(pair, gate), []
+    window = pair.observation.zeros()
+    for _ in range(count):
+        for _ in range(pair.execute):
+            policy.act_on(window)
+        assert policy.record is not None
+        records.append(policy.record)
+    return records
+
+
+def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long(folder: Path) -> None:
+    pair = load_pair(str(folder))
+    assert isinstance(pair, TokenPair) and pair.drafters is not None
+    pair = replace(pair, decoding=replace(DECODINGS["heisd"], switches=False))
+    for reach in (0, 1, 3):
+        records = driven(pair, VerifySkip(0.01, reach=reach))
+        sent = [record.decision.transmit for record in records]
+        assert sent == [number % (reach + 1) == 0 for number in range(len(records))]
+    # Nothing looks so alike.
+    assert all(record.decision.transmit for record in driven(pair, VerifySkip(-0.5, reach=3), 5))
+    # The drafters' own bounds.
+    settings = replace(pair.drafters.settings, skip=SkipRule(0.5, 2))
+    calibrated = replace(pair, drafters=replace(pair.drafters, settings=settings))
+    gate = VerifySkip.for_pair(calibrated, 0.0)
+    assert (gate.threshold, gate.reach) == (0.5, 2)
+    # Where the head drafts, nothing is skipped.
+    slow = replace(
+        pair, decoding=DECODINGS["heisd"], drafters=replace(pair.drafters, settings=replace(settings, fast=2.0))
+    )
+    assert all(record.decision.transmit for record in driven(slow, VerifySkip(0.01, reach=3), 5))
+
+
+def test_a_pair_without_drafters_cannot_skip() -> None:
+    with pytest.raises(ConfigError, match="drafters"):
+        VerifySkip.for_pair(load_pair("ball"), 0.0)
