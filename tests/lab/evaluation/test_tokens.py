@@ -34,7 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target with its drafters beside it."""
     whole = tmp_path_factory.mktemp("tokens")
     target = write_target(whole / "small")
-    train_drafters(recipe_for(target), whole / "run", quiet)
+    # Hardly trained, and a chain: drafts are refused often enough to see what then happens.
+    train_drafters(replace(recipe_for(target), steps=10, top=1, nodes=4), whole / "run", quiet)
     shutil.copytree(whole / "run" / "bundles" / "drafted", whole / "small" / "drafters")
     return whole / "small"
 
@@ -74,20 +75,21 @@ def test_passes_and_tokens_are_counted(out: Path) -> None:
 
 
 def test_compensations_keep_their_distance(out: Path) -> None:
+    compensated = 0
     for method in ("kerv", "kerv_last", "kerv_walk", "kerv_fixed", "kerv_printed"):
         found = steps(out, method)
+        compensated += int((found["compensated"] > 0).sum())
         gaps = [
             np.diff(np.flatnonzero(found["compensated"][found["episode"] == episode]))
             for episode in np.unique(found["episode"])
         ]
         assert min(np.concatenate(gaps), default=5) >= 5, "four plain inferences between two"
-        assert (found["compensated"] > 0).any()
         first = np.unique(found["episode"], return_index=True)[1]
         assert not found["compensated"][first].any(), "there is nothing to extrapolate yet"
         tail = np.stack([found[f"tail_{dimension}"] for dimension in range(2)], 1)
         assert np.isfinite(tail[found["compensated"] > 0]).any(axis=1).all()
         assert np.isnan(tail[found["compensated"] == 0]).all()
-    assert not steps(out, "kerv_no_tail")["compensated"].any()
+    assert compensated > 20 and not steps(out, "kerv_no_tail")["compensated"].any()
 
 
 def test_the_tolerance_adapts_where_it_should(out: Path) -> None:
@@ -113,7 +115,7 @@ def test_what_is_not_verified_says_where_it_comes_from(out: Path) -> None:
 def test_other_methods_of_a_token_policy_decode_as_it_is_asked(folder: Path, tmp_path: Path) -> None:
     what = Evaluation(str(folder), methods=("hybrid", "random"), episodes=1, decoding="kerv_last", rate=0.5)
     summary = evaluate(what, tmp_path / "run", lambda *said: None, Pool(1))
-    assert 0.3 < summary["methods"]["random"]["transmission_rate"] < 0.7
+    assert 0.2 < summary["methods"]["random"]["transmission_rate"] < 0.9
     assert steps(tmp_path / "run", "hybrid")["compensated"].any()
 
 
