@@ -13,7 +13,7 @@ from specact.errors import ConfigError
 
 
 def reproduce(
-    paper: tyro.conf.Positional[Literal["adahi"]],
+    paper: tyro.conf.Positional[Literal["adahi", "tokens"]],
     /,
     out: Path,
     pairs: str | None = None,
@@ -23,13 +23,14 @@ def reproduce(
     films: bool = True,
     workers: int | None = None,
 ) -> None:
-    """Run ADAHI's study: tables, sweeps over the transmission rate, rejection over deviation, real time; then a page.
+    """Run a study; an interrupted one resumes.
 
-    An interrupted study resumes.
+    adahi: tables, sweeps over the transmission rate, rejection over deviation, real time; then a page, report.html.
+    tokens: Spec-VLA, KERV and HeiSD with their controls, on the token policies; then tables and pictures, tokens.md.
 
     Args:
         paper: the study to run.
-        out: folder of the study: one run folder per part, and report.html.
+        out: folder of the study: one run folder per part, and the page.
         pairs: comma-separated bundles; all bundles of the study if not given.
         quick: run a few episodes of each part, to check that everything works. The results are not meaningful.
         data: folder with the demonstrations, for errors along them; see the recipes.
@@ -41,6 +42,9 @@ def reproduce(
     from specact.lab.evaluation.study import PAIRS, plan
     from specact.lab.rollout.pool import Pool
 
+    if paper == "tokens":
+        _tokens(out, None if pairs is None else pairs.split(","), quick, seed, workers)
+        return
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
     if not all(wanted):
         raise ConfigError(f"--pairs must be bundle names separated by commas, got {pairs!r}")
@@ -57,3 +61,35 @@ def reproduce(
         remarks.print("without --data there are no errors along recorded demonstrations", style="yellow")
     report((out,), out / "report.html", films=films)
     results.print(f"study: {out}", highlight=False)
+
+
+def _tokens(out: Path, wanted: list[str] | None, quick: bool, seed: int, workers: int | None) -> None:
+    import json
+
+    from specact.files import write_whole
+    from specact.lab.evaluation.run import evaluate, finished
+    from specact.lab.evaluation.token_study import gain_of, plan_tokens
+    from specact.lab.report.tokens import draw_tokens, legend, told
+    from specact.lab.rollout.pool import Pool
+
+    chapters = plan_tokens(seed=seed, quick=quick)
+    names = [chapter.folder for chapter in chapters]
+    unknown = [name for name in wanted or () if name not in names]
+    if unknown:
+        raise ConfigError(f"the study of tokens has no {', '.join(unknown)}; choose among {', '.join(names)}")
+    page = [legend() + "\n"]
+    for chapter in chapters:
+        if wanted is not None and chapter.folder not in wanted:
+            continue
+        folder = out / chapter.folder
+        with Pool(workers) as pool, progress_bars() as update:
+            if not finished(chapter.what, folder):
+                evaluate(chapter.what, folder, update, pool, command=command_line())
+            if not (folder / "gain.json").exists():
+                gain_of(chapter, folder / "gain.json", update)
+        summary, gain = (json.loads((folder / name).read_text()) for name in ("summary.json", "gain.json"))
+        page += told(summary, gain)
+        draw_tokens(summary).savefig(folder / "tokens.png", dpi=120)
+        page.append(f"![success over passes]({chapter.folder}/tokens.png)\n")
+    write_whole(out / "tokens.md", "\n".join(page).encode())
+    results.print(f"study: {out}, tables: {out / 'tokens.md'}", highlight=False)

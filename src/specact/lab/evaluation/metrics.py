@@ -43,7 +43,10 @@ def method_metrics(
         share of inferences whose request left before the draft was computed, precision (share of them that were
         transmitted) and recall (share of the transmitted that had left ahead). Of other families, instead of what
         concerns codes, the means over all inferences of ``distance``, and of chunk policies ``prefix``, see
-        :mod:`specact.lab.rollout.families`.
+        :mod:`specact.lab.rollout.families`. Of token policies also the means over all inferences of ``passes`` and
+        ``read``; ``accepted_per_pass``, drafted tokens per pass after the one over the prefix; the share of verified
+        inferences that are ``greedy`` decoding's, of all that were ``compensated``, the mean ``tolerance`` [bins] and
+        ``tail_error`` per dimension.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
@@ -82,6 +85,7 @@ def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
         "missed": float(steps["missed"].mean()),
         "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
         **(_code_metrics(steps) if "rejection" in steps else _distances(steps)),
+        **(_token_metrics(steps) if "passes" in steps else {}),
     }
 
 
@@ -103,6 +107,22 @@ def _code_metrics(steps: Table) -> dict[str, Any]:
 
 def _distances(steps: Table) -> dict[str, Any]:
     return {name: float(steps[name].mean()) for name in ("distance", "prefix") if name in steps}
+
+
+def _token_metrics(steps: Table) -> dict[str, Any]:
+    """Of a token policy, see :func:`method_metrics`."""
+    sent, passes = steps["transmitted"], int(steps["passes"].sum())
+    first = int((steps["passes"] > 0).sum())
+    tails = [steps[name] for name in steps if name.startswith("tail_")]
+    return {
+        "passes": float(steps["passes"].mean()),
+        "read": float(steps["read"].mean()),
+        "accepted_per_pass": float(steps["accepted"].sum() / max(1, passes - first)),
+        "greedy": float(steps["greedy"][sent].mean()) if sent.any() else None,
+        "compensated": float((steps["compensated"] > 0).mean()),
+        "tolerance": float(steps["tolerance"][sent].mean()) if sent.any() else None,
+        "tail_error": [float(np.nanmean(tail)) if np.isfinite(tail).any() else None for tail in tails],
+    }
 
 
 # Other thresholds of success, of the score: gym-pusht's own, where ours is a coverage above .85.
@@ -195,6 +215,19 @@ CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("learned_action", ("hybrid",)),
     ("oracle", _FREE_CHANCE),
     ("oracle_action", _FREE_CHANCE),
+    ("strict", ("ar",)),
+    ("specvla", ("ar",)),
+    ("specvla", ("last",)),
+    ("kerv", ("ar",)),
+    ("kerv", ("kerv_no_tail",)),
+    ("kerv", ("kerv_last",)),
+    ("kerv", ("kerv_walk",)),
+    ("heisd", ("ar",)),
+    ("heisd", ("heisd_random",)),
+    ("heisd_fixed", ("ar",)),
+    ("heisd_fixed", ("last_fixed",)),
+    ("heisd_fixed", ("draft_fixed",)),
+    ("retrieval", ("ar",)),
 )
 
 
