@@ -69,6 +69,7 @@ def _tokens(out: Path, wanted: list[str] | None, quick: bool, seed: int, workers
     from specact.files import write_whole
     from specact.lab.evaluation.run import evaluate, finished
     from specact.lab.evaluation.token_study import gain_of, plan_tokens
+    from specact.lab.report.drawing import style
     from specact.lab.report.tokens import draw_tokens, legend, told
     from specact.lab.rollout.pool import Pool
 
@@ -89,7 +90,8 @@ def _tokens(out: Path, wanted: list[str] | None, quick: bool, seed: int, workers
                 gain_of(chapter, folder / "gain.json", update)
         summary, gain = (json.loads((folder / name).read_text()) for name in ("summary.json", "gain.json"))
         page += told(summary, gain)
-        draw_tokens(summary).savefig(folder / "tokens.png", dpi=120)
+        with style():
+            draw_tokens(summary).savefig(folder / "tokens.png", dpi=120)
         page.append(f"![success over passes]({chapter.folder}/tokens.png)\n")
     write_whole(out / "tokens.md", "\n".join(page).encode())
     results.print(f"study: {out}, tables: {out / 'tokens.md'}", highlight=False)

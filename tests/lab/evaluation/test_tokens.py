@@ -149,9 +149,9 @@ def driven(pair: TokenPair, gate: VerifySkip, count: int = 30) -> list[StepRecor
 
 
 def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long(folder: Path) -> None:
-    pair = load_pair(str(folder))
-    assert isinstance(pair, TokenPair) and pair.drafters is not None
-    pair = replace(pair, decoding=replace(DECODINGS["heisd"], switches=False))
+    loaded = load_pair(str(folder))
+    assert isinstance(loaded, TokenPair) and loaded.drafters is not None
+    drafters, pair = loaded.drafters, replace(loaded, decoding=replace(DECODINGS["heisd"], switches=False))
     for reach in (0, 1, 3):
         records = driven(pair, VerifySkip(0.01, reach=reach))
         sent = [record.decision.transmit for record in records]
@@ -159,14 +159,12 @@ def test_verification_is_skipped_while_the_scene_looks_the_same_but_not_for_long
     # Nothing looks so alike.
     assert all(record.decision.transmit for record in driven(pair, VerifySkip(-0.5, reach=3), 5))
     # The drafters' own bounds.
-    settings = replace(pair.drafters.settings, skip=SkipRule(0.5, 2))
-    calibrated = replace(pair, drafters=replace(pair.drafters, settings=settings))
+    settings = replace(drafters.settings, skip=SkipRule(0.5, 2))
+    calibrated = replace(pair, drafters=replace(drafters, settings=settings))
     gate = VerifySkip.for_pair(calibrated, 0.0)
     assert (gate.threshold, gate.reach) == (0.5, 2)
     # Where the head drafts, nothing is skipped.
-    slow = replace(
-        pair, decoding=DECODINGS["heisd"], drafters=replace(pair.drafters, settings=replace(settings, fast=2.0))
-    )
+    slow = replace(pair, decoding=DECODINGS["heisd"], drafters=replace(drafters, settings=replace(settings, fast=2.0)))
     assert all(record.decision.transmit for record in driven(slow, VerifySkip(0.01, reach=3), 5))
 
 

@@ -68,9 +68,8 @@ class Entries:
         Raises:
             ConfigError: if it cannot be written.
         """
-        parts = {name: np.ascontiguousarray(part) for name, part in vars(self).items()}
-        halved = {"tokens": self.tokens.astype(np.uint8), "features": self.features.astype(np.float16)}
-        write_whole(path, save(parts | halved))
+        kinds = {"features": np.float16, "tokens": np.uint8, "episodes": np.int64, "steps": np.int64}
+        write_whole(path, save({name: np.ascontiguousarray(vars(self)[name], kind) for name, kind in kinds.items()}))
 
 
 def load_entries(path: Path) -> Entries:

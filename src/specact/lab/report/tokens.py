@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from specact.families.tokens.decoding import DECODINGS
 from specact.lab.report.drawing import INK
+from specact.lab.rollout.steps import STAGES
 
 _FAMILIES = (
     ("greedy decoding", ("ar", "strict", "strict_last", "strict_bigram", "strict_draft"), "o"),
@@ -42,19 +43,14 @@ def loop_table(summary: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, found in summary["methods"].items():
-        success, stages = found["success"], found["latency"]
-        spent = sum(
-            value for stage, value in stages.items() if stage.endswith("_ms") and stage.split("_")[0] in _STAGES
-        )
+        success = found["success"]
+        spent = sum(found["latency"][f"{stage}_ms"] for stage in STAGES)
         rows.append(
             f"| `{name}` | {success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | "
             f"{found['transmission_rate']:.2f} | {found['passes']:.2f} | {found['accepted_per_pass']:.2f} | "
             f"{found['compensated']:.2f} | {spent:.1f} |"
         )
     return "\n".join(rows)
-
-
-_STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 
 
 def contrast_table(summary: Mapping[str, Any]) -> str:

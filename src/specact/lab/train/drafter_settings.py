@@ -109,7 +109,7 @@ def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) ->
 
 
 def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
-    """K_S of KERV's threshold, where the head's drafts on the target's own prefix are accepted within 10 bins; else 1."""
+    """K_S of KERV's threshold for the head's drafts on the target's own prefix; 1 where they are never off."""
     tokens = rollouts.tokens.astype(np.int64)
     count, length = tokens.shape
     places = np.broadcast_to(np.arange(length - 1), (count, length - 1))
