@@ -42,6 +42,8 @@ class PairOptions:
     ws://127.0.0.1:8600 if not given."""
     draft: str | None = None
     """Of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file."""
+    decoding: str = "ar"
+    """Of a token policy: how it drafts and verifies, such as specvla, kerv or heisd_fixed; see docs/tokens.md."""
     gate: str = "deviation"
     """Selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always, never, or
     MODULE:GATE for one of your own."""
@@ -204,7 +206,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
 
     pair, late, deadline_ms = options.pair, options.execution == "late", options.deadline_ms
     assert options.bundle is not None, "looked at above"
-    loaded = load_pair(options.bundle, draft=pair.draft)
+    loaded = load_pair(options.bundle, draft=pair.draft, decoding=pair.decoding)
     _check_still(fallback, loaded.units)
     period_s = 1.0 / (options.rate_hz or loaded.rate_hz)
     chunk_s = period_s * loaded.execute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
 from specact.families.own import load_own_pair, load_own_responder
 from specact.families.tokens.bundle import load_tokens
+from specact.families.tokens.decoding import load_decoding
 from specact.families.tokens.pair import TokenPair, token_pair
 from specact.pair import LoadedPair
 from specact.runtime.manifest import kind_of
@@ -44,6 +46,7 @@ def load_pair(
     *,
     draft: str | None = None,
     target: str | None = None,
+    decoding: str = "ar",
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> AnyPair:
@@ -55,11 +58,13 @@ def load_pair(
         draft, target: of a pair of chunk policies, instead of what its manifest names; see
             :func:`~specact.families.chunks.sources.load_policy`. Of a token policy, which is the target of a pair by
             itself, the draft.
+        decoding: of a token policy: how it is decoded, one of
+            :data:`~specact.families.tokens.decoding.DECODINGS`.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
         BundleError: if it cannot be used.
-        ConfigError: if there is none of that name, or no such execution provider.
+        ConfigError: if there is none of that name, no such execution provider, or the pair is not decoded.
     """
     own = kind_of_source(str(name_or_path)) == "code"
     path = Path() if own else find_bundle(name_or_path)
@@ -67,7 +72,10 @@ def load_pair(
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
     if not own and kind_of(path) == "tokens" and target is None:
         small = None if draft is None else load_policy(draft, provider=provider, threads=threads)
-        return token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
+        found = token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
+        return replace(found, decoding=load_decoding(decoding))
+    if decoding != "ar":
+        raise ConfigError(f"{name_or_path} is no token policy, and only one can be decoded otherwise; leave that out")
     if draft is not None or target is not None:
         raise BundleError(
             f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target, and a "

@@ -10,6 +10,7 @@ import pytest
 from tests.families.tokens.dots import rngs, windows
 
 from specact.errors import ConfigError, WireError
+from specact.execution.verdicts import LateVerdicts
 from specact.families.load import load_pair
 from specact.families.tokens.acceptance import relaxed
 from specact.families.tokens.bins import to_actions
@@ -85,6 +86,14 @@ def test_a_tail_is_the_last_action_and_never_soon_again(pair: TokenPair) -> None
         np.testing.assert_allclose(to_actions(found.tokens)[~tail], plain[~tail], atol=1e-5)
     # The next inference is the target's again: nothing of the compensation stays.
     np.testing.assert_array_equal(actions[2 * pair.execute], wanted[2 * pair.execute])
+
+
+def test_late_verdicts_replace_the_rest_of_a_chunk(pair: TokenPair) -> None:
+    """Here they are there at once, and what a compensation teaches the drafter comes with them."""
+    composed = replace(pair, decoding=COMPENSATING)
+    late, records = played(composed, verdicts=LateVerdicts(10.0))
+    np.testing.assert_array_equal(late, played(composed)[0])
+    assert any(_decoded(record).sources.max() == TAIL for record in records)
 
 
 def _decoded(record: StepRecord) -> Decoded:
@@ -204,6 +213,9 @@ def test_what_needs_drafters_says_so(pair: TokenPair, name: str) -> None:
 
 def test_a_token_policy_is_loaded_as_a_pair(wild: TokenBundle) -> None:
     found = load_pair(wild.path)
+    assert load_pair(wild.path, decoding="strict").decoding == DECODINGS["strict"]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="no token policy"):
+        load_pair("ball", decoding="strict")
     assert isinstance(found, TokenPair) and found.draft is None and found.drafters is None
     with pytest.raises(ConfigError, match="--draft"):
         _ = replace(found, decoding=DECODINGS["strict_draft"]).drafter

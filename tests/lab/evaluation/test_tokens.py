@@ -113,9 +113,13 @@ def test_what_is_not_verified_says_where_it_comes_from(out: Path) -> None:
 
 
 def test_other_methods_of_a_token_policy_decode_as_it_is_asked(folder: Path, tmp_path: Path) -> None:
-    what = Evaluation(str(folder), methods=("hybrid", "random"), episodes=1, decoding="kerv_last", rate=0.5)
+    what = Evaluation(
+        str(folder), methods=("hybrid", "random", "adahi"), episodes=2, decoding="kerv_last", rate=0.5,
+        calibration_episodes=3,
+    )  # fmt: skip
     summary = evaluate(what, tmp_path / "run", lambda *said: None, Pool(1))
     assert 0.2 < summary["methods"]["random"]["transmission_rate"] < 0.9
+    assert summary["methods"]["adahi"]["transmission_rate"] < 1.0
     assert steps(tmp_path / "run", "hybrid")["compensated"].any()
 
 
