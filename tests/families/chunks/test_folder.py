@@ -169,3 +169,9 @@ def test_a_range_that_is_none_is_refused(low: str, high: str, here: Path) -> Non
     (here / "still_life.py").write_text(text)
     with pytest.raises(ConfigError, match="low and high must each be 2 finite numbers"):
         make_pair(here / "pair", "still_life:still", "still_life:still")
+
+
+def test_a_pair_is_for_the_environment_of_its_policies(here: Path) -> None:
+    assert make_pair(here / "own", "ball#draft", "ball#target").env == "ball"
+    assert make_pair(here / "other", "ball#draft", "ball#target", PairSettings(env="kitchen")).env == "kitchen"
+    assert make_pair(here / "none", "still_life:still", "still_life:still").env == ""

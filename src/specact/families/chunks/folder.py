@@ -45,7 +45,7 @@ class PairSettings:
         accept_within: drafted actions are executed up to the first that is further than this from the target's (root
             mean square, in units in which the range of the actions is [-1, 1]); 0 takes the target's chunk whole.
         overlap: average takes the mean of all chunks that predict a control step.
-        env: environment the pair is for; --env of eval and calibrate if not given.
+        env: environment the pair is for; that of the target, or else of the draft, if not given.
         draft_steps: Euler steps of a draft that is a flow policy.
         target_steps: Euler steps of a target that is a flow policy.
     """
@@ -94,7 +94,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _USUA
         "format": FORMAT,
         "kind": "chunks",
         "name": out.name,
-        "env": settings.env,
+        "env": settings.env or large.env or small.env,
         "spec": {
             "target": large.policy.spec.describe(),
             "execute": count,

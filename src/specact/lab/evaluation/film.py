@@ -251,10 +251,10 @@ def _moment(take: _Take, last: int, moment: int) -> Image.Image:
 def _tile(
     take: _Take, last: int, picture: Image.Image, text: str, step: int | None = None, frame: str = OWN
 ) -> Image.Image:
-    """A picture in its frame; above it the text and the steps, up to the last of the film, with a line at this one."""
+    """A picture in its frame; above it method, text and steps, up to the last of the film, with a line at this one."""
     tile = Image.new("RGB", (FRAME_PX, ABOVE_PX + FRAME_PX), GROUND)
     draw = ImageDraw.Draw(tile)
-    draw.text((0, 0), text, INK, ImageFont.load_default(20))
+    draw.text((0, 0), f"{take.screen.method}: {text}", INK, ImageFont.load_default(20))
     for place, sent in enumerate(take.sent):
         left, right = (round(FRAME_PX * at / last) for at in (place, place + 1))
         draw.rectangle((left, TEXT_PX, max(left, right - 1), TEXT_PX + BAR_PX - 1), SENT if sent else OWN)
