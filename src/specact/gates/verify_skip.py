@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,11 +12,15 @@ from specact.families.tokens.network import Array
 from specact.gates.gate import Gate
 from specact.types import Proposal, StepRecord
 
+# More than any cosine gives.
+_UNLIKE = 3.0
+
 
 class VerifySkip(Gate):
     """Skips where a memory proposed, and the features are near enough to those of the last verified inference.
 
-    Score: ``1 - cos(f_t, f_v)``; infinite where nothing was recalled, or the last verification was too long ago.
+    Score: ``1 - cos(f_t, f_v)``; 3, which no cosine gives, where nothing was recalled, or the last verification was too
+    long ago.
 
     Args:
         threshold: one minus the smallest similarity that was found safe, see docs/tokens.md.
@@ -51,7 +54,7 @@ class VerifySkip(Gate):
         evidence: DraftedTokens = proposal.evidence
         self._since += 1
         if not evidence.recalled or evidence.feature is None or self._verified is None or self._since > self.reach:
-            return math.inf
+            return _UNLIKE
         return 1.0 - float(evidence.feature @ self._verified)
 
     def learn(self, record: StepRecord) -> None:
