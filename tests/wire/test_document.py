@@ -15,6 +15,7 @@ from tests.wire.dialects import CHUNKS, CODES, PLAIN, SPEC, dialect_of, of_chunk
 import specact.observation as observations
 from specact.errors import SpecactError
 from specact.families.codes.spec import PolicySpec
+from specact.families.load import load_pair
 from specact.observation import Field, ObservationSpec, Window, read_spec, vectors
 from specact.remote import transport as remote_transport
 from specact.rng import Role, StepAddress, stream
@@ -72,6 +73,17 @@ def rows_of(kind: str) -> list[Row]:
     if kind in ANSWERS:
         return [*tables(section("Families"))[0], *rows]
     return [*tables(section("`infer`"))[0], *rows] if kind in ("verify", "inpaint") else rows
+
+
+def test_it_describes_how_tokens_are_verified() -> None:
+    dialect = load_pair("relocate-tokens").codec.dialect
+    exchange = dialect.exchanges["verify"]
+    asked, answered = (tables(section(title))[0] for title in ("`verify` of tokens", "`decoded` tokens"))
+    assert names(asked) == {"type", *exchange.request} and names(answered) == set(exchange.reply)
+    for rows, specs in ((asked, exchange.request), (answered, exchange.reply)):
+        kinds = {row[0].strip("`"): row[1].split()[0] for row in rows}
+        assert all(kinds[name] == np.dtype(spec.dtype).name for name, spec in specs.items())
+    assert exchange.answer == "decoded"
 
 
 def test_it_describes_every_field_of_every_message(examples: dict[str, dict[str, Any]]) -> None:

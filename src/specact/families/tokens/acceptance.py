@@ -84,10 +84,8 @@ def grouped(
         ConfigError: for groups that are not numbered so, or that mix strict dimensions and others.
     """
     steps = np.diff(groups, prepend=0)
-    inside = {groups[dimension] for dimension in strict} & {
-        group for dimension, group in enumerate(groups) if dimension not in strict
-    }
-    if len(groups) != actions or groups[0] != 0 or not np.isin(steps, (0, 1)).all() or inside:
+    kinds = [{group for dimension, group in enumerate(groups) if (dimension in strict) == own} for own in (True, False)]
+    if len(groups) != actions or groups[0] != 0 or not np.isin(steps, (0, 1)).all() or kinds[0] & kinds[1]:
         raise ConfigError(
             f"groups must number the {actions} dimensions of an action from 0 on without gaps, and those of a gripper "
             f"must be their own; got {list(groups)} with a gripper at {sorted(strict)}"

@@ -17,8 +17,8 @@ from specact.families.tokens.kinematics import KinematicMetric
 from specact.families.tokens.network import causal
 from specact.families.tokens.retrieval import Entries, Index, unit
 from specact.families.tokens.threshold import typical_change, variability
-from specact.lab.evaluation.skipping import agreement, fit_skip
 from specact.lab.rollout.token_rollouts import TokenRollouts
+from specact.lab.train.skipping import agreement, fit_skip
 
 # HeiSD's tolerance of a group's sum and of each of its tokens, and the middle of KERV's tolerances [bins].
 GROUP_TOTAL, GROUP_EACH, MIDDLE = 30, 15, 10

@@ -7,8 +7,8 @@ import pytest
 
 from specact.errors import DataError
 from specact.families.tokens.retrieval import Entries, Index, SkipRule, unit
-from specact.lab.evaluation.skipping import agreement, fit_skip
 from specact.lab.statistics import wilson
+from specact.lab.train.skipping import agreement, fit_skip
 
 
 def agrees(bias: np.ndarray) -> bool:
