@@ -105,8 +105,9 @@ def test_one_address_has_so_many_connections(launch: Start, hello: Fields) -> No
         # It is told before it asks.
         refused = ask(server, b"")
         assert refused.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in refused
-        # A client that has sent its request by then may see no more of it than the end of the connection.
-        with pytest.raises((WebSocketException, ConnectionError)):
+        # A client that has sent its request by then may see no more of it than the end of the connection, which the
+        # library meets in one place with an assertion.
+        with pytest.raises((WebSocketException, ConnectionError, AssertionError)):
             stack.enter_context(server.connect())
     server.until(lambda: server.http("GET", "/healthz").status == 200, "there is room again")
 

@@ -175,6 +175,10 @@ def replace_question(question: Question, **changes: Any) -> _Evidence:
 def test_a_question_for_a_drafter_that_is_not_there_is_refused(pair: TokenPair) -> None:
     (found,) = pair.responder.respond([_request(pair, asked(pair, then="head"))])
     assert isinstance(found, WireError) and "head" in str(found)
+    arrays = asked(pair)
+    arrays["how"][1] = 3
+    (found,) = pair.responder.respond([_request(pair, arrays)])
+    assert isinstance(found, WireError) and "0 to 2" in str(found)
 
 
 def _request(pair: TokenPair, arrays: dict[str, np.ndarray]) -> Request:

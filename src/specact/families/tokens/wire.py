@@ -103,6 +103,8 @@ class TokenResponder:
         return [self._verified(request) if request.kind == "verify" else next(others) for request in requests]
 
     def _verified(self, request: Request) -> Arrays | WireError:
+        if request.arrays["how"][1] >= len(OWN_DRAFTERS):
+            return bad(f"how names the drafters 0 to {len(OWN_DRAFTERS) - 1}, got {request.arrays['how'][1]}")
         question = _question(request.arrays)
         if question.then != "none" and question.then not in self._target.drafters:
             return bad(f"this server's target has no drafter {question.then!r}; start it with a bundle that has one")
@@ -131,7 +133,7 @@ def _question(arrays: Arrays) -> Question:
     whole = candidates[(candidates >= 0).all(axis=1)]
     return Question(
         whole,
-        OWN_DRAFTERS[min(then, len(OWN_DRAFTERS) - 1)],
+        OWN_DRAFTERS[then],
         bool(combined),
         rule,
         tail if (tail >= 0).all() else None,
