@@ -94,6 +94,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
             f"{m['latency']['per_action_ms']:.2f}",
         )
     how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
+    how = "measured in one process" if summary["link"] == "none" else how
     table.caption = (
         "sent: transmission rate · true skip: share of skipped steps that the target would have accepted · "
         "loss: gated loss, skipped and would have been rejected · change: mean change of the action that verification "

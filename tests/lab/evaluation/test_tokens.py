@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.lab.train.test_drafters import LENGTH, quiet, recipe_for, write_target
 
+from specact.cli.output import summary_table
 from specact.errors import ConfigError
 from specact.families.load import load_pair
 from specact.families.tokens.decoding import DECODINGS
@@ -52,6 +53,9 @@ def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     summary = evaluate(what, run, lambda *said: None, Pool(1))
     assert set(summary["methods"]) == set(METHODS)
     assert summary["methods"]["heisd_fixed"]["transmission_rate"] < 0.5
+    # Times are measured, and no link is among them: the table and the manifest say so.
+    assert summary["link"] == "none" and "measured in one process" in str(summary_table(summary).caption)
+    assert "no link" in json.loads((run / "manifest.json").read_text())["order"]
     return run
 
 

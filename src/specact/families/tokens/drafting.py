@@ -15,6 +15,7 @@ from specact.families.tokens.drafter_bundle import DrafterBundle
 from specact.families.tokens.kalman import Extrapolation, Persistence
 from specact.families.tokens.network import Array, Tokens
 from specact.families.tokens.policy import TokenPolicy
+from specact.families.tokens.retrieval import unit
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
 from specact.families.tokens.threshold import AdaptiveThreshold, Spacing, Threshold, variability
 from specact.families.tokens.verify import Question
@@ -189,7 +190,10 @@ class TokenDrafter:
 
 
 def encoded(policy: TokenPolicy, window: Window) -> Array:
-    """What the target's encoder makes of a window, mean over its tokens, of length 1, ``[W]``."""
+    """What the target's encoder makes of a window, mean over its tokens, of length 1, ``[W]``.
+
+    Raises:
+        ObservationError: if that is 0 or not finite.
+    """
     pooled = policy.networks.tokens([policy.spec.observation.select(window)])[0].mean(axis=0)
-    unit: Array = pooled / max(float(np.linalg.norm(pooled)), 1e-12)
-    return unit
+    return unit(pooled)

@@ -84,9 +84,8 @@ class TokenResponder:
     """See :class:`~specact.wire.messages.Responder`.
 
     Args:
-        target: what is served.
+        target: what is served, with its own drafters.
         policy: the same, as a chunk policy.
-        owns: the drafters that it has.
         name, fingerprint: what it is called, and what tells its weights from others.
     """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from specact.families.tokens.acceptance import relaxed
 from specact.families.tokens.decoding import load_decoding
 from specact.families.tokens.drafting import TokenDrafter
 from specact.families.tokens.pair import TokenPair
@@ -104,7 +105,7 @@ def _free(pair: TokenPair) -> np.ndarray:
     """The tokens of dimensions that a tolerance is for, bool ``[T]``."""
     spec = pair.policy.spec
     strict = () if pair.drafters is None else pair.drafters.settings.strict
-    return ~np.isin(np.arange(spec.chunk * spec.actions) % spec.actions, strict)
+    return relaxed(1, spec.chunk * spec.actions, spec.actions, strict).each > 0
 
 
 _COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated")

@@ -16,12 +16,14 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.head import head_fingerprint
 from specact.families.load import AnyPair
+from specact.families.tokens.pair import TokenPair
 from specact.files import write_json
 from specact.lab.evaluation.cost import measure
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.methods import load_method
 
 _MEASURED = "every time is measured over real sockets; the simulated world waits"
+_ALONE = "every time is measured, with draft and target in one process and no link; the simulated world waits"
 _ACCOUNTED = (
     "times are accounted in virtual time as draft + gate + link + target, one after the other as in the paper; "
     "with overlap, link + target run beside the draft where the request left ahead"
@@ -60,7 +62,7 @@ def claim(out: Path, what: Evaluation, bundle: AnyPair, env: str, command: str) 
             "numpy": np.__version__,
             "onnxruntime": onnxruntime.__version__,
         },
-        "order": _MEASURED if what.realtime else _ACCOUNTED,
+        "order": _MEASURED if what.realtime else _ALONE if isinstance(bundle, TokenPair) else _ACCOUNTED,
     }
     write_json(path, manifest)
     return manifest

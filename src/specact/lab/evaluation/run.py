@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.load import AnyPair, load_pair, named_again
+from specact.families.tokens.pair import TokenPair
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
@@ -125,7 +126,8 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
         "seed": what.seed,
         "bundle": bundle.name,
         "rate": what.rate,
-        "link": what.link,
+        # A token policy is evaluated without one, see :func:`~specact.lab.rollout.rollout.measured`.
+        "link": "none" if isinstance(bundle, TokenPair) and not what.realtime else what.link,
         "realtime": what.realtime,
         "score": task.score,
         "methods": methods,
