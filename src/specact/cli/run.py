@@ -42,8 +42,9 @@ class PairOptions:
     ws://127.0.0.1:8600 if not given."""
     draft: str | None = None
     """Of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file."""
-    decoding: str = "ar"
-    """Of a token policy: how it drafts and verifies, such as specvla, kerv or heisd_fixed; see docs/tokens.md."""
+    decoding: str = ""
+    """How the target comes to a chunk: of a token policy such as specvla, kerv or heisd_fixed, see docs/tokens.md; of a
+    flow policy such as flash, see docs/flash.md."""
     gate: str = "deviation"
     """Selects the steps sent to the server: deviation, uncertainty, learned, learned_action, random, always, never, or
     MODULE:GATE for one of your own."""

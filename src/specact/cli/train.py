@@ -36,7 +36,8 @@ def train(
 
     Args:
         recipe: TOML file, see recipes/; kind = "flow", "regression" or "tokens" trains a chunk policy, "drafters" what
-            drafts the tokens of one, along its own rollouts; otherwise tokenizer, target and drafts are trained.
+            drafts the tokens of one, along its own rollouts, "flash" the block that drafts for a flow policy;
+            otherwise tokenizer, target and drafts are trained.
         out: folder of the run: checkpoints, log.jsonl, bundles/.
         distil: without a recipe, a pair, by path or name: makes NAME-distilled, whose draft is trained on the
             target's output in states of the gated policy. With a recipe of a chunk policy, the
@@ -56,6 +57,8 @@ def train(
     from specact.lab.train.chunk_recipe import ChunkRecipe, load_any_recipe
     from specact.lab.train.chunk_train import train_chunks
     from specact.lab.train.drafters import DrafterRecipe, is_drafters, load_drafter_recipe, train_drafters
+    from specact.lab.train.flash import FlashRecipe, is_flash, load_flash_recipe, train_flash
+    from specact.lab.train.recipe import Recipe
     from specact.lab.train.train import train as train_pairs
 
     if recipe is None and distil is None:
@@ -75,9 +78,13 @@ def train(
             remarks.print(f"bundle: {path}", highlight=False)
         return
     at_once = max(1, (os.cpu_count() or 1) // threads) if jobs is None else jobs
-    what = load_drafter_recipe(recipe) if is_drafters(recipe) else load_any_recipe(recipe)[0]
-    if isinstance(what, DrafterRecipe) and distil is not None:
-        raise ConfigError("drafters learn from the target that their recipe names; leave out --distil")
+    what: DrafterRecipe | FlashRecipe | ChunkRecipe | Recipe
+    if is_drafters(recipe):
+        what = load_drafter_recipe(recipe)
+    else:
+        what = load_flash_recipe(recipe) if is_flash(recipe) else load_any_recipe(recipe)[0]
+    if isinstance(what, DrafterRecipe | FlashRecipe) and distil is not None:
+        raise ConfigError("what drafts learns from the target that its recipe names; leave out --distil")
     if distil is not None and not isinstance(what, ChunkRecipe):
         raise ConfigError(
             "a recipe of action codes trains its own target; leave out --distil, or give a recipe of "
@@ -86,6 +93,8 @@ def train(
     with progress_bars() as update:
         if isinstance(what, DrafterRecipe):
             made = train_drafters(what, out, update, threads=threads, jobs=at_once, on=accelerator)
+        elif isinstance(what, FlashRecipe):
+            made = train_flash(what, data, out, update, threads=threads, on=accelerator)
         elif isinstance(what, ChunkRecipe):
             teacher = None if distil is None else load_policy(distil)
             made = train_chunks(what, data, out, update, threads=threads, teacher=teacher, on=accelerator)

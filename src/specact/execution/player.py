@@ -14,6 +14,8 @@ Chunk = NDArray[np.float32]
 class ChunkPlayer:
     """Plays the first ``execute`` actions of each chunk; with ``average``, mixes what several chunks say of a step.
 
+    A chunk that is shorter is played to its end.
+
     Args:
         execute: actions played before the next chunk is wanted.
         overlap: ``drop`` plays the newest chunk alone; ``average`` takes the mean over all chunks that still predict
@@ -23,17 +25,17 @@ class ChunkPlayer:
     def __init__(self, execute: int, overlap: Literal["drop", "average"]) -> None:
         self._execute, self._average = execute, overlap == "average"
         self._chunks: deque[tuple[Chunk, Chunk]] = deque()
-        self._played = execute
+        self._played = self._until = execute
 
     def reset(self) -> None:
         """Forgets the episode's chunks."""
         self._chunks.clear()
-        self._played = self._execute
+        self._played = self._until = self._execute
 
     @property
     def empty(self) -> bool:
         """Whether a new chunk is wanted."""
-        return self._played >= self._execute
+        return self._played >= self._until
 
     @property
     def played(self) -> int:
@@ -45,7 +47,7 @@ class ChunkPlayer:
         if not self._average:
             self._chunks.clear()
         self._chunks.append((drafted, executed))
-        self._played = 0
+        self._played, self._until = 0, min(self._execute, len(executed))
 
     def replace(self, executed: Chunk) -> int:
         """Lets another chunk ``[n, A]`` be executed in place of the newest, from the next action on.
@@ -54,7 +56,8 @@ class ChunkPlayer:
             How many of its actions are still to be played.
         """
         self._chunks[-1] = (self._chunks[-1][0], executed)
-        return self._execute - self._played
+        self._until = min(self._execute, len(executed))
+        return max(0, self._until - self._played)
 
     def next(self) -> tuple[Chunk, Chunk]:
         """The drafted and the executed action of this control step, both ``[A]``."""

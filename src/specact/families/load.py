@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specact.errors import BundleError, ConfigError
+from specact.errors import BundleError, ConfigError, unknown_name
+from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.folder import load_chunk_pair
 from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
+from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.rounds import ROUNDS, load_rounds
 from specact.families.own import load_own_pair, load_own_responder
 from specact.families.tokens.bundle import load_tokens
-from specact.families.tokens.decoding import load_decoding
+from specact.families.tokens.decoding import DECODINGS, load_decoding
 from specact.families.tokens.pair import TokenPair, token_pair
 from specact.pair import LoadedPair
 from specact.runtime.manifest import kind_of
@@ -25,9 +28,20 @@ AnyPair = LoadedPair[Any]
 
 def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
     """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
-    if isinstance(pair, TokenPair):
+    if isinstance(pair, TokenPair | FlashPair):
         return pair.draft_name, None
     return pair.named if isinstance(pair, ChunkPair) else (None, None)
+
+
+def check_decoding(name: str) -> None:
+    """Refuses what is neither empty nor a way in which some target comes to a chunk, see :func:`load_pair`.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    known = {**DECODINGS, **ROUNDS}
+    if name and name not in known:
+        raise unknown_name("decoding", name, known)
 
 
 def of_codes(pair: AnyPair, what: str) -> Bundle:
@@ -46,7 +60,7 @@ def load_pair(
     *,
     draft: str | None = None,
     target: str | None = None,
-    decoding: str = "ar",
+    decoding: str = "",
     provider: str = "CPUExecutionProvider",
     threads: int = 1,
 ) -> AnyPair:
@@ -56,10 +70,11 @@ def load_pair(
         name_or_path: a folder, the name of a bundle that comes with the package, such as ``ball``, or ``MODULE:NAME``:
             a :class:`~specact.pair.Pair`, or a class or function that makes one without arguments.
         draft, target: of a pair of chunk policies, instead of what its manifest names; see
-            :func:`~specact.families.chunks.sources.load_policy`. Of a token policy, which is the target of a pair by
-            itself, the draft.
-        decoding: of a token policy: how it is decoded, one of
-            :data:`~specact.families.tokens.decoding.DECODINGS`.
+            :func:`~specact.families.chunks.sources.load_policy`. Of a token policy or a flow policy, which is the
+            target of a pair by itself, the draft.
+        decoding: how the target comes to a chunk: of a token policy one of
+            :data:`~specact.families.tokens.decoding.DECODINGS`, ``ar`` if empty, of a flow policy one of
+            :data:`~specact.families.flash.rounds.ROUNDS`, ``full`` if empty.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
@@ -70,16 +85,22 @@ def load_pair(
     path = Path() if own else find_bundle(name_or_path)
     if not own and kind_of(path) == "chunks":
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
-    if not own and kind_of(path) == "tokens" and target is None:
+    if not own and kind_of(path) in ("tokens", "flow") and target is None:
         small = None if draft is None else load_policy(draft, provider=provider, threads=threads)
-        found = token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
-        return replace(found, decoding=load_decoding(decoding))
-    if decoding != "ar":
-        raise ConfigError(f"{name_or_path} is no token policy, and only one can be decoded otherwise; leave that out")
+        if kind_of(path) == "flow":
+            flow = flash_pair(load_flow(path, provider=provider, threads=threads), small, draft)
+            return replace(flow, rounds=load_rounds(decoding or "full"))
+        tokens = token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
+        return replace(tokens, decoding=load_decoding(decoding or "ar"))
+    if decoding:
+        raise ConfigError(
+            f"{name_or_path} is no token policy and no flow policy, and only these can be decoded otherwise; leave "
+            "that out"
+        )
     if draft is not None or target is not None:
         raise BundleError(
             f"{name_or_path} is no pair of chunk policies; only such a pair can have another draft or target, and a "
-            "token policy a draft"
+            "token policy or a flow policy a draft"
         )
     return load_own_pair(str(name_or_path)) if own else load_bundle(path, provider=provider, threads=threads)
 

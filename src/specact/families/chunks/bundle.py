@@ -39,9 +39,9 @@ class FlowBundle(BundleFolder):
     networks: FlowNetworks
     units: FlowUnits
 
-    def policy(self, steps: int = 10, beta: float = 5.0) -> FlowPolicy:
+    def policy(self, steps: int = 10, beta: float = 5.0, spread: float = 1.0) -> FlowPolicy:
         """The policy with so many Euler steps; all of them share the networks."""
-        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, beta=beta)
+        return FlowPolicy(self.networks, self.units, self.spec, steps=steps, beta=beta, spread=spread)
 
 
 def load_flow(

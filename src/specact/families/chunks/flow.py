@@ -161,7 +161,11 @@ class FlowNetworks:
 
     def cache(self, windows: Sequence[Window]) -> Array:
         """The prefix cache of B windows: keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``."""
-        cache: Array = self._prefix.run(None, {"tokens": self.tokens(windows)})[0]
+        return self.prefix(self.tokens(windows))
+
+    def prefix(self, tokens: Array) -> Array:
+        """The prefix cache of what :meth:`tokens` gives."""
+        cache: Array = self._prefix.run(None, {"tokens": tokens})[0]
         return cache
 
     def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:
@@ -206,6 +210,7 @@ class FlowPolicy:
         networks, units, spec: the parts of one policy.
         steps: Euler steps; fewer are faster, and a single one gives the mean of what was demonstrated.
         beta: largest weight of the guidance; 5 in the paper.
+        spread: standard deviation of the noise that a chunk starts from; 0 for one chunk per observation.
 
     Attributes:
         spec, networks, units, steps: as given.
@@ -218,12 +223,21 @@ class FlowPolicy:
     steady = True
 
     def __init__(
-        self, networks: FlowParts, units: FlowUnits, spec: ChunkSpec, *, steps: int = 10, beta: float = 5.0
+        self,
+        networks: FlowParts,
+        units: FlowUnits,
+        spec: ChunkSpec,
+        *,
+        steps: int = 10,
+        beta: float = 5.0,
+        spread: float = 1.0,
     ) -> None:
-        if steps < 1 or not beta >= 0.0:
-            raise ConfigError(f"a flow takes at least 1 step and a beta of at least 0, got {steps} and {beta}")
+        if steps < 1 or not beta >= 0.0 or not spread >= 0.0:
+            raise ConfigError(
+                f"a flow takes at least 1 step, and a beta and a spread of at least 0, got {steps}, {beta} and {spread}"
+            )
         self.networks, self.units, self.spec, self.steps = networks, units, spec, steps
-        self._beta = beta
+        self._beta, self._spread = beta, spread
 
     def infer(
         self, window: Window, rng: np.random.Generator, inpainting: Inpainting | None = None
@@ -237,32 +251,44 @@ class FlowPolicy:
         if inpainting is None:
             chunk = self.infer_batch([window], [rng])[0]
         else:
-            x = self._inpainted(self._noise(rng), self.networks.cache([window]), inpainting)
-            chunk = self._chunk(x)
+            x = self._inpainted(self.noise(rng), self.networks.cache([window]), inpainting)
+            chunk = self.to_environment(x)
         if not np.isfinite(chunk).all():
             raise ObservationError("the policy's action is not finite for this observation; check its units and range")
         return chunk
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
         """See :class:`~specact.families.chunks.policy.ChunkPolicy`; not finite where an observation is beyond range."""
-        cache, noise = self.networks.cache(windows), np.stack([self._noise(rng) for rng in rngs])
+        noise = np.stack([self.noise(rng) for rng in rngs])
+        return list(self.to_environment(self.denoised(noise, self.networks.cache(windows), self.steps)))
+
+    def denoised(self, noise: Array, cache: Any, steps: int) -> Array:
+        """Chunks ``[B, H, W]`` in the flow's units, from noise ``[B, H, W]`` and the cache of B windows."""
         times = np.empty(len(noise), np.float32)
 
-        def velocity(x: NDArray[np.float32], time: float) -> NDArray[np.float32]:
+        def velocity(x: Array, time: float) -> Array:
             times.fill(time)
-            found: NDArray[np.float32] = self.networks.velocity(x, times, cache)
-            return found
+            return self.networks.velocity(x, times, cache)
 
         with np.errstate(over="ignore", invalid="ignore"):
-            return list(self._chunk(integrate(velocity, noise, self.steps)))
+            return integrate(velocity, noise, steps)
 
-    def _chunk(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Actions in the environment's units; NaN where ``x`` is not finite, which limiting the range would hide."""
-        actions = np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
+    def noise(self, rng: np.random.Generator) -> Array:
+        """What a chunk starts from, ``[H, W]``."""
+        drawn = rng.standard_normal((self.spec.chunk, len(self.units.centre)), dtype=np.float32)
+        return drawn if self._spread == 1.0 else np.float32(self._spread) * drawn
+
+    def to_environment(self, x: Array) -> Array:
+        """Actions ``[..., A]`` of ``[..., W]``; NaN where ``x`` is not finite, which limiting the range would hide."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            actions = np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
         return actions[..., : self.spec.actions]
 
-    def _noise(self, rng: np.random.Generator) -> NDArray[np.float32]:
-        return rng.standard_normal((self.spec.chunk, len(self.units.centre)), dtype=np.float32)
+    def to_flow(self, actions: Array) -> Array:
+        """Actions ``[..., A]`` in the flow's units, ``[..., W]``; what pads them is in the middle."""
+        padded = np.broadcast_to(self.units.centre, (*actions.shape[:-1], len(self.units.centre))).astype(np.float32)
+        padded[..., : self.spec.actions] = actions
+        return self.units.to_flow(padded)
 
     def _inpainted(self, noise: NDArray[np.float32], cache: Any, inpainting: Inpainting) -> NDArray[np.float32]:
         shape = (self.spec.chunk, self.spec.actions)
@@ -273,9 +299,9 @@ class FlowPolicy:
             )
         weights = inpainting.weights[None].astype(np.float32)
         # Rows of weight 0 are ignored, whatever they hold: 0 times a NaN would not be 0.
-        known, given = inpainting.weights > 0.0, np.tile(self.units.centre, (len(noise), 1))
-        given[known, : shape[1]] = inpainting.actions[known]
-        wanted = self.units.to_flow(given)[None].astype(np.float32)
+        middle = self.units.centre[: shape[1]]
+        given = np.where(weights[0, :, None] > 0.0, inpainting.actions, middle).astype(np.float32)
+        wanted = self.to_flow(given)[None]
 
         def guide(x: NDArray[np.float32], time: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
             now = np.array([time], np.float32)

@@ -42,7 +42,8 @@ def at_rate(settings: GateSettings, rate: float, rival: Mapping[str, NDArray[Any
     """
     force_first, lengths = dict(settings.options).get("force_first", False), _LONG
     if rival is not None:
-        rate = float(rival["transmitted"].mean())
+        # What chance sends are full rounds, where its rival is checked instead.
+        rate = float(rival["full" if "full" in rival else "transmitted"].mean())
         lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
     free = free_probability(rate, settings.max_skips, force_first=force_first, lengths=lengths)
     return replace(settings, threshold=free)

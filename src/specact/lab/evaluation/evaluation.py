@@ -9,7 +9,7 @@ import tyro
 
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
-from specact.families.tokens.decoding import load_decoding
+from specact.families.load import check_decoding
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.links.link import load_link
@@ -89,13 +89,13 @@ class Evaluation:
     demonstrations: int | None = None
     draft: str | None = None
     target: str | None = None
-    decoding: str = "ar"
+    decoding: str = ""
 
     def __post_init__(self) -> None:
         for method in self.methods:
             load_method(method)
         load_link(self.link)
-        load_decoding(self.decoding)
+        check_decoding(self.decoding)
         if self.offset not in get_args(Offset):
             raise unknown_name("offset", self.offset, get_args(Offset))
         if not self.methods or len(set(self.methods)) != len(self.methods):

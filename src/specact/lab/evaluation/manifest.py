@@ -16,10 +16,10 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.head import head_fingerprint
 from specact.families.load import AnyPair
-from specact.families.tokens.pair import TokenPair
 from specact.files import write_json
 from specact.lab.evaluation.cost import measure
 from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.rollout.families import depends_on_content
 from specact.lab.rollout.methods import load_method
 
 _MEASURED = "every time is measured over real sockets; the simulated world waits"
@@ -62,7 +62,7 @@ def claim(out: Path, what: Evaluation, bundle: AnyPair, env: str, command: str) 
             "numpy": np.__version__,
             "onnxruntime": onnxruntime.__version__,
         },
-        "order": _MEASURED if what.realtime else _ALONE if isinstance(bundle, TokenPair) else _ACCOUNTED,
+        "order": _MEASURED if what.realtime else _ALONE if depends_on_content(bundle) else _ACCOUNTED,
     }
     write_json(path, manifest)
     return manifest

@@ -46,7 +46,9 @@ def method_metrics(
         :mod:`specact.lab.rollout.families`. Of token policies also the means over all inferences of ``passes`` and
         ``read``; ``accepted_per_pass``, drafted tokens per pass after the one over the prefix; the share of verified
         inferences that are ``greedy`` decoding's, of all that were ``compensated``, the mean ``tolerance`` [bins] and
-        ``tail_error`` per dimension.
+        ``tail_error`` per dimension. Of flow policies the share of rounds that were ``full``, of those that ``failed``,
+        checked in vain before, the mean number of ``accepted`` actions per check, ``actions_per_round``, and the mean
+        ``deviation``.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
@@ -86,6 +88,7 @@ def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
         "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
         **(_code_metrics(steps) if "rejection" in steps else _distances(steps)),
         **(_token_metrics(steps) if "passes" in steps else {}),
+        **(_round_metrics(steps) if "full" in steps else {}),
     }
 
 
@@ -122,6 +125,18 @@ def _token_metrics(steps: Table) -> dict[str, Any]:
         "compensated": float((steps["compensated"] > 0).mean()),
         "tolerance": float(steps["tolerance"][sent].mean()) if sent.any() else None,
         "tail_error": [float(np.nanmean(tail)) if np.isfinite(tail).any() else None for tail in tails],
+    }
+
+
+def _round_metrics(steps: Table) -> dict[str, Any]:
+    """Of a flow policy, see :func:`method_metrics`."""
+    checked, full = steps["checked"], steps["full"]
+    return {
+        "full": float(full.mean()),
+        "failed": float((checked & full).mean()),
+        "accepted": float(steps["accepted"][checked].mean()) if checked.any() else None,
+        "actions_per_round": float(steps["actions"].mean()),
+        "deviation": float(np.nanmean(steps["deviation"])) if np.isfinite(steps["deviation"]).any() else None,
     }
 
 
@@ -228,6 +243,17 @@ CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("heisd_fixed", ("last_fixed",)),
     ("heisd_fixed", ("draft_fixed",)),
     ("retrieval", ("ar",)),
+    ("flash", ("full",)),
+    ("flash", ("full_2",)),
+    ("flash", ("unchecked",)),
+    ("flash", ("flash_last",)),
+    ("flash", ("flash_unguarded",)),
+    ("flash_fitted", ("full",)),
+    ("flash_fitted", ("full_2",)),
+    ("flash_fitted", ("unchecked_fitted",)),
+    ("full_2", ("full",)),
+    ("full_1", ("full",)),
+    ("block", ("full",)),
 )
 
 

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.load import AnyPair, load_pair, named_again
-from specact.families.tokens.pair import TokenPair
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
 from specact.gates.calibration import file_name as calibration_file
@@ -31,6 +30,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
+from specact.lab.rollout.families import depends_on_content
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
@@ -126,8 +126,8 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
         "seed": what.seed,
         "bundle": bundle.name,
         "rate": what.rate,
-        # A token policy is evaluated without one, see :func:`~specact.lab.rollout.rollout.measured`.
-        "link": "none" if isinstance(bundle, TokenPair) and not what.realtime else what.link,
+        # A token or flow policy is evaluated without one, see :func:`~specact.lab.rollout.rollout.measured`.
+        "link": "none" if depends_on_content(bundle) and not what.realtime else what.link,
         "realtime": what.realtime,
         "score": task.score,
         "methods": methods,

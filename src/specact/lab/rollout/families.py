@@ -13,9 +13,12 @@ from specact.families.chunks.policy import Chunk, ChunkPolicy
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.spec import InfersCodes
 from specact.families.codes.verify import CodeDrafter, Offset, SpeculativeVerifier, TargetSampler
+from specact.families.flash.pair import FlashPair
+from specact.families.flash.rounds import ROUNDS, Rounds, load_rounds
+from specact.families.flash.verify import Round
 from specact.families.load import AnyPair
 from specact.families.tokens.bins import to_actions
-from specact.families.tokens.decoding import Decoding, load_decoding
+from specact.families.tokens.decoding import DECODINGS, Decoding, load_decoding
 from specact.families.tokens.network import Tokens
 from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.speculative import TAIL, Decoded
@@ -58,14 +61,16 @@ class FamilyRollout(Protocol):
         ...
 
 
-def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decoding: str = "ar") -> FamilyRollout:
+def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decoding: str = "") -> FamilyRollout:
     """The half of a rollout that a pair's family decides; a family of the user's own does it with a pair's members.
 
     Raises:
         ConfigError: for a method or an offset that the family does not have.
     """
-    if method.decoding and not isinstance(pair, TokenPair):
+    if method.decoding in DECODINGS and not isinstance(pair, TokenPair):
         raise ConfigError(f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}")
+    if method.decoding in ROUNDS and not isinstance(pair, FlashPair):
+        raise ConfigError(f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}")
     if isinstance(pair, Bundle):
         return _CodesRollout(pair, method, offset)
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":
@@ -75,7 +80,9 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decodin
             "and learned"
         )
     if isinstance(pair, TokenPair) and method.gate != "learned" and method.verifier == "speculative":
-        return _TokensRollout(pair, load_decoding(method.decoding or decoding))
+        return _TokensRollout(pair, load_decoding(method.decoding or decoding or "ar"))
+    if isinstance(pair, FlashPair) and method.gate != "learned" and method.verifier == "speculative":
+        return _FlashRollout(pair, load_rounds(method.decoding or decoding or "full"))
     if isinstance(pair, ChunkPair):
         return _ChunksRollout(pair, method)
     if method.verifier == "target" or method.needs_head:
@@ -84,6 +91,11 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decodin
             "adahi and gates of your own"
         )
     return _OwnRollout(pair)
+
+
+def depends_on_content(pair: AnyPair) -> bool:
+    """Whether what the target takes depends on what was drafted, so that times are measured and not accounted."""
+    return isinstance(pair, TokenPair | FlashPair)
 
 
 class _CodesRollout:
@@ -159,6 +171,33 @@ class _TokensRollout:
 
     def audit(self, *, learning: bool = False) -> Audit:
         return _TokenAudit(self._pair, self.lessons if learning else None)
+
+    def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
+        raise ConfigError(
+            f"no gate learns from {self._pair.name} yet; make a pair of chunk policies of it: specact pair"
+        )
+
+
+class _FlashRollout:
+    """The target checks or denoises when it is asked, so that what that takes is measured."""
+
+    def __init__(self, pair: FlashPair, rounds: Rounds) -> None:
+        self._pair, self._rounds = pair, rounds
+
+    def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """For the audit: the chunks of full rounds, ``[B, H, A]``."""
+        policy = self._pair.policy
+        seen = [policy.spec.observation.select(window) for window in windows]
+        return [None] * len(windows), policy.infer_batch(seen, streams(Role.VERIFY, addresses))
+
+    def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
+        return self._pair.drafter_of(self._rounds)
+
+    def verifier(self, target: Target[Any]) -> Verifier:
+        return self._pair.verifier(target)
+
+    def audit(self, *, learning: bool = False) -> Audit:
+        return _FlashAudit(self._pair, self.lessons if learning else None)
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
         raise ConfigError(
@@ -306,6 +345,37 @@ class _TokenAudit(Audit):
         return dict(zip(names, map(np.array, kept[:-1]), strict=True)) | {
             f"tail_{dimension}": tail[:, dimension] for dimension in range(tail.shape[1])
         }
+
+
+class _FlashAudit(Audit):
+    """Of flow policies.
+
+    Columns: ``distance``, root mean square between executed actions and those of a full round from the same noise, mean
+    over the executed actions of the chunk (normalised units), and ``action_change``, the same as mean distance where
+    the step was not verified; ``full``, whether the round ended as a full one; ``checked``, whether a drafted chunk was
+    checked; ``accepted``, drafted actions that were; ``actions`` that the round gave the robot; ``deviation``, the
+    largest of the check over the first action, NaN without one.
+    """
+
+    def __init__(self, pair: FlashPair, lessons: Lessons | None) -> None:
+        super().__init__(lessons)
+        self._pair = pair
+
+    def judge(self, record: StepRecord, draft: None, target: Chunk) -> tuple[Any, ...]:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
+        executed = record.actions[: self._pair.execute]
+        wanted = self._pair.units.from_environment(target)[: len(executed)]
+        away, count = chunk_distance(executed, wanted), len(executed)
+        if record.outcome is None:
+            return away, distance(wanted, executed), False, False, 0, count, np.nan
+        found: Round = record.outcome.evidence
+        worst = float(found.deviation[:, 0].max()) if found.deviation.size else np.nan
+        return away, 0.0, found.full, found.checked, found.accepted, count, worst
+
+    def columns(self, *kept: Sequence[Any]) -> Table:
+        """See :class:`~specact.lab.rollout.steps.Audit`."""
+        names = ("distance", "action_change", "full", "checked", "accepted", "actions", "deviation")
+        return dict(zip(names, map(np.array, kept), strict=True))
 
 
 def _change(record: StepRecord, verified: Chunk) -> float:

@@ -10,6 +10,7 @@ from specact.errors import unknown_name
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.spec import CodePolicy
+from specact.families.flash.rounds import ROUNDS
 from specact.families.tokens.decoding import DECODINGS
 from specact.gates.settings import CALIBRATED, load_gate
 from specact.plugins import is_plugin
@@ -28,8 +29,8 @@ class Method:
         on_device: whether the target runs on the device, with nothing on a link.
         rate_of: for chance: the method at whose achieved rate it runs.
         limits_of: for chance: the method whose forced first step and limit on skips it shares.
-        decoding: of a token policy: which of :data:`~specact.families.tokens.decoding.DECODINGS`; empty for methods
-            that leave it open.
+        decoding: of a token policy: which of :data:`~specact.families.tokens.decoding.DECODINGS`, of a flow policy:
+            which of :data:`~specact.families.flash.rounds.ROUNDS`; empty for methods that leave it open.
     """
 
     gate: str
@@ -96,7 +97,7 @@ METHODS = {
     "oracle_action": Method("oracle_action", "speculative", "verified where the action changes most; not deployable"),
     **{
         name: Method(how.gate, "speculative", how.about, rate_of=how.rate_of, decoding=name)
-        for name, how in DECODINGS.items()
+        for name, how in (DECODINGS | ROUNDS).items()
     },
 }
 

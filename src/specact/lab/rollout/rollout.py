@@ -12,13 +12,12 @@ import numpy as np
 from specact.clock import VirtualClock
 from specact.families.codes.verify import Offset
 from specact.families.load import AnyPair, load_pair
-from specact.families.tokens.pair import TokenPair
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.envs.task import Task
-from specact.lab.rollout.families import FamilyRollout, rollout_of
+from specact.lab.rollout.families import FamilyRollout, depends_on_content, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
 from specact.lab.rollout.steps import STAGES, Audit, Table
@@ -59,8 +58,8 @@ class Shard:
         learning: whether the step table also holds what a learner needs, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
         named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
-        decoding: of a token policy, for methods that leave it open, see
-            :data:`~specact.families.tokens.decoding.DECODINGS`.
+        decoding: of a token or flow policy, for methods that leave it open, see
+            :func:`~specact.families.load.load_pair`.
     """
 
     bundle: str
@@ -78,7 +77,7 @@ class Shard:
     gate_s: float = 0.0
     learning: bool = False
     named: tuple[str | None, str | None] = (None, None)
-    decoding: str = "ar"
+    decoding: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     """Runs a shard's episodes to their end.
 
     The target is evaluated for every inference, outside the method's accounted time, so that the exact rejection
-    probability is known for skipped steps too. What decoding a token policy takes depends on what is accepted, so its
+    probability is known for skipped steps too. What a token or flow policy takes depends on what is accepted, so its
     times are not accounted but measured, in this process and without a link.
 
     Returns:
@@ -205,7 +204,7 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
-    begin = measured if isinstance(pair, TokenPair) else simulated
+    begin = measured if depends_on_content(pair) else simulated
     robots = [
         begin(shard, pair, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
     ]

@@ -91,7 +91,7 @@ def teach(dataset: Dataset, teacher: LoadedPolicy, chunk: int, folder: Path, see
             rows = np.arange(first, min(first + _BATCH, len(windows)))
             if np.isnan(answers[rows]).any():
                 rngs = [stream(seed, Role.DRAFT, episode=_STREAM, step=int(row)) for row in rows]
-                found = np.stack(teacher.policy.infer_batch(_windows(windows, spec, rows), rngs))[:, :chunk]
+                found = np.stack(teacher.policy.infer_batch(windows_at(windows, spec, rows), rngs))[:, :chunk]
                 if not np.isfinite(found).all():
                     raise DataError(f"{teacher.name} has no finite answer to some of the demonstrated observations")
                 # As on the robot, where no action leaves the range that was demonstrated.
@@ -109,7 +109,8 @@ def forget_answers(folder: Path) -> None:
         path.unlink()
 
 
-def _windows(windows: Windows, observation: ObservationSpec, rows: NDArray[np.int64]) -> list[Window]:
+def windows_at(windows: Windows, observation: ObservationSpec, rows: NDArray[np.int64]) -> list[Window]:
+    """What a policy would see at these steps of demonstrations."""
     # Of an instruction a policy gets the text; which words it knows is its own affair.
     seen = windows.at(replace(observation, instruction=False), rows).observation
     arrays = {name: tensor.numpy() for name, tensor in seen.items()}
@@ -157,7 +158,7 @@ def lessons_along(
     parts = []
     for first in range(0, len(rows), _BATCH):
         chosen = rows[first : first + _BATCH]
-        seen = _windows(windows, pair.observation, chosen)
+        seen = windows_at(windows, pair.observation, chosen)
         addresses = [StepAddress(seed, 0, _STREAM, int(row)) for row in chosen]
         table = family.lessons(seen, *family.infer(seen, addresses))
         if not all(np.isfinite(column).all() for column in table.values()):

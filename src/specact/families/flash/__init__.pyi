@@ -1,0 +1,13 @@
+from specact.families.flash.bundle import Block as Block
+from specact.families.flash.bundle import FlashBundle as FlashBundle
+from specact.families.flash.bundle import FlashSettings as FlashSettings
+from specact.families.flash.bundle import load_flash as load_flash
+from specact.families.flash.check import Check as Check
+from specact.families.flash.pair import FlashPair as FlashPair
+from specact.families.flash.pair import flash_pair as flash_pair
+from specact.families.flash.rounds import ROUNDS as ROUNDS
+from specact.families.flash.rounds import Rounds as Rounds
+from specact.families.flash.rounds import load_rounds as load_rounds
+from specact.families.flash.verify import FlashTarget as FlashTarget
+from specact.families.flash.verify import Question as Question
+from specact.families.flash.verify import Round as Round

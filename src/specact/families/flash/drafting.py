@@ -1,0 +1,138 @@
+"""The device's half of FLASH: what it remembers of its robot, and which question it puts to the target."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specact.errors import ConfigError
+from specact.families.chunks.flow import FlowNetworks, FlowPolicy
+from specact.families.chunks.policy import ChunkPolicy
+from specact.families.flash.bundle import Block, FlashSettings
+from specact.families.flash.check import Array, Check
+from specact.families.flash.rounds import Rounds
+from specact.families.flash.verify import Question, Round
+from specact.observation import Window
+from specact.types import Chunk, Proposal, StepRecord, value
+from specact.units import ActionUnits
+
+
+@value
+class DraftedRound:
+    """What the device knows of a proposal.
+
+    Attributes:
+        question: to the target.
+    """
+
+    question: Question
+
+
+class FlashDrafter:
+    """See :class:`~specact.pair.FollowingDrafter`.
+
+    The proposed actions are the drafted chunk; where the target drafts they are what is left of the last chunk, its end
+    repeated, and before there is one the middle of the demonstrated range.
+
+    A round is full where nothing is drafted, at an episode's start, after a gripper's change, and where as many rounds
+    as the settings say were checked or not sent since the last one.
+
+    Args:
+        policy: the target; of its networks the encoder runs here, where the block does.
+        units: of the proposed actions.
+        rounds: what is composed.
+        settings: of the target's rounds.
+        block: FLASH's.
+        draft: a policy whose chunks are checked.
+
+    Raises:
+        ConfigError: if the rounds need a block or a draft that is not there.
+    """
+
+    def __init__(
+        self,
+        policy: FlowPolicy,
+        units: ActionUnits,
+        rounds: Rounds,
+        settings: FlashSettings,
+        block: Block | None = None,
+        draft: ChunkPolicy | None = None,
+    ) -> None:
+        if rounds.proposes == "block" and block is None:
+            raise ConfigError(
+                'these rounds need a block that drafts; train one: specact train with a recipe of kind = "flash"'
+            )
+        if rounds.proposes == "policy" and draft is None:
+            raise ConfigError("these rounds need a draft policy; name one: --draft NAME")
+        self._policy, self._units, self._rounds, self._settings = policy, units, rounds, settings
+        self._block, self._draft = block, draft
+        levels = settings.levels if rounds.levels is None else rounds.levels
+        within = settings.within if rounds.within is None else rounds.within
+        self._check = Check(levels, within, rounds.guarded)
+        self.reset()
+
+    def reset(self) -> None:
+        """See :class:`~specact.pair.FollowingDrafter`."""
+        self._due, self._since, self._played = True, 0, 0
+        self._chunk: Chunk | None = None
+        self._held: Array | None = None
+        self._round: Round | None = None
+
+    def update(self, drafted: Array, executed: Array) -> None:
+        """See :class:`~specact.pair.FollowingDrafter`."""
+        self._held = executed
+        self._played += 1
+
+    def learn(self, record: StepRecord) -> None:
+        """See :class:`~specact.pair.FollowingDrafter`."""
+        if record.outcome is None:
+            self._chunk, self._played = record.proposal.actions, 0
+            self._due, self._since = False, self._since + 1
+            return
+        found: Round = record.outcome.evidence
+        late = record.proposal.actions is self._chunk
+        self._chunk = self._units.from_environment(found.chunk)
+        # A late verdict is about a chunk of which something was played.
+        self._played = self._played if late else 0
+        self._due = found.switches
+        self._since = 0 if found.full else self._since + (not late)
+        if found.full:
+            self._round = found
+
+    def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
+        """The drafted chunk, and the question to the target."""
+        rounds, settings = self._rounds, self._settings
+        tired = rounds.periodic and 0 < settings.period <= self._since
+        full = rounds.full or rounds.proposes == "nothing" or self._due or tired
+        drafted = self._drafted(window, rng)
+        actions = self._left() if drafted is None else self._units.from_environment(drafted)
+        if rounds.proposes == "last" and not full:
+            drafted = self._units.to_environment(actions)
+        held = None if self._held is None else self._held[list(settings.grippers)] > 0.0
+        cache = self._round.cache if rounds.stale and self._round is not None else None
+        question = Question(full, None if full else drafted, self._check, rounds.steps, held, cache)
+        return Proposal(window, actions, DraftedRound(question))
+
+    def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk | None:
+        """What is drafted here, in the environment's units ``[H, A]``."""
+        rounds, policy = self._rounds, self._policy
+        if rounds.proposes == "block" and rounds.on_device:
+            networks = policy.networks
+            assert self._block is not None and isinstance(networks, FlowNetworks), "a block belongs to such networks"
+            tokens = networks.tokens([policy.spec.observation.select(window)])
+            return policy.to_environment(self._block.chunks(tokens)[0])
+        if rounds.proposes == "policy":
+            assert self._draft is not None, "rounds that need a draft have one"
+            return self._long(self._draft.infer(self._draft.spec.observation.select(window), rng))
+        return None
+
+    def _left(self) -> Chunk:
+        spec = self._policy.spec
+        if self._chunk is None:
+            return np.zeros((spec.chunk, spec.actions), np.float32)
+        return self._long(self._chunk[min(self._played, len(self._chunk) - 1) :])
+
+    def _long(self, chunk: Chunk) -> Chunk:
+        """As long as the target's chunks, its last action repeated."""
+        count = self._policy.spec.chunk
+        missing = max(0, count - len(chunk))
+        return np.concatenate([chunk[:count], np.repeat(chunk[-1:], missing, axis=0)])

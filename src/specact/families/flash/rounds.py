@@ -1,0 +1,84 @@
+"""The ways to come to a chunk of a flow policy: FLASH and each of its controls, as compositions of the same parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specact.errors import unknown_name
+
+Proposes = Literal["nothing", "block", "last", "policy"]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """One composition. A round is full, from noise in several steps, or it checks a drafted chunk.
+
+    Attributes:
+        about: one line for a table.
+        proposes: what is drafted: nothing, so that every round is full; by FLASH's block; what is left of the last
+            chunk, its end repeated; or by a draft policy.
+        on_device: whether the block drafts on the device, which then needs the target's encoder; else the target's
+            own block does, on the same tokens that it checks with.
+        levels, within: of the :class:`~specact.families.flash.check.Check`; None for those that were fitted to the
+            target, see :class:`~specact.families.flash.bundle.FlashSettings`.
+        guarded: whether changes of a gripper end what is accepted, and ask for a full round.
+        periodic: whether a full round comes after so many checked ones as the settings say.
+        stale: whether the check reads the cache of the last full round, as in the released code, and not a new one.
+            Only for a target in this process.
+        full: whether the target is asked for full rounds only; what is not sent to it is executed as drafted.
+        steps: Euler steps of a full round.
+        gate: decides which steps go to the target at all.
+        rate_of: for chance: the composition whose share of full rounds it sends.
+    """
+
+    about: str
+    proposes: Proposes = "nothing"
+    on_device: bool = False
+    levels: tuple[float, ...] | None = (0.1, 0.05)
+    within: float | None = 0.15
+    guarded: bool = True
+    periodic: bool = True
+    stale: bool = False
+    full: bool = False
+    steps: int = 10
+    gate: str = "always"
+    rate_of: str | None = None
+
+
+ROUNDS: dict[str, Rounds] = {
+    "full": Rounds("every chunk in 10 steps"),
+    "full_5": Rounds("every chunk in 5 steps", steps=5),
+    "full_3": Rounds("every chunk in 3 steps", steps=3),
+    "full_2": Rounds("every chunk in 2 steps: the control at FLASH's cost", steps=2),
+    "full_1": Rounds("every chunk in 1 step", steps=1),
+    "flash": Rounds("FLASH: a block drafts, the flow checks at 5 and 10 % of noise within .15", "block"),
+    "flash_fitted": Rounds("FLASH with fitted shares of noise and delta", "block", levels=None, within=None),
+    "flash_unguarded": Rounds("FLASH without guards and periodic full rounds", "block", guarded=False, periodic=False),
+    "flash_stale": Rounds("FLASH, checked on the cache of the last full round", "block", stale=True),
+    "flash_device": Rounds("FLASH, the block on the device", "block", on_device=True),
+    "flash_last": Rounds("FLASH's check of what is left of the last chunk", "last"),
+    "flash_last_fitted": Rounds("the fitted check of what is left of the last chunk", "last", levels=None, within=None),
+    "flash_policy": Rounds("FLASH's check of a draft policy's chunk", "policy"),
+    "flash_policy_fitted": Rounds("the fitted check of a draft policy's chunk", "policy", levels=None, within=None),
+    "block": Rounds("FLASH's block alone, never checked: the control", "block", on_device=True, gate="never"),
+    "unchecked": Rounds(
+        "drafts unchecked, as many full rounds as FLASH, at random: the control",
+        "block", on_device=True, full=True, gate="random", rate_of="flash",
+    ),
+    "unchecked_fitted": Rounds(
+        "drafts unchecked, as many full rounds as fitted FLASH, at random: the control",
+        "block", on_device=True, full=True, gate="random", rate_of="flash_fitted",
+    ),
+}  # fmt: skip
+
+
+def load_rounds(name: str) -> Rounds:
+    """The composition of this name.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if name not in ROUNDS:
+        raise unknown_name("way to come to a chunk", name, ROUNDS)
+    return ROUNDS[name]

@@ -1,0 +1,190 @@
+"""What a flow policy does with a drafted chunk: a pure function of one window and one question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import ConfigError
+from specact.families.chunks.flow import FlowNetworks, FlowPolicy
+from specact.families.chunks.policy import Chunk
+from specact.families.flash.bundle import Block, FlashSettings
+from specact.families.flash.check import Array, Check, Verdict, implied, judge, noised
+from specact.observation import Window
+from specact.rng import Role, StepAddress, StepStreams
+from specact.types import Origin, Outcome, Proposal, value
+from specact.units import ActionUnits
+from specact.verification import Answer, Target, TargetVerifier
+
+
+@value
+class Question:
+    """How to come to the next chunk; all that the target needs besides the observation.
+
+    Attributes:
+        full: whether nothing is to be checked.
+        drafted: the chunk to check ``[H, A]``, in the environment's units; None lets the target's own block draft.
+        check: how.
+        steps: Euler steps of a full round, at least 1.
+        held: whether each gripper is closed, ``[G]``; None where nothing has been executed yet.
+        cache: of an earlier window, to check on; None for that of this window. Only in one process.
+    """
+
+    full: bool
+    drafted: Chunk | None = None
+    check: Check = Check()
+    steps: int = 10
+    held: NDArray[np.bool_] | None = None
+    cache: Any = None
+
+
+@value
+class Round:
+    """A round's chunk, and how it came about.
+
+    Attributes:
+        chunk: ``[H, A]``, in the environment's units: the drafted one where some of it was accepted, and else the
+            target's own.
+        accepted: drafted actions that may be executed; 0 in a full round.
+        checked: whether a chunk was checked; where none of it was accepted, a full round followed.
+        switches: whether a gripper's change ended what is accepted: the next round is to be a full one.
+        deviation: of the check, ``[K, n]``; empty without one, and from a server.
+        cache: of this window, where the round was a full one.
+    """
+
+    chunk: Chunk
+    accepted: int
+    checked: bool
+    switches: bool
+    deviation: Array
+    cache: Any = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the chunk is the target's own."""
+        return self.accepted == 0
+
+
+_NO_CHECK = np.zeros((0, 0), np.float32)
+
+
+@value
+class Asked:
+    """A window that was put to a target, before the question is known.
+
+    Attributes:
+        target: the target.
+        window: what it sees.
+        address: of the step's random stream.
+    """
+
+    target: FlashTarget
+    window: Window
+    address: StepAddress
+
+    def round(self, question: Question) -> Round:
+        """The chunk that answers a question."""
+        return self.target.round(self.window, self.address, question)
+
+
+class FlashTarget:
+    """A flow policy as a :class:`~specact.verification.TargetPolicy` whose answers depend on what was drafted.
+
+    Args:
+        policy: the flow policy.
+        settings: of its rounds.
+        block: drafts where a question brings no chunk.
+    """
+
+    def __init__(self, policy: FlowPolicy, settings: FlashSettings, block: Block | None = None) -> None:
+        self.policy, self.settings, self.block = policy, settings, block
+        self._streams = StepStreams()
+        units, grippers = policy.units, list(settings.grippers)
+        self._middle = units.to_flow((units.low + units.high) / np.float32(2.0))[grippers]
+
+    def answer(self, window: Window, address: StepAddress) -> Asked:
+        """The window; what is computed depends on the question."""
+        return Asked(self, self.policy.spec.observation.select(window), address)
+
+    def round(self, window: Window, address: StepAddress, question: Question) -> Round:
+        """One round, full or checked; the noise of a full one is that of the policy's own answer at this address.
+
+        Raises:
+            ConfigError: if the question leaves drafting to a block that is not there.
+        """
+        policy, rng = self.policy, self._streams(Role.VERIFY, address)
+        noise = policy.noise(rng)
+        if question.full:
+            return self._full(policy.networks.cache([window]), noise, question.steps, _NO_CHECK, checked=False)
+        cache, drafted = question.cache, question.drafted
+        if drafted is None:
+            tokens, chunk = self._tokens(window)
+            new = policy.networks.prefix(tokens) if cache is None else None  # type: ignore[attr-defined]
+        else:
+            chunk, new = policy.to_flow(drafted), policy.networks.cache([window]) if cache is None else None
+        verdict = self._judged(chunk, policy.noise(rng), new if cache is None else cache, question)
+        if verdict.accepted:
+            offered = policy.to_environment(chunk) if drafted is None else drafted
+            return Round(offered, verdict.accepted, True, verdict.switches, verdict.deviation)
+        if new is None:
+            new = policy.networks.cache([window])
+        return self._full(new, noise, question.steps, verdict.deviation, checked=True)
+
+    def _tokens(self, window: Window) -> tuple[Array, Array]:
+        networks = self.policy.networks
+        if self.block is None or not isinstance(networks, FlowNetworks):
+            raise ConfigError("this target has no block that drafts; let the device draft")
+        tokens = networks.tokens([window])
+        return tokens, self.policy.to_flow(self.policy.units.to_environment(self.block.chunks(tokens)[0]))
+
+    def _judged(self, drafted: Array, noise: Array, cache: Any, question: Question) -> Verdict:
+        levels = np.array(question.check.levels, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            chunks = noised(drafted, noise, levels)
+            velocities = self.policy.networks.velocity(chunks, np.float32(1.0) - levels, cache)
+            estimates = implied(chunks, velocities, levels)
+            count, actions = self.settings.execute, self.policy.spec.actions
+            return judge(
+                question.check, drafted[:count, :actions], estimates[:, :count, :actions], self.settings.grippers,
+                self._middle, question.held,
+            )  # fmt: skip
+
+    def _full(self, cache: Any, noise: Array, steps: int, deviation: Array, *, checked: bool) -> Round:
+        found = self.policy.denoised(noise[None], cache, steps)[0]
+        return Round(self.policy.to_environment(found), 0, checked, False, deviation, cache)
+
+
+class FlashVerifier(TargetVerifier[Asked]):
+    """Checks here, with a target in this process.
+
+    Args:
+        target: where windows are put to.
+        units: of the actions.
+        execute: see :class:`~specact.families.flash.bundle.FlashSettings`.
+    """
+
+    def __init__(self, target: Target[Asked], units: ActionUnits, execute: int) -> None:
+        super().__init__(target)
+        self._units, self._execute = units, execute
+
+    def judge(self, answer: Answer[Asked], proposal: Proposal, address: StepAddress) -> Outcome:
+        """See :class:`~specact.verification.TargetVerifier`; what is not finite is no outcome to act on."""
+        return round_outcome(answer.value.round(proposal.evidence.question), self._units, self._execute, answer.times)
+
+
+def round_outcome(found: Round, units: ActionUnits, execute: int, times: Any) -> Outcome:
+    """A round as an outcome: the accepted actions alone, or the target's chunk.
+
+    Args:
+        found: the round; it is the outcome's evidence.
+        units: of the outcome's actions.
+        execute: see :class:`~specact.families.flash.bundle.FlashSettings`.
+        times: what was waited for.
+    """
+    count = found.accepted or len(found.chunk)
+    actions = units.from_environment(found.chunk[:count])
+    origins = np.full(count, Origin.ACCEPTED if found.accepted else Origin.REPLACED, np.uint8)
+    kept = float(found.accepted >= execute)
+    return Outcome(actions, origins, execute * found.checked, found.accepted, times, found, kept)

@@ -1,0 +1,147 @@
+"""FLASH on the wire: a drafted chunk and how to check it, and the round's chunk as the reply.
+
+It is what chunk policies say, so that whoever only wants chunks need not know of rounds, and requests to verify. The
+server keeps no cache of a robot: every check reads a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specact.errors import ConfigError, WireError
+from specact.families.chunks.policy import Chunk, ChunkSpec
+from specact.families.chunks.wire import ChunkCodec, ChunkResponder
+from specact.families.flash.check import Check
+from specact.families.flash.verify import FlashTarget, Question, Round, round_outcome
+from specact.types import OffloadTimes, Outcome, Proposal
+from specact.units import ActionUnits
+from specact.wire.checks import bad
+from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
+from specact.wire.messages import Request
+
+# Shares of noise of one question, and Euler steps that one may ask for.
+MOST_LEVELS, MOST_STEPS = 4, 100
+# What a question is; the numbers cross the wire.
+_FULL, _OWN, _DRAFTED = 0, 1, 2
+# In the place of a gripper of which nothing is known.
+_UNKNOWN = -1
+
+
+class FlashCodec:
+    """See :class:`~specact.wire.dialect.VerifyingCodec`; the check is the server's.
+
+    Args:
+        spec: of the target.
+        units: of the actions.
+        execute: actions of a chunk that are executed at most.
+    """
+
+    def __init__(self, spec: ChunkSpec, units: ActionUnits, execute: int) -> None:
+        self._spec, self._units, self._execute = spec, units, execute
+        self.dialect = _dialect(spec)
+
+    def read(self, arrays: Arrays) -> Chunk:
+        """See :class:`~specact.wire.dialect.Codec`; the target's own chunk, in the environment's units."""
+        return arrays["chunk"]
+
+    def question(self, proposal: Proposal) -> Arrays:
+        """See :class:`~specact.wire.dialect.VerifyingCodec`.
+
+        Raises:
+            ConfigError: for a question that only a target in this process can answer.
+        """
+        asked: Question = proposal.evidence.question
+        spec, levels = self._spec, np.zeros(MOST_LEVELS, np.float32)
+        if asked.cache is not None or len(asked.check.levels) > MOST_LEVELS:
+            raise ConfigError(
+                f"a server keeps no cache of a robot and checks at {MOST_LEVELS} shares of noise at most; choose other "
+                "rounds than flash_stale, or a target in this process"
+            )
+        levels[: len(asked.check.levels)] = asked.check.levels
+        held = np.full(spec.actions, _UNKNOWN, np.int8)
+        if asked.held is not None:
+            held[: len(asked.held)] = asked.held
+        kind = _FULL if asked.full else _OWN if asked.drafted is None else _DRAFTED
+        nothing = np.zeros((spec.chunk, spec.actions), np.float32)
+        return {
+            "drafted": nothing if asked.drafted is None else asked.drafted,
+            "levels": levels,
+            "within": np.array([asked.check.within], np.float32),
+            "held": held,
+            "how": np.array([kind, asked.check.guarded, asked.steps], np.int16),
+        }
+
+    def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
+        """See :class:`~specact.wire.dialect.VerifyingCodec`."""
+        accepted, checked, switches = arrays["how"].tolist()
+        found = Round(
+            arrays["chunk"], min(accepted, self._execute), bool(checked), bool(switches), np.zeros((0, 0), np.float32)
+        )
+        return round_outcome(found, self._units, self._execute, times)
+
+
+class FlashResponder:
+    """See :class:`~specact.wire.messages.Responder`.
+
+    Args:
+        target: what is served.
+        name, fingerprint: what it is called, and what tells its weights from others.
+    """
+
+    # A full round takes several times what a check does.
+    steady = False
+
+    def __init__(self, target: FlashTarget, name: str, fingerprint: str) -> None:
+        self._target, self.name, self.fingerprint = target, name, fingerprint
+        self._chunks = ChunkResponder(target.policy, name, fingerprint)
+        self.dialect = _dialect(target.policy.spec)
+
+    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """See :class:`~specact.wire.messages.Responder`; rounds are computed one after the other."""
+        others = iter(self._chunks.respond([request for request in requests if request.kind != "verify"]))
+        return [self._round(request) if request.kind == "verify" else next(others) for request in requests]
+
+    def _round(self, request: Request) -> Arrays | WireError:
+        kind, guarded, steps = request.arrays["how"].tolist()
+        if kind > _DRAFTED or not 1 <= steps <= MOST_STEPS:
+            return bad(f"how must name a kind of 0 to {_DRAFTED} and 1 to {MOST_STEPS} steps, got {kind} and {steps}")
+        if kind == _OWN and self._target.block is None:
+            return bad("this server's target has no block that drafts; start it with a bundle that has one")
+        arrays = request.arrays
+        if not np.isfinite(arrays["drafted"]).all() or not np.isfinite(arrays["within"]).all():
+            return bad("drafted and within must be finite numbers")
+        levels = tuple(arrays["levels"][arrays["levels"] > 0.0].tolist())
+        held = arrays["held"][: len(self._target.settings.grippers)]
+        try:
+            check = Check(levels or (1.0,), float(arrays["within"][0]), bool(guarded))
+        except ConfigError as error:
+            return bad(str(error))
+        found = self._target.answer(request.window, request.address).round(
+            Question(
+                kind == _FULL, arrays["drafted"] if kind == _DRAFTED else None, check, steps,
+                None if (held == _UNKNOWN).any() else held.astype(bool),
+            )
+        )  # fmt: skip
+        if not np.isfinite(found.chunk).all():
+            return bad("the target has no finite answer to this observation")
+        return {"chunk": found.chunk, "how": np.array([found.accepted, found.checked, found.switches], np.int16)}
+
+
+def _dialect(spec: ChunkSpec) -> Dialect:
+    chunks = ChunkCodec(spec).dialect
+    chunk = ArraySpec((spec.chunk, spec.actions), np.float32)
+    verify = Exchange(
+        {
+            "drafted": chunk,
+            "levels": ArraySpec((MOST_LEVELS,), np.float32, 0.0, 1.0),
+            "within": ArraySpec((1,), np.float32, 0.0),
+            "held": ArraySpec((spec.actions,), np.int8, _UNKNOWN, 1),
+            "how": ArraySpec((3,), np.int16, 0, np.iinfo(np.int16).max),
+        },
+        "round",
+        {"chunk": chunk, "how": ArraySpec((3,), np.int16, 0, spec.chunk)},
+    )
+    return replace(chunks, exchanges={**chunks.exchanges, "verify": verify}, asks="verify")
