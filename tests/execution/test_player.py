@@ -82,3 +82,18 @@ def test_playing_changes_no_chunk() -> None:
     for now, then in zip(source, before, strict=True):
         np.testing.assert_array_equal(now[0], then[0])
         np.testing.assert_array_equal(now[1], then[1])
+
+
+def test_a_shorter_chunk_is_played_to_its_end() -> None:
+    player = ChunkPlayer(4, "drop")
+    drafted, executed = chunks(6, 1, seed=0)[0]
+    player.put(drafted, executed[:2])
+    found = [player.next()[1], player.next()[1]]
+    np.testing.assert_array_equal(np.stack(found), executed[:2])
+    assert player.empty
+    player.put(drafted, executed)
+    player.next()
+    # A late verdict that keeps less than what was played asks for the next chunk at once.
+    assert player.replace(executed[:1]) == 0 and player.empty
+    player.put(drafted, executed)
+    assert player.replace(executed[:3]) == 3 and not player.empty

@@ -122,7 +122,10 @@ def load_responder(
         ConfigError: if there is none of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
-    if kind == "folder" and kind_of(find_bundle(source)) not in ("flow", "regression"):
+    if kind == "folder" and kind_of(find_bundle(source)) == "flow":
+        flow = load_flow(source, provider=provider, threads=threads)
+        return replace(flash_pair(flow), policy=flow.policy(steps)).responder
+    if kind == "folder" and kind_of(find_bundle(source)) != "regression":
         return load_pair(source, provider=provider, threads=threads).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:
         return own

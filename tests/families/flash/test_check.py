@@ -36,7 +36,7 @@ def estimates(drafted: np.ndarray, clean: np.ndarray, noise: np.ndarray, expert:
 
 
 def rms(difference: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.square(difference).mean(-1))
+    return np.asarray(np.sqrt(np.square(difference).mean(-1)))
 
 
 @pytest.mark.parametrize("seed", range(5))

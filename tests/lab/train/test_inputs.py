@@ -13,6 +13,7 @@ from specact.lab.data.generate import save
 from specact.lab.train.chunk_recipe import load_any_recipe, load_chunk_recipe
 from specact.lab.train.chunk_train import train_chunks
 from specact.lab.train.drafters import is_drafters, load_drafter_recipe
+from specact.lab.train.flash import is_flash, load_flash_recipe
 from specact.lab.train.recipe import load_recipe
 from specact.lab.train.train import train
 
@@ -288,5 +289,7 @@ def test_a_large_share_held_out_leaves_an_episode_to_train_on() -> None:
 def test_the_committed_recipes_are_accepted(path: Path) -> None:
     if is_drafters(path):
         assert load_drafter_recipe(path).target
+    elif is_flash(path):
+        assert load_flash_recipe(path).target
     else:
         assert load_any_recipe(path)[0].env

@@ -109,7 +109,7 @@ class FlashDrafter:
             drafted = self._units.to_environment(actions)
         held = None if self._held is None else self._held[list(settings.grippers)] > 0.0
         cache = self._round.cache if rounds.stale and self._round is not None else None
-        question = Question(full, None if full else drafted, self._check, rounds.steps, held, cache)
+        question = Question(full, None if full else drafted, self._check, rounds.steps, held, rounds.stale, cache)
         return Proposal(window, actions, DraftedRound(question))
 
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk | None:

@@ -143,7 +143,7 @@ def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name
     folder = bundle.path / FLASH
     made = load_flash(folder, bundle) if folder.exists() else None
     prints = [part.fingerprint for part in (bundle, made, draft) if part is not None]
-    whole = hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
+    whole = prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
     settings = FlashSettings(bundle.spec.chunk) if made is None else made.settings
     return FlashPair(
         bundle.name, bundle.policy(), settings, None if made is None else made.block,

@@ -29,7 +29,8 @@ class Question:
         check: how.
         steps: Euler steps of a full round, at least 1.
         held: whether each gripper is closed, ``[G]``; None where nothing has been executed yet.
-        cache: of an earlier window, to check on; None for that of this window. Only in one process.
+        stale: whether caches of earlier windows are wanted, which no server keeps.
+        cache: of an earlier window, to check on; None for that of this window.
     """
 
     full: bool
@@ -37,6 +38,7 @@ class Question:
     check: Check = Check()
     steps: int = 10
     held: NDArray[np.bool_] | None = None
+    stale: bool = False
     cache: Any = None
 
 
@@ -108,6 +110,8 @@ class FlashTarget:
         """The window; what is computed depends on the question."""
         return Asked(self, self.policy.spec.observation.select(window), address)
 
+    # NaN where an observation or a draft is far beyond those of training.
+    @np.errstate(over="ignore", invalid="ignore")
     def round(self, window: Window, address: StepAddress, question: Question) -> Round:
         """One round, full or checked; the noise of a full one is that of the policy's own answer at this address.
 
@@ -141,15 +145,13 @@ class FlashTarget:
 
     def _judged(self, drafted: Array, noise: Array, cache: Any, question: Question) -> Verdict:
         levels = np.array(question.check.levels, np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            chunks = noised(drafted, noise, levels)
-            velocities = self.policy.networks.velocity(chunks, np.float32(1.0) - levels, cache)
-            estimates = implied(chunks, velocities, levels)
-            count, actions = self.settings.execute, self.policy.spec.actions
-            return judge(
-                question.check, drafted[:count, :actions], estimates[:, :count, :actions], self.settings.grippers,
-                self._middle, question.held,
-            )  # fmt: skip
+        chunks = noised(drafted, noise, levels)
+        estimates = implied(chunks, self.policy.networks.velocity(chunks, np.float32(1.0) - levels, cache), levels)
+        count, actions = self.settings.execute, self.policy.spec.actions
+        return judge(
+            question.check, drafted[:count, :actions], estimates[:, :count, :actions], self.settings.grippers,
+            self._middle, question.held,
+        )  # fmt: skip
 
     def _full(self, cache: Any, noise: Array, steps: int, deviation: Array, *, checked: bool) -> Round:
         found = self.policy.denoised(noise[None], cache, steps)[0]

@@ -55,13 +55,13 @@ class FlashCodec:
         """
         asked: Question = proposal.evidence.question
         spec, levels = self._spec, np.zeros(MOST_LEVELS, np.float32)
-        if asked.cache is not None or len(asked.check.levels) > MOST_LEVELS:
+        if asked.stale or len(asked.check.levels) > MOST_LEVELS:
             raise ConfigError(
                 f"a server keeps no cache of a robot and checks at {MOST_LEVELS} shares of noise at most; choose other "
                 "rounds than flash_stale, or a target in this process"
             )
         levels[: len(asked.check.levels)] = asked.check.levels
-        held = np.full(spec.actions, _UNKNOWN, np.int8)
+        held = np.full(spec.actions, _UNKNOWN, np.int16)
         if asked.held is not None:
             held[: len(asked.held)] = asked.held
         kind = _FULL if asked.full else _OWN if asked.drafted is None else _DRAFTED
@@ -138,7 +138,7 @@ def _dialect(spec: ChunkSpec) -> Dialect:
             "drafted": chunk,
             "levels": ArraySpec((MOST_LEVELS,), np.float32, 0.0, 1.0),
             "within": ArraySpec((1,), np.float32, 0.0),
-            "held": ArraySpec((spec.actions,), np.int8, _UNKNOWN, 1),
+            "held": ArraySpec((spec.actions,), np.int16, _UNKNOWN, 1),
             "how": ArraySpec((3,), np.int16, 0, np.iinfo(np.int16).max),
         },
         "round",

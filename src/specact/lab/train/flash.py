@@ -160,7 +160,8 @@ def train_flash(
     asked = asdict(recipe) | {"taught_by": target.fingerprint}
     check_free(out, asked)
     # The same split by episode as the target's own: nothing is fitted to what it was trained on.
-    shown = build(ChunkRecipe, target.manifest["recipe"], "recipe")
+    kept = {key: entry for key, entry in target.manifest["recipe"].items() if entry is not None and key != "teacher"}
+    shown = build(ChunkRecipe, kept, "recipe")
     made = stages.demonstrated(shown, stages.task_of(shown), data, progress)
     made = stages.needed(made, [target.spec.observation])
     with locked(out):
@@ -201,11 +202,11 @@ def _stage(recipe: FlashRecipe, target: FlowBundle, dataset: Dataset) -> Stage:
         tokens, wanted = batch(dataset.train, rng.integers(len(dataset.train), size=recipe.batch), device_of(model))
         error = nn.functional.smooth_l1_loss(model(tokens), wanted, reduction="none").mean(-1)
         weights = _weights(rng.integers(1, 1 + min(_PREFIX, shape[0]), size=recipe.batch), shape[0]).to(error.device)
-        return (weights * error).sum() / weights.sum(), {"huber": error.mean()}
+        return (weights * error).sum() / weights.sum(), {"huber": error.detach().mean()}
 
     def validate(module: nn.Module) -> Metrics:
         tokens, wanted = batch(dataset.held_out, held_out, device_of(model))
-        missing = model(tokens) - wanted
+        missing = (model(tokens) - wanted).detach()
         return {
             "rms": float(missing.square().mean().sqrt()),
             "huber": float(nn.functional.smooth_l1_loss(missing, torch.zeros_like(missing))),

@@ -1,0 +1,403 @@
+"""Rounds of a flow policy: what is asked, checked and executed; here, and over a real server."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact.errors import BundleError, ConfigError, WireError
+from specact.execution.verdicts import LateVerdicts
+from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.flow import FlowNetworks, FlowPolicy
+from specact.families.codes.bundle import find_bundle
+from specact.families.flash.bundle import FlashSettings, load_flash
+from specact.families.flash.check import Check
+from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.rounds import ROUNDS, Rounds
+from specact.families.flash.verify import Question, Round
+from specact.families.load import load_pair
+from specact.gates.baseline import Always, Never, Random
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.processes import serving
+from specact.observation import ObservationHistory, Window
+from specact.policy import SpeculativePolicy
+from specact.remote.client import Client
+from specact.remote.target import RemoteTarget, remote_verifier
+from specact.remote.transport import Endpoint
+from specact.rng import Role, StepAddress, streams
+from specact.types import Origin, Proposal, StepRecord
+from specact.wire.messages import Request
+
+PATIENT_MS = 30_000.0
+BUNDLE = "pusht-flow"
+
+
+def windows(count: int) -> list[Window]:
+    """Observations of a robot that follows the target, eight actions of a chunk at a time."""
+    bundle = load_flow(BUNDLE)
+    robot, history = SimulatedRobot(load_task("pusht")), ObservationHistory(bundle.spec.observation)
+    robot.start(7)
+    seen = []
+    for number in range(count):
+        seen.append(history.push(robot.observe()))
+        for action in bundle.policy().infer(seen[-1], np.random.default_rng(number))[:8]:
+            robot.act(action)
+            history.push(robot.observe())
+        if robot.done:
+            robot.start(8 + number)
+            history.reset()
+    return seen
+
+
+SEEN = windows(40)
+
+
+@pytest.fixture(scope="module")
+def pair() -> FlashPair:
+    return flash_pair(load_flow(BUNDLE))
+
+
+def composed(pair: FlashPair, rounds: Rounds | str, **settings: Any) -> FlashPair:
+    chosen = ROUNDS[rounds] if isinstance(rounds, str) else rounds
+    return replace(pair, rounds=chosen, settings=replace(pair.settings, **settings))
+
+
+def played(pair: FlashPair, inferences: int = len(SEEN), **parts: Any) -> tuple[list[np.ndarray], list[StepRecord]]:
+    """What the robot did between one inference and the next, and the records."""
+    policy = SpeculativePolicy(pair, parts.pop("gate", Always()), **parts)
+    actions, records = [], []
+    for window in SEEN[:inferences]:
+        done = [policy.act_on(window)]
+        while not policy.wants_inference:
+            done.append(policy.act_on(window))
+        actions.append(np.stack(done))
+        assert policy.record is not None
+        records.append(policy.record)
+    return actions, records
+
+
+def round_of(record: StepRecord) -> Round:
+    assert record.outcome is not None
+    found: Round = record.outcome.evidence
+    return found
+
+
+def own_answers(policy: FlowPolicy, count: int = len(SEEN)) -> list[np.ndarray]:
+    rngs = streams(Role.VERIFY, [StepAddress(0, 0, 0, step) for step in range(count)])
+    return [policy.infer(window, rng) for window, rng in zip(SEEN, rngs, strict=False)]
+
+
+def same(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    assert [len(chunk) for chunk in found] == [len(chunk) for chunk in wanted]
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10])
+def test_full_rounds_are_the_flow_itself(pair: FlashPair, steps: int) -> None:
+    found, records = played(composed(pair, replace(ROUNDS["full"], steps=steps)))
+    policy = FlowPolicy(pair.policy.networks, pair.policy.units, pair.policy.spec, steps=steps)
+    wanted = [chunk[: pair.execute] for chunk in own_answers(policy)]
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(wanted), atol=1e-3)
+    assert all((record.origins == Origin.REPLACED).all() for record in records)
+
+
+def test_delta_zero_executes_no_draft(pair: FlashPair) -> None:
+    """Every check fails, and what is executed is the flow's own."""
+    found, records = played(composed(pair, replace(ROUNDS["flash"], within=0.0)))
+    same(found, played(composed(pair, "full"))[0])
+    assert [round_of(record).checked for record in records] == [False] + [True] * (len(SEEN) - 1)
+
+
+def reference(pair: FlashPair, check: Check, period: int) -> list[tuple[bool, np.ndarray]]:
+    """The algorithm as it is in the paper, with loops and without this package's check: full or not, and actions."""
+    policy, networks, units = pair.policy, pair.policy.networks, pair.policy.units
+    assert isinstance(networks, FlowNetworks) and pair.block is not None
+    found, since, due = list[tuple[bool, np.ndarray]](), 0, True
+    for step, window in enumerate(SEEN):
+        (rng,) = streams(Role.VERIFY, [StepAddress(0, 0, 0, step)])
+        start = rng.standard_normal((policy.spec.chunk, policy.spec.actions), dtype=np.float32)
+        cache, length = networks.cache([window]), 0
+        drafted = pair.block.chunks(networks.tokens([window]))[0]
+        drafted = units.to_flow(units.to_environment(drafted))
+        if not due and not 0 < period <= since:
+            noise = rng.standard_normal(start.shape, dtype=np.float32)
+            each = []
+            for level in check.levels:
+                s = np.float32(level)
+                x = s * noise + (1 - s) * drafted
+                v = networks.velocity(x[None], np.array([1 - s]), cache)[0]
+                away = np.sqrt(np.mean((x + s * v - drafted) ** 2, axis=1))
+                inside = 0
+                while inside < pair.execute and away[inside] <= check.within:
+                    inside += 1
+                each.append(inside)
+            length = min(each)
+        if length:
+            since, due = since + 1, False
+            found.append((False, units.to_environment(drafted)[:length]))
+        else:
+            since, due = 0, False
+            found.append((True, policy.to_environment(policy.denoised(start[None], cache, 10)[0])[: pair.execute]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("levels", "within", "period"), [((0.1, 0.05), 0.15, 4), ((0.8,), 0.2, 0), ((0.4, 1.0), 0.5, 2)]
+)
+def test_rounds_are_those_of_the_paper(pair: FlashPair, levels: tuple[float, ...], within: float, period: int) -> None:
+    rounds = replace(ROUNDS["flash"], levels=levels, within=within)
+    found, records = played(composed(pair, rounds, period=period))
+    wanted = reference(pair, Check(levels, within), period)
+    assert [round_of(record).full for record in records] == [full for full, _ in wanted]
+    for actions, (_, expected) in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(actions, expected, atol=2e-3)
+    # Both happen, or the test would say little.
+    assert 0.05 < np.mean([full for full, _ in wanted]) < 1.0
+
+
+def test_full_rounds_come_after_so_many_checked_ones(pair: FlashPair) -> None:
+    accepting = replace(ROUNDS["flash"], within=100.0)
+    for period, wanted in ((1, [True, False] * 6), (3, [True, False, False, False] * 3), (0, [True] + [False] * 11)):
+        _, records = played(composed(pair, accepting, period=period), 12)
+        assert [round_of(record).full for record in records] == wanted
+    _, records = played(composed(pair, replace(accepting, periodic=False), period=1), 12)
+    assert sum(round_of(record).full for record in records) == 1
+
+
+def test_a_gripper_that_moves_is_only_moved_in_a_full_round(pair: FlashPair) -> None:
+    """The second dimension of this robot's actions plays the gripper."""
+    accepting = composed(pair, replace(ROUNDS["flash"], within=100.0), grippers=(1,), period=0)
+    found, records = played(accepting)
+    held: bool | None = None
+    failed = 0
+    for actions, record in zip(found, records, strict=True):
+        closed = accepting.units.from_environment(actions)[:, 1] > 0.0
+        if round_of(record).full:
+            failed += round_of(record).checked
+        else:
+            assert held is not None and (closed == held).all()
+        held = bool(closed[-1])
+    assert failed > 0
+    unguarded = composed(accepting, replace(accepting.rounds, guarded=False))
+    assert sum(round_of(record).full for record in played(unguarded)[1]) == 1
+
+
+def test_after_a_gripper_s_change_the_next_round_is_full(pair: FlashPair) -> None:
+    accepting = composed(pair, replace(ROUNDS["flash"], within=100.0), period=0)
+    record = played(accepting, 2)[1][1]
+    assert record.outcome is not None and not round_of(record).full
+    for switches in (False, True):
+        drafter = accepting.drafter
+        evidence = replace(round_of(record), switches=switches)
+        drafter.learn(replace(record, outcome=replace(record.outcome, evidence=evidence)))
+        assert drafter.propose(SEEN[2], np.random.default_rng(0)).evidence.question.full == switches
+
+
+class Counted(FlowNetworks):
+    """Counts the passes of a flow's networks."""
+
+    def __init__(self, networks: FlowNetworks) -> None:
+        vars(self).update(vars(networks))
+        self.passes = self.chunks = 0
+
+    def velocity(self, chunks: Any, times: Any, cache: Any) -> Any:
+        self.passes, self.chunks = self.passes + 1, self.chunks + len(chunks)
+        return super().velocity(chunks, times, cache)
+
+
+def test_a_failed_round_costs_its_check_and_a_full_one(pair: FlashPair) -> None:
+    networks = pair.policy.networks
+    assert isinstance(networks, FlowNetworks)
+    counted = Counted(networks)
+    policy = FlowPolicy(counted, pair.policy.units, pair.policy.spec)
+    counting = composed(replace(pair, policy=policy), replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=3)
+    _, records = played(counting)
+    rounds = [round_of(record) for record in records]
+    checks, full = sum(found.checked for found in rounds), sum(found.full for found in rounds)
+    assert counted.passes == checks + 10 * full
+    assert counted.chunks == 2 * checks + 10 * full
+    assert any(found.checked and found.full for found in rounds) and checks < len(rounds)
+
+
+def test_a_stale_check_reads_the_cache_of_the_last_full_round(pair: FlashPair) -> None:
+    stale = composed(pair, replace(ROUNDS["flash_stale"], levels=(1.0,), within=100.0), period=0)
+    _, records = played(stale, 5)
+    target = stale.target
+    for number in range(1, 5):
+        question = records[number].proposal.evidence.question
+        assert question.cache is round_of(records[0]).cache
+        asked = target.answer(SEEN[number], records[number].address)
+        again, fresh = asked.round(question), asked.round(replace(question, cache=None))
+        np.testing.assert_array_equal(again.deviation, round_of(records[number]).deviation)
+        assert np.abs(again.deviation - fresh.deviation).max() > 1e-3
+
+
+def test_what_is_left_of_a_chunk_is_drafted(pair: FlashPair) -> None:
+    accepting = composed(pair, replace(ROUNDS["flash_last"], within=100.0), period=2)
+    found, records = played(accepting, 3)
+    chunk = accepting.units.to_environment(records[0].actions)
+    count = pair.execute
+    np.testing.assert_allclose(found[0], chunk[:count], atol=1e-3)
+    np.testing.assert_allclose(found[1], chunk[count : 2 * count], atol=1e-3)
+    # It was used up.
+    np.testing.assert_allclose(found[2], np.repeat(chunk[-1:], count, 0), atol=1e-3)
+
+
+def test_skipped_steps_execute_the_draft(pair: FlashPair) -> None:
+    assert pair.block is not None
+    found, records = played(composed(pair, "block"), gate=Never())
+    drafted = [pair.policy.to_environment(chunk) for chunk in _block(pair)]
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate([c[: pair.execute] for c in drafted]), atol=1e-3)
+    assert all(record.outcome is None for record in records)
+    _, records = played(composed(pair, "unchecked"), gate=Random(0.5), seed=1)
+    asked = [record for record in records if record.outcome is not None]
+    assert 8 <= len(asked) <= 32 and all(round_of(record).full for record in asked)
+
+
+def _block(pair: FlashPair) -> list[np.ndarray]:
+    networks = pair.policy.networks
+    assert pair.block is not None and isinstance(networks, FlowNetworks)
+    return [pair.block.chunks(networks.tokens([window]))[0] for window in SEEN]
+
+
+def test_late_verdicts_that_are_there_at_once_change_nothing(pair: FlashPair) -> None:
+    flash = composed(pair, "flash_device", period=3)
+    same(played(flash, verdicts=LateVerdicts(10.0))[0], played(flash)[0])
+
+
+def test_an_episode_begins_with_a_full_round(pair: FlashPair) -> None:
+    policy = SpeculativePolicy(composed(pair, replace(ROUNDS["flash"], within=100.0), period=0), Always())
+    for episode in range(2):
+        policy.reset(episode)
+        for wanted in (True, False):
+            policy.act_on(SEEN[0])
+            assert policy.record is not None and round_of(policy.record).full == wanted
+            while not policy.wants_inference:
+                policy.act_on(SEEN[0])
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    dialect = flash_pair(load_flow(BUNDLE)).codec.dialect
+    with serving(BUNDLE) as process, Client(Endpoint("ws", "127.0.0.1", process.port), dialect, "test") as client:
+        client.connect(30.0)
+        yield client
+
+
+@pytest.mark.parametrize("rounds", ["full_2", "flash", "flash_fitted", "flash_device", "flash_last"])
+def test_over_a_server_it_is_the_same(pair: FlashPair, server: Client, rounds: str) -> None:
+    """Bit for bit: the question holds all that the server needs."""
+    chosen = composed(pair, rounds)
+    here, known = played(chosen, seed=5)
+    there, records = played(chosen, seed=5, verifier=remote_verifier(server, chosen, PATIENT_MS))
+    assert all(record.miss is None for record in records)
+    same(there, here)
+    for told, kept in zip(map(round_of, records), map(round_of, known), strict=True):
+        assert (told.accepted, told.checked, told.switches) == (kept.accepted, kept.checked, kept.switches)
+
+
+def test_a_cache_cannot_leave_the_process(pair: FlashPair, server: Client) -> None:
+    stale = composed(pair, "flash_stale")
+    with pytest.raises(ConfigError, match="keeps no cache"):
+        played(stale, 2, verifier=remote_verifier(server, stale, PATIENT_MS))
+
+
+def test_a_robot_that_only_wants_chunks_is_served_by_the_same(pair: FlashPair, server: Client) -> None:
+    found = RemoteTarget(server, pair.codec, PATIENT_MS).submit(SEEN[0], StepAddress(0, 0, 0, 0)).result()
+    np.testing.assert_array_equal(found.value, own_answers(pair.policy, 1)[0])  # type: ignore[union-attr]
+
+
+class _Evidence:
+    def __init__(self, question: Question) -> None:
+        self.question = question
+
+
+def asked(pair: FlashPair, question: Question) -> dict[str, np.ndarray]:
+    return dict(pair.codec.question(Proposal(SEEN[0], np.zeros((1, 2), np.float32), _Evidence(question))))
+
+
+def respond(pair: FlashPair, arrays: dict[str, np.ndarray]) -> Any:
+    (found,) = pair.responder.respond([Request("verify", 0, 100.0, SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"how": [1, 1, 10]}, "no block"),
+        ({"how": [3, 1, 10]}, "0 to 2"),
+        ({"how": [0, 1, 0]}, "1 to 100"),
+        ({"how": [0, 1, 101]}, "1 to 100"),
+        ({"drafted": [[np.nan] * 2] * 16}, "finite"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused(pair: FlashPair, changes: dict[str, Any], said: str) -> None:
+    arrays = asked(pair, Question(True))
+    arrays |= {name: np.array(value, arrays[name].dtype) for name, value in changes.items()}
+    found = respond(replace(pair, block=None), arrays)
+    assert isinstance(found, WireError) and said in str(found)
+
+
+def test_no_question_within_the_dialect_hurts_the_server(pair: FlashPair) -> None:
+    """300 questions of numbers that are allowed and make no sense; each is answered, or refused with a sentence."""
+    rng, exchange = np.random.default_rng(0), pair.codec.dialect.exchanges["verify"]
+    answered = 0
+    for number in range(300):
+        arrays = asked(pair, Question(False))
+        arrays["drafted"] = (10.0 ** rng.uniform(-3, 38) * rng.standard_normal((16, 2))).astype(np.float32)
+        arrays["levels"] = rng.uniform(0.0, 1.0, 4).astype(np.float32) * (rng.random(4) < 0.6)
+        arrays["within"] = (10.0 ** rng.uniform(-3, 38, 1)).astype(np.float32)
+        arrays["held"] = rng.integers(-1, 2, 2).astype(np.int16)
+        arrays["how"] = rng.integers(0, [4, 3, 4]).astype(np.int16)
+        for name, spec in exchange.request.items():
+            spec.read({name: arrays[name]}, name)
+        found = respond(pair, arrays)
+        if not isinstance(found, WireError):
+            answered += 1
+            for name, spec in exchange.reply.items():
+                assert np.isfinite(spec.read({name: found[name]}, name)).all(), number
+    assert answered > 100
+
+
+def test_what_needs_a_block_or_a_draft_says_so(pair: FlashPair) -> None:
+    with pytest.raises(ConfigError, match='kind = "flash"'):
+        _ = replace(pair, block=None, rounds=ROUNDS["flash"]).drafter
+    with pytest.raises(ConfigError, match="--draft"):
+        _ = composed(pair, "flash_policy").drafter
+
+
+def test_a_flow_policy_is_loaded_as_a_pair() -> None:
+    found = load_pair(BUNDLE, decoding="flash")
+    assert isinstance(found, FlashPair) and found.rounds == ROUNDS["flash"] and found.block is not None
+    other = load_pair(BUNDLE, draft=BUNDLE, decoding="flash_policy")
+    assert other.fingerprint != found.fingerprint
+    with pytest.raises(ConfigError, match="flahs"):
+        load_pair(BUNDLE, decoding="flahs")
+
+
+def test_without_a_block_the_whole_chunk_is_executed(tmp_path: Path) -> None:
+    shutil.copytree(find_bundle(BUNDLE), tmp_path / "alone", ignore=shutil.ignore_patterns("flash"))
+    found = flash_pair(load_flow(tmp_path / "alone"))
+    assert found.execute == found.policy.spec.chunk and found.block is None
+
+
+def test_a_block_of_another_target_is_refused(tmp_path: Path) -> None:
+    other, flash = load_flow("ball-chase-flow"), find_bundle(BUNDLE) / "flash"
+    with pytest.raises(BundleError, match="made for the target"):
+        load_flash(flash, other)
+    shutil.copytree(flash, tmp_path / "flash")
+    (tmp_path / "flash" / "block.onnx").write_bytes(b"no network")
+    with pytest.raises(BundleError):
+        load_flash(tmp_path / "flash", load_flow(BUNDLE))
+
+
+@pytest.mark.parametrize("wrong", [{"execute": 0}, {"execute": 1, "period": -1}, {"execute": 1, "grippers": (-1,)}])
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least"):
+        FlashSettings(**wrong)

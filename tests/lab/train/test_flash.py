@@ -1,0 +1,157 @@
+"""FLASH's block learns a flow's noiseless chunks; and what its check tells of a flow is measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact.cli.train import train as command
+from specact.errors import ConfigError
+from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.flow import FlowPolicy, FlowUnits
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.flash.bundle import FlashSettings, load_flash
+from specact.lab.train.flash import FlashRecipe, _weights, load_flash_recipe, train_flash
+from specact.lab.train.flash_check import KINDS, LEVELS, fit_check, measure_check
+from specact.observation import Window, vectors
+
+RECIPE = FlashRecipe(
+    kind="flash", bundle="small", target="", execute=3, heads=2, steps=150, batch=32, learning_rate=5e-3, warmup=5,
+    average=0.95,
+)  # fmt: skip
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("flash") / "run"
+    train_flash(replace(RECIPE, target=str(tiny_flow)), Path(), out, quiet)
+    return out
+
+
+def test_the_block_answers_as_the_target_without_noise(trained: Path, tiny_flow: Path) -> None:
+    target = load_flow(tiny_flow)
+    made = load_flash(trained / "bundles" / "small", target)
+    assert made.settings.execute == 3 and made.settings.levels[0] in LEVELS
+    rng, calm = np.random.default_rng(0), target.policy(spread=0.0)
+    fields = target.spec.observation.fields
+    windows = [
+        Window({name: rng.uniform(-0.5, 0.5, field.window_shape).astype(np.float32) for name, field in fields.items()})
+        for _ in range(64)
+    ]
+    drafted = made.block.chunks(target.networks.tokens(windows))
+    wanted = np.stack([target.units.to_flow(calm.infer(window, np.random.default_rng(0))) for window in windows])
+    error = np.square(drafted - wanted).mean()
+    # What an answer that does not look would reach.
+    assert error < 0.5 * wanted.var(axis=0).mean()
+    assert np.square(drafted - np.roll(wanted, 1, axis=0)).mean() > 2.0 * error
+
+
+def test_what_the_check_tells_is_written_beside_it(trained: Path) -> None:
+    told = json.loads((trained / "check.json").read_text())
+    assert list(told["levels"]) == [f"{level:g}" for level in LEVELS]
+    assert told["within"] > 0.0 and told["level"] in LEVELS
+    assert not list(trained.glob("answers-*"))
+
+
+def test_it_is_made_by_the_command_and_found_beside_its_target(tiny_flow: Path, tmp_path: Path) -> None:
+    lines = [
+        f'kind = "flash"\nbundle = "small"\ntarget = "{tiny_flow}"\nexecute = 2\nheads = 2\nsteps = 3\nbatch = 4\n'
+    ]
+    (tmp_path / "r.toml").write_text("".join(lines))
+    command(tmp_path / "r.toml", out=tmp_path / "run")
+    assert load_flash(tmp_path / "run" / "bundles" / "small", load_flow(tiny_flow)).settings.execute == 2
+    with pytest.raises(ConfigError, match="--distil"):
+        command(tmp_path / "r.toml", out=tmp_path / "other", distil="ball")
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"execute": 7}, "execute and grippers"), ({"grippers": (2,)}, "execute and grippers"), ({"heads": 3}, "heads"),
+])  # fmt: skip
+def test_what_does_not_fit_the_target_is_refused(
+    tiny_flow: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train_flash(replace(RECIPE, target=str(tiny_flow), **changes), Path(), tmp_path / "run", quiet)
+
+
+@pytest.mark.parametrize("line", ["execute = 0", "steps = 0", "target = 3", "period = -1", "execut = 4"])
+def test_a_recipe_that_cannot_be_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "r.toml").write_text(f'kind = "flash"\nbundle = "b"\n{line}\n')
+    with pytest.raises(ConfigError):
+        load_flash_recipe(tmp_path / "r.toml")
+
+
+def test_weights_are_those_of_the_paper() -> None:
+    np.testing.assert_allclose(_weights(np.array([1, 3]), 4), [[1, 0.1, 0.1, 0.1], [1, 0.9, 0.81, 0.1]], rtol=1e-6)
+
+
+class Known:
+    """A flow whose only clean chunk for a window is known: all its actions are what the window shows.
+
+    Args:
+        expert: ``denoiser``, the ideal one, or ``smooth``, whose velocity does not grow towards the data.
+    """
+
+    def __init__(self, expert: str) -> None:
+        self._expert = expert
+
+    def tokens(self, windows: Any) -> np.ndarray:
+        return np.stack([window["state"] for window in windows])
+
+    def prefix(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens
+
+    def cache(self, windows: Any) -> np.ndarray:
+        return self.tokens(windows)
+
+    def velocity(self, chunks: np.ndarray, times: np.ndarray, cache: np.ndarray) -> np.ndarray:
+        rest = np.maximum(1.0 - times, 1e-3)[:, None, None]
+        if self._expert == "denoiser":
+            return np.asarray((cache - chunks) / rest, np.float32)
+        return np.asarray(cache - chunks, np.float32)
+
+
+class Same:
+    """Drafts what the window shows."""
+
+    def chunks(self, tokens: np.ndarray) -> np.ndarray:
+        return np.repeat(tokens, 4, axis=1)
+
+
+def measured(expert: str) -> Any:
+    units = FlowUnits(*(np.full(2, value, np.float32) for value in (0.0, 1.0, -9.0, 9.0)))
+    policy = FlowPolicy(Known(expert), units, ChunkSpec(vectors(1, state=2), 4, 2, 10.0))  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    windows = [Window({"state": rng.uniform(-2.0, 2.0, (1, 2)).astype(np.float32)}) for _ in range(40)]
+    return measure_check(policy, Same(), FlashSettings(3), windows, 0, lambda done: None)  # type: ignore[arg-type]
+
+
+def test_the_deviation_of_an_ideal_denoiser_is_the_error() -> None:
+    found = measured("denoiser").describe()
+    for level in found["levels"].values():
+        assert level["slope"] == pytest.approx(1.0, abs=0.02) and level["auroc"] == 1.0
+    assert found["error"]["block"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_smooth_expert_is_told_by_its_slope() -> None:
+    found = measured("smooth").describe()["levels"]
+    slopes = [level["slope"] for level in found.values()]
+    assert slopes == sorted(slopes) and slopes[0] < 0.15
+    # What the paper's shares of noise accept of chunks for other windows.
+    assert found["0.05"]["accepted_wrong"] > 0.8 and found["1"]["accepted_wrong"] < 0.2
+
+
+def test_nine_of_ten_of_the_target_s_own_samples_pass_a_fitted_check() -> None:
+    found = measured("smooth")
+    level, within = fit_check(found)
+    own = found.most[:, KINDS.index("own"), LEVELS.index(level)]
+    assert (own <= within).mean() == pytest.approx(0.9, abs=0.03)
