@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -13,7 +14,7 @@ from specact.errors import ConfigError
 
 
 def reproduce(
-    paper: tyro.conf.Positional[Literal["adahi", "tokens"]],
+    paper: tyro.conf.Positional[Literal["adahi", "tokens", "flow"]],
     /,
     out: Path,
     pairs: str | None = None,
@@ -27,6 +28,7 @@ def reproduce(
 
     adahi: tables, sweeps over the transmission rate, rejection over deviation, real time; then a page, report.html.
     tokens: Spec-VLA, KERV and HeiSD with their controls, on the token policies; then tables and pictures, tokens.md.
+    flow: FLASH with its controls, on the flow policies; then tables and pictures, flow.md.
 
     Args:
         paper: the study to run.
@@ -42,8 +44,8 @@ def reproduce(
     from specact.lab.evaluation.study import PAIRS, plan
     from specact.lab.rollout.pool import Pool
 
-    if paper == "tokens":
-        _tokens(out, None if pairs is None else pairs.split(","), quick, seed, workers)
+    if paper != "adahi":
+        _side_by_side(paper, out, None if pairs is None else pairs.split(","), quick, seed, workers)
         return
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
     if not all(wanted):
@@ -63,22 +65,26 @@ def reproduce(
     results.print(f"study: {out}", highlight=False)
 
 
-def _tokens(out: Path, wanted: list[str] | None, quick: bool, seed: int, workers: int | None) -> None:
+def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, seed: int, workers: int | None) -> None:
+    """A study of policies that come to a chunk in several ways: a table and a picture of each."""
     import json
 
     from specact.files import write_whole
+    from specact.lab.evaluation import flow_study, token_study
     from specact.lab.evaluation.run import evaluate, finished
-    from specact.lab.evaluation.token_study import gain_of, plan_tokens
+    from specact.lab.report import flow, tokens
     from specact.lab.report.drawing import style
-    from specact.lab.report.tokens import draw_tokens, legend, told
     from specact.lab.rollout.pool import Pool
 
-    chapters = plan_tokens(seed=seed, quick=quick)
+    flows = paper == "flow"
+    chapters: Sequence[Any] = (flow_study.plan_flow if flows else token_study.plan_tokens)(seed=seed, quick=quick)
+    file, pages = ("rounds", flow) if flows else ("gain", tokens)
+    measure: Callable[..., Any] = flow_study.rounds_of if flows else token_study.gain_of
     names = [chapter.folder for chapter in chapters]
     unknown = [name for name in wanted or () if name not in names]
     if unknown:
-        raise ConfigError(f"the study of tokens has no {', '.join(unknown)}; choose among {', '.join(names)}")
-    page = [legend() + "\n"]
+        raise ConfigError(f"the study of {paper} has no {', '.join(unknown)}; choose among {', '.join(names)}")
+    page = [pages.legend() + "\n"]
     for chapter in chapters:
         if wanted is not None and chapter.folder not in wanted:
             continue
@@ -86,12 +92,13 @@ def _tokens(out: Path, wanted: list[str] | None, quick: bool, seed: int, workers
         with Pool(workers) as pool, progress_bars() as update:
             if not finished(chapter.what, folder):
                 evaluate(chapter.what, folder, update, pool, command=command_line())
-            if not (folder / "gain.json").exists():
-                gain_of(chapter, folder / "gain.json", update)
-        summary, gain = (json.loads((folder / name).read_text()) for name in ("summary.json", "gain.json"))
-        page += told(summary, gain)
+            if not (folder / f"{file}.json").exists():
+                measure(chapter, folder / f"{file}.json", update)
+        summary, beside = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", file))
+        page += pages.told(summary, beside)
         with style():
-            draw_tokens(summary).savefig(folder / "tokens.png", dpi=120)
-        page.append(f"![success over passes]({chapter.folder}/tokens.png)\n")
-    write_whole(out / "tokens.md", "\n".join(page).encode())
-    results.print(f"study: {out}, tables: {out / 'tokens.md'}", highlight=False)
+            figure = flow.draw_flow(summary, beside) if flows else tokens.draw_tokens(summary)
+            figure.savefig(folder / f"{paper}.png", dpi=120)
+        page.append(f"![success over cost]({chapter.folder}/{paper}.png)\n")
+    write_whole(out / f"{paper}.md", "\n".join(page).encode())
+    results.print(f"study: {out}, tables: {out / f'{paper}.md'}", highlight=False)

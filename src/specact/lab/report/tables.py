@@ -238,3 +238,15 @@ def _number(value: float | None, digits: int = 3) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def contrast_table(summary: Mapping[str, Any]) -> str:
+    """Paired differences of success, as Markdown; p by Holm's method over the table."""
+    rows = ["| | difference of success | p (Holm) |", "|---|---|---|"]
+    for row in summary["contrasts"]:
+        found = row["success"]
+        rows.append(
+            f"| `{row['first']}` - `{row['second']}` | {found['difference']:+.3f} [{found['low']:+.3f}, "
+            f"{found['high']:+.3f}] | {found['p_holm']:.2g} |"
+        )
+    return "\n".join(rows)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from specact.families.tokens.decoding import DECODINGS
 from specact.lab.report.drawing import INK, RULE
+from specact.lab.report.tables import contrast_table
 
 # Height of a line of names, in success.
 _LINE = 0.032
@@ -49,18 +50,6 @@ def loop_table(summary: Mapping[str, Any]) -> str:
             f"| `{name}` | {success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | "
             f"{found['transmission_rate']:.2f} | {found['passes']:.2f} | {found['accepted_per_pass']:.2f} | "
             f"{found['compensated']:.2f} |"
-        )
-    return "\n".join(rows)
-
-
-def contrast_table(summary: Mapping[str, Any]) -> str:
-    """Paired differences of success, as Markdown; p by Holm's method over the table."""
-    rows = ["| | difference of success | p (Holm) |", "|---|---|---|"]
-    for row in summary["contrasts"]:
-        found = row["success"]
-        rows.append(
-            f"| `{row['first']}` - `{row['second']}` | {found['difference']:+.3f} [{found['low']:+.3f}, "
-            f"{found['high']:+.3f}] | {found['p_holm']:.2g} |"
         )
     return "\n".join(rows)
 

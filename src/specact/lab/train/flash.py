@@ -18,7 +18,7 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, MadeFor
-from specact.files import check_name, write_json, write_whole
+from specact.files import check_name, write_whole
 from specact.lab.train import stages
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
@@ -147,8 +147,8 @@ def train_flash(
 ) -> Trained:
     """Makes the block of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
-    ``out/check.json`` says what the check tells of this target at each share of noise, see
-    :func:`~specact.lab.train.flash_check.measure_check`.
+    The manifest's ``check`` says what the check tells of this target at each share of noise, see
+    :meth:`CheckMeasured.describe <specact.lab.train.flash_check.CheckMeasured.describe>`.
     """
     torch.set_num_threads(threads)
     device, target = accelerator(on), load_flow(recipe.target)
@@ -179,7 +179,7 @@ def train_flash(
                 "name": recipe.bundle, "env": target.env, "specact": __version__, "recipe": asked,
                 "training": last_lines(out),
             }  # fmt: skip
-            _write(folder, manifest, recipe, target, stage.module, dataset, out, progress)
+            _write(folder, manifest, recipe, target, stage.module, dataset, progress)
         forget_answers(out)
         return Trained([folder], last_lines(out))
 
@@ -250,7 +250,6 @@ def _write(
     target: FlowBundle,
     model: DraftBlock,
     dataset: Dataset,
-    out: Path,
     progress: Progress,
 ) -> None:
     """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads."""
@@ -273,9 +272,8 @@ def _write(
         lambda done: progress("check", done, len(windows)),
     )  # fmt: skip
     level, within = fit_check(measured)
-    write_json(out / "check.json", measured.describe() | {"level": level, "within": within})
     fitted = replace(settings, levels=(level,), within=within)
-    write_manifest(path, told, MadeFor(target.fingerprint, fitted), FLASH_PARTS)
+    write_manifest(path, told | {"check": measured.describe()}, MadeFor(target.fingerprint, fitted), FLASH_PARTS)
 
 
 def _tokens(target: FlowBundle) -> tuple[int, ...]:
