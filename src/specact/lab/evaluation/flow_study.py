@@ -109,7 +109,8 @@ def measure_costs(
         For ``full_N``, a full round of N steps, ``check``, a block's draft that is accepted, ``failed``, one that is
         not, with the full round behind it, ``given``, the check of a chunk that is there, ``given_failed``, and
         ``stale``, the check on another window's cache, and ``block``, the draft alone: ``ms``, the median, and
-        ``relative``, the geometric mean of the ratio to ``full_10`` with its interval ``relative_low``, ``relative_high``.
+        ``relative``, the geometric mean of the ratio to ``full_10`` with its interval from ``relative_low`` to
+        ``relative_high``.
     """
     target, order = pair.target, stream(seed, Role.GATE)
     cache = pair.policy.networks.cache([pair.policy.spec.observation.select(seen[0])])
