@@ -75,15 +75,22 @@ def rows_of(kind: str) -> list[Row]:
     return [*tables(section("`infer`"))[0], *rows] if kind in ("verify", "inpaint") else rows
 
 
-def test_it_describes_how_tokens_are_verified() -> None:
-    dialect = load_pair("relocate-tokens").codec.dialect
+@pytest.mark.parametrize(
+    ("bundle", "request_title", "reply_title"),
+    [
+        ("relocate-tokens", "`verify` of tokens", "`decoded` tokens"),
+        ("pusht-flow", "`verify` of flows", "`round` of flows"),
+    ],
+)
+def test_it_describes_how_targets_verify_that_decode(bundle: str, request_title: str, reply_title: str) -> None:
+    dialect = load_pair(bundle).codec.dialect
     exchange = dialect.exchanges["verify"]
-    asked, answered = (tables(section(title))[0] for title in ("`verify` of tokens", "`decoded` tokens"))
+    asked, answered = (tables(section(title))[0] for title in (request_title, reply_title))
     assert names(asked) == {"type", *exchange.request} and names(answered) == set(exchange.reply)
     for rows, specs in ((asked, exchange.request), (answered, exchange.reply)):
         kinds = {row[0].strip("`"): row[1].split()[0] for row in rows}
         assert all(kinds[name] == np.dtype(spec.dtype).name for name, spec in specs.items())
-    assert exchange.answer == "decoded"
+    assert f"`{exchange.answer}`" in reply_title
 
 
 def test_it_describes_every_field_of_every_message(examples: dict[str, dict[str, Any]]) -> None:

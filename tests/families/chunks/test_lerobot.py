@@ -34,9 +34,12 @@ from specact.errors import BundleError, ConfigError
 from specact.families.chunks.flow import FlowPolicy, integrate
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.chunks.sources import LoadedPolicy, load_policy, try_out
+from specact.families.flash.bundle import FlashSettings
+from specact.families.flash.check import Check
+from specact.families.flash.verify import FlashTarget, Question
 from specact.lab.processes import ServerProcess
 from specact.observation import ObservationSpec, Window
-from specact.rng import Role, stream
+from specact.rng import Role, StepAddress, stream, streams
 
 # It warns of what it will change.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -233,6 +236,28 @@ def test_the_pull_is_the_exact_gradient(name: str, made: Callable[[str], Made]) 
         ends = [chunk + side * np.float32(0.01) * way for side in (-1, 1)]
         low, high = (end + (1 - now) * parts.velocity(end, now, cache) for end in ends)
         assert float((pull * way).sum()) == pytest.approx(float((missing * (high - low)).sum()) / 0.02, abs=0.02)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_flash_checks_drafts_on_its_parts(name: str, made: Callable[[str], Made]) -> None:
+    policy, address = made(name).policy, StepAddress(0, 0, 0, 3)
+    assert isinstance(policy, FlowPolicy)
+    seen = [window_of(policy.spec.observation, seed) for seed in range(2)]
+    asked = FlashTarget(policy, FlashSettings(execute=2)).answer(seen[0], address)
+    full = asked.round(Question(True))
+    (rng,) = streams(Role.VERIFY, [address])
+    np.testing.assert_array_equal(full.chunk, policy.infer(seen[0], rng))
+    lax = asked.round(Question(False, full.chunk, Check((0.1, 0.05), 100.0)))
+    assert lax.accepted == 2 and lax.deviation.shape == (2, 2)
+    np.testing.assert_array_equal(lax.chunk, full.chunk)
+    failed = asked.round(Question(False, full.chunk + 0.1, Check(within=0.0)))
+    assert failed.full and failed.checked
+    np.testing.assert_array_equal(failed.chunk, full.chunk)
+    # At noise alone the check compares with what one step would give, so the draft counts in full.
+    far = [asked.round(Question(False, full.chunk + by, Check((1.0,), 100.0))).deviation.mean() for by in (0.0, 5.0)]
+    assert far[1] > far[0]
+    tokens = policy.networks.tokens(seen)
+    assert tokens.ndim == 3 and len(tokens) == 2 and np.abs(tokens[0] - tokens[1]).max() > 1e-3
 
 
 def test_a_flow_policy_inpaints(made: Callable[[str], Made]) -> None:

@@ -106,10 +106,7 @@ class Known:
     def tokens(self, windows: Any) -> np.ndarray:
         return np.stack([window["state"] for window in windows])
 
-    def prefix(self, tokens: np.ndarray) -> np.ndarray:
-        return tokens
-
-    def cache(self, windows: Any) -> np.ndarray:
+    def cache(self, windows: Any, tokens: np.ndarray | None = None) -> np.ndarray:
         return self.tokens(windows)
 
     def velocity(self, chunks: np.ndarray, times: np.ndarray, cache: np.ndarray) -> np.ndarray:

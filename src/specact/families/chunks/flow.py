@@ -100,8 +100,17 @@ class FlowParts(Protocol):
     What :class:`FlowPolicy` is made of, and all that a speculative method inside the flow needs.
     """
 
-    def cache(self, windows: Sequence[Window]) -> Any:
-        """The prefix cache of B windows, a value; what is in it only these networks know."""
+    def tokens(self, windows: Sequence[Window]) -> Array:
+        """What the prefix is made of, ``[B, N, W]``: B windows, encoded."""
+        ...
+
+    def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Any:
+        """The prefix cache of B windows, a value; what is in it only these networks know.
+
+        Args:
+            windows: B of them.
+            tokens: what :meth:`tokens` gave for them, where that is known.
+        """
         ...
 
     def velocity(self, chunks: Array, times: Array, cache: Any) -> Array:
@@ -159,13 +168,10 @@ class FlowNetworks:
         tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
         return tokens
 
-    def cache(self, windows: Sequence[Window]) -> Array:
+    def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Array:
         """The prefix cache of B windows: keys and values of every layer, ``[B, L, 2, heads, N, W / heads]``."""
-        return self.prefix(self.tokens(windows))
-
-    def prefix(self, tokens: Array) -> Array:
-        """The prefix cache of what :meth:`tokens` gives."""
-        cache: Array = self._prefix.run(None, {"tokens": tokens})[0]
+        read = self.tokens(windows) if tokens is None else tokens
+        cache: Array = self._prefix.run(None, {"tokens": read})[0]
         return cache
 
     def velocity(self, chunks: Array, times: Array, cache: Array) -> Array:

@@ -182,24 +182,37 @@ class LeRobotParts:
     def __init__(self, model: LeRobotModel) -> None:
         self._model = model
 
-    def cache(self, windows: Sequence[Window]) -> dict[str, Any]:
-        """What every denoising step of these windows is given, beside the chunk and the time."""
+    def tokens(self, windows: Sequence[Window]) -> Array:
+        """The embeddings of images, instruction and, where it is among them, state, ``[B, N, W]``."""
+        return self._read(windows)[0].float().cpu().numpy()
+
+    def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> dict[str, Any]:
+        """What every denoising step of these windows is given, beside the chunk and the time; read anew."""
+        return self._read(windows)[1]
+
+    def _read(self, windows: Sequence[Window]) -> tuple[torch.Tensor, dict[str, Any]]:
         model, network, kept = self._model, self._model.policy.model, dict[str, Any]()
+        embedded: list[torch.Tensor] = []
 
         def note(x_t: torch.Tensor, timestep: torch.Tensor, **prefix: Any) -> torch.Tensor:
             kept.update(prefix)
             return torch.zeros_like(x_t)
 
+        def embed(*given: Any, **named: Any) -> Any:
+            found = type(network).embed_prefix(network, *given, **named)
+            embedded.append(found[0])
+            return found
+
         spec = model.observation
         texts = [window.instruction or "" for window in windows] if spec.instruction else None
         shape = (len(windows), model.config.chunk_size, model.config.max_action_dim)
         with model.lock, torch.no_grad():
-            network.denoise_step = note
+            network.denoise_step, network.embed_prefix = note, embed
             try:
                 model.predict(spec.stack(windows), texts, noise=model.tensor(np.zeros(shape, np.float32)))
             finally:
-                del network.denoise_step  # the class has the real one
-        return kept
+                del network.denoise_step, network.embed_prefix  # the class has the real ones
+        return embedded[0], kept
 
     def velocity(self, chunks: Array, times: Array, cache: dict[str, Any]) -> Array:
         """See :class:`~specact.families.chunks.flow.FlowParts`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.chunks.flow import FlowNetworks, FlowPolicy
+from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.policy import ChunkPolicy
 from specact.families.flash.bundle import Block, FlashSettings
 from specact.families.flash.check import Array, Check
@@ -116,9 +116,8 @@ class FlashDrafter:
         """What is drafted here, in the environment's units ``[H, A]``."""
         rounds, policy = self._rounds, self._policy
         if rounds.proposes == "block" and rounds.on_device:
-            networks = policy.networks
-            assert self._block is not None and isinstance(networks, FlowNetworks), "a block belongs to such networks"
-            tokens = networks.tokens([policy.spec.observation.select(window)])
+            assert self._block is not None, "rounds that need a block have one"
+            tokens = policy.networks.tokens([policy.spec.observation.select(window)])
             return policy.to_environment(self._block.chunks(tokens)[0])
         if rounds.proposes == "policy":
             assert self._draft is not None, "rounds that need a draft have one"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError
-from specact.families.chunks.flow import FlowNetworks, FlowPolicy
+from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.policy import Chunk
 from specact.families.flash.bundle import Block, FlashSettings
 from specact.families.flash.check import Array, Check, Verdict, implied, judge, noised
@@ -125,7 +125,7 @@ class FlashTarget:
         cache, drafted = question.cache, question.drafted
         if drafted is None:
             tokens, chunk = self._tokens(window)
-            new = policy.networks.prefix(tokens) if cache is None else None  # type: ignore[attr-defined]
+            new = policy.networks.cache([window], tokens) if cache is None else None
         else:
             chunk, new = policy.to_flow(drafted), policy.networks.cache([window]) if cache is None else None
         verdict = self._judged(chunk, policy.noise(rng), new if cache is None else cache, question)
@@ -137,10 +137,9 @@ class FlashTarget:
         return self._full(new, noise, question.steps, verdict.deviation, checked=True)
 
     def _tokens(self, window: Window) -> tuple[Array, Array]:
-        networks = self.policy.networks
-        if self.block is None or not isinstance(networks, FlowNetworks):
+        if self.block is None:
             raise ConfigError("this target has no block that drafts; let the device draft")
-        tokens = networks.tokens([window])
+        tokens = self.policy.networks.tokens([window])
         return tokens, self.policy.to_flow(self.policy.units.to_environment(self.block.chunks(tokens)[0]))
 
     def _judged(self, drafted: Array, noise: Array, cache: Any, question: Question) -> Verdict:

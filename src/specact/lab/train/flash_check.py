@@ -90,7 +90,7 @@ def measure_check(
     kept: list[tuple[Array, Array, Array]] = []
     for window, rng in zip(windows, rngs, strict=True):
         tokens = networks.tokens([window])
-        cache = networks.prefix(tokens)
+        cache = networks.cache([window], tokens)
         truth = policy.denoised(calm.noise(rng)[None], cache, policy.steps)[0]
         own = policy.denoised(policy.noise(rng)[None], cache, policy.steps)[0]
         kept.append((truth, own, block.chunks(tokens)[0]))
