@@ -72,6 +72,9 @@ SWEEPS: dict[str, list[str]] = {
         "--bundle", "ball-chase-flow", "--levers", "steps", "naive=0,2,4,6", "aligned=0,2,4,6", "quantisation=0,4,8",
         "--paces", "0", "0.1", "--hardware", *MACHINES,
     ],
+    "flash-chase": [
+        "--bundle", "ball-chase-flow", "--levers", "steps", "flash", "--paces", "0", "0.1", "--hardware", *MACHINES,
+    ],
     # Guidance costs three times as much, so that it is for few steps.
     "executions-chase": [
         "--bundle", "ball-chase-flow", "--steps", "2", "--levers", "naive=0,2,4,6", "roll_forward=0,2,4,6",
@@ -97,7 +100,7 @@ def main() -> None:
     (RESULTS.parent / "tised.md").write_text("\n".join(parts))
     fill(ROOT / "docs" / "tised.md", "frontier", frontier())
     fill(ROOT / "docs" / "tised.md", "idle-ball", idling("idle-ball"))
-    for name in ("levers-chase", "executions-chase", "levers-pusht"):
+    for name in ("levers-chase", "flash-chase", "executions-chase", "levers-pusht"):
         fill(ROOT / "docs" / "tised.md", name, levers(name))
 
 

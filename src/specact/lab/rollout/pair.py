@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
+from specact.families.flash.pair import FlashPair
+from specact.gates.baseline import Always
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode, EpisodeMetrics
 from specact.lab.rollout.history import ObservationSampler, WorldClock
 from specact.lab.rollout.simulated_target import Route, SimulatedTarget
-from specact.lab.rollout.timed import TimedDrafter
+from specact.lab.rollout.timed import TimedDrafter, TimedRounds
 from specact.links.model import Link
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.types import Decision
+from specact.verification import LocalTarget
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,39 @@ def run_pair(
         seed=seed,
         clock=clock,
     )
+    wants = "transmitted" if pairing.late_for_s is None else "wanted"
+    return _driven(world, sampler, metrics, policy, episode, wants, decided), policy.counts
+
+
+def run_rounds(
+    world: MovingWorld, pair: FlashPair, round_s: Sequence[float], *, start: int, seed: int, episode: int
+) -> Episode:
+    """Runs one episode of a flow that checks what its block drafts, see :func:`run_pair`.
+
+    Args:
+        world, start, seed, episode: see there.
+        pair: with its rounds.
+        round_s: what a full round takes, a check that accepts, and one that fails, with the full round after it [s].
+    """
+    world.reset(start)
+    sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
+    clock = WorldClock(sampler)
+    verifier = TimedRounds(pair.verifier(LocalTarget(pair.target, clock)), clock, *round_s)
+    policy = SpeculativePolicy(pair, Always(), verifier=verifier, seed=seed, clock=clock)
+    return _driven(world, sampler, metrics, policy, episode, "transmitted", None)
+
+
+def _driven(
+    world: MovingWorld,
+    sampler: ObservationSampler,
+    metrics: EpisodeMetrics,
+    policy: SpeculativePolicy,
+    episode: int,
+    wants: str,
+    decided: Callable[[Decision, bool], None] | None,
+) -> Episode:
     policy.reset(episode)
     window = sampler.window()
-    wants = "transmitted" if pairing.late_for_s is None else "wanted"
     while not world.done:
         thinking, seen_s, wanted = policy.wants_inference, world.now, policy.counts[wants]
         if thinking:
@@ -105,4 +138,4 @@ def run_pair(
             if not world.done:
                 metrics.began(world.now - seen_s)
         sampler.play(action)
-    return metrics.episode(episode, sampler), policy.counts
+    return metrics.episode(episode, sampler)

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.clock import Clock
+from specact.families.flash.verify import FlashVerifier, Round
 from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.pair import Drafter, FollowingDrafter
 from specact.rng import StepAddress
-from specact.types import Proposal, StepRecord
-from specact.verification import TargetPolicy
+from specact.types import Miss, Outcome, Proposal, StepRecord, value
+from specact.verification import Pending, TargetPolicy
 
 A = TypeVar("A")
 
@@ -59,6 +60,49 @@ class TimedTarget(Generic[A]):
         """The policy's."""
         self._clock.sleep(self._latency_s)
         return self._policy.answer(window, address)
+
+
+class TimedRounds:
+    """The verifier of a flow that checks drafts, whose rounds take an accounted time, each by its kind.
+
+    Args:
+        verifier: gives the outcomes.
+        clock: on which the time goes by.
+        full_s, check_s, failed_s: of a full round, of a check that accepts something, and of one that does not, with
+            the full round after it [s].
+    """
+
+    def __init__(self, verifier: FlashVerifier, clock: Clock, full_s: float, check_s: float, failed_s: float) -> None:
+        self._verifier, self._clock = verifier, clock
+        self._full_s, self._check_s, self._failed_s = full_s, check_s, failed_s
+
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        """Nothing leaves ahead."""
+        return False
+
+    def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
+        """The verifier's."""
+        return _TimedRound(self, self._verifier.submit(proposal, address))
+
+    def spend(self, found: Round) -> None:
+        """Lets the time of a round go by."""
+        checked_s = self._failed_s if found.full else self._check_s
+        self._clock.sleep(checked_s if found.checked else self._full_s)
+
+
+@value
+class _TimedRound:
+    rounds: TimedRounds
+    pending: Pending[Outcome]
+
+    def done(self) -> bool:
+        return self.pending.done()
+
+    def result(self) -> Outcome | Miss:
+        found = self.pending.result()
+        if isinstance(found, Outcome):
+            self.rounds.spend(found.evidence)
+        return found
 
 
 class TimedGate(Gate):

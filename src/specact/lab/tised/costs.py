@@ -8,22 +8,24 @@ from itertools import chain
 
 import numpy as np
 
-from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, inference
+from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, RoundOfKind, RoundsDriver, inference
 from specact.lab.tised.settings import Setting
 
 _ROUNDS, _WARM_UP = 60, 10
-_Part = tuple[FlowDriver | CodesDriver, bool]
+_Part = tuple[FlowDriver | CodesDriver, bool] | RoundOfKind
 
 
 def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
     """Median time of each setting's inferences at batch 1 on this machine [ms], by the setting's label.
 
-    One for a chunk policy, the draft's and the target's for a pair. Every network is measured once, so that settings
-    that share one have the same time; all of them in turn, in rounds.
+    One for a chunk policy, the draft's and the target's for a pair, a full round's, a check's and a failed check's for
+    a flow that checks drafts. Every network is measured once, so that settings that share one have the same time; all
+    of them in turn, in rounds.
     """
     parts = {setting.label: _parts(setting) for setting in settings}
     calls = {
-        part: inference(part[0], inpainting=part[1]) for part in dict.fromkeys(chain.from_iterable(parts.values()))
+        part: part.call() if isinstance(part, RoundOfKind) else inference(part[0], inpainting=part[1])
+        for part in dict.fromkeys(chain.from_iterable(parts.values()))
     }
     taken: dict[_Part, list[float]] = {part: [] for part in calls}
     for _ in range(_ROUNDS):
@@ -35,6 +37,8 @@ def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
 
 
 def _parts(setting: Setting) -> list[_Part]:
+    if isinstance(setting.driver, RoundsDriver):
+        return [RoundOfKind(setting.driver.bundle, kind) for kind in ("full", "check", "failed")]
     if isinstance(setting.driver, PairDriver):
         return [(CodesDriver(setting.driver.bundle, role), False) for role in ("draft", "target")]
     # Guidance costs a flow policy its gradient.

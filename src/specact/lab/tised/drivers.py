@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -16,8 +16,13 @@ from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.network import OnnxPolicy
+from specact.families.flash.check import Check
+from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.rounds import ROUNDS
+from specact.families.flash.verify import Question
 from specact.gates.settings import GateSettings
 from specact.observation import ObservationSpec
+from specact.rng import StepAddress
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,48 @@ class PairDriver:
         return _pair(self.bundle)
 
 
-Driver = FlowDriver | CodesDriver | PairDriver
+@dataclass(frozen=True)
+class RoundsDriver:
+    """A flow policy that checks what its block drafts, see :mod:`specact.families.flash`.
+
+    Attributes:
+        bundle: path of a flow bundle that has a block.
+        within: delta of the check, at the share of noise that was fitted to the target; 0 for full rounds alone.
+    """
+
+    bundle: str
+    within: float
+
+    def load(self) -> FlashPair:
+        """The pair; drivers of one process share its networks."""
+        rounds = replace(ROUNDS["flash_fitted"], within=self.within) if self.within else ROUNDS["full"]
+        return replace(_rounds(self.bundle), rounds=rounds)
+
+
+@dataclass(frozen=True)
+class RoundOfKind:
+    """What a round of one kind is measured with: a full one, a check that accepts, or one that fails."""
+
+    bundle: str
+    kind: Literal["full", "check", "failed"]
+
+    def call(self) -> Callable[[], object]:
+        """One such round on an observation of zeros."""
+        target = _rounds(self.bundle).target
+        check = Check(within=0.0 if self.kind == "failed" else 1e9, guarded=False)
+        question = Question(self.kind == "full", check=check)
+        asked = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
+        return lambda: asked.round(question)
+
+
+Driver = FlowDriver | CodesDriver | PairDriver | RoundsDriver
 
 
 def looks_at(driver: Driver) -> ObservationSpec:
     """The observations of what drives."""
-    return driver.load().observation if isinstance(driver, PairDriver) else driver.build().spec.observation
+    if isinstance(driver, PairDriver | RoundsDriver):
+        return driver.load().observation
+    return driver.build().spec.observation
 
 
 def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:
@@ -115,6 +156,11 @@ def inference(driver: FlowDriver | CodesDriver, *, inpainting: bool = False) -> 
 @cache
 def _flow(bundle: str, parts: tuple[tuple[str, str], ...]) -> FlowBundle:
     return load_flow(bundle, variants={part: Path(file) for part, file in parts})
+
+
+@cache
+def _rounds(bundle: str) -> FlashPair:
+    return flash_pair(load_flow(bundle))
 
 
 @cache

@@ -12,8 +12,9 @@ from specact.execution.strategy import Execution, Kind
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import load_head
+from specact.families.flash.bundle import FLASH
 from specact.gates.settings import BUNDLES_OWN, GateSettings
-from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver
+from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver
 from specact.lab.tised.settings import Setting, Subject
 
 
@@ -26,7 +27,7 @@ class Lever:
         on: what it can be pulled on.
         strengths: of a subject, the baseline first: the strength at which it does nothing.
         pull: makes driver and execution of a subject at a strength.
-        shares: whether strengths are shares; else they count something.
+        shares: whether strengths are shares or distances; else they count something.
         remote: see :class:`Setting`.
     """
 
@@ -152,6 +153,15 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple
     return PairDriver(path, settings, rate=strength, late=late), None
 
 
+def _checked(subject: Subject, strength: float) -> tuple[Driver, None]:
+    bundle = subject.bundle
+    if not strength >= 0.0:
+        raise ConfigError(f"a distance must be at least 0, got {strength:g}")
+    if not (bundle.path / FLASH).exists():
+        raise ConfigError(f'{bundle.name!r} has no block that drafts; train one with a recipe of kind = "flash"')
+    return RoundsDriver(str(bundle.path), strength), None
+
+
 def _at(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:
     return lambda subject: strengths
 
@@ -167,6 +177,10 @@ def _windows(subject: Subject) -> tuple[float, ...]:
 
 LEVERS = {
     "steps": Lever("Euler steps of a flow policy", "flow", _at(10.0, 5.0, 3.0, 2.0, 1.0), _steps),
+    "flash": Lever(
+        "distance within which FLASH's check accepts what its block drafts, at the fitted share of noise; 0 denoises "
+        "every chunk", "flow", _at(0.0, 0.2, 0.4, 0.8, 1.6), _checked, shares=True,
+    ),
     "quantisation": Lever(
         "networks of fewer bits, activations scaled as they come; the tier, 0 for none", "any",
         partial(_tiers, False), partial(_quantised, False),

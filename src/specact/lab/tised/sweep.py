@@ -26,7 +26,7 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.tised.calibration import GateSearch, calibrate_gate, gate_of
 from specact.lab.tised.costs import measure_settings
 from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import PairDriver, looks_at
+from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, looks_at
 from specact.lab.tised.records import CALIBRATIONS, EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
 from specact.lab.tised.settings import Setting
 from specact.lab.tised.trial import PLACE, Row, Trial, run_trial
@@ -200,7 +200,7 @@ def _check(what: Sweep) -> None:
     worlds: dict[ObservationSpec, MovingWorld] = {}
     for setting in what.settings:
         observation = looks_at(setting.driver)
-        if not isinstance(setting.driver, PairDriver) and setting.execution is not None:
+        if isinstance(setting.driver, FlowDriver | CodesDriver) and setting.execution is not None:
             setting.execution.check(setting.driver.build(), rolls_forward=task.roll_forward is not None)
         if observation not in worlds:
             worlds[observation] = MovingWorld(load_task(what.task, observation), idle=what.idles[0])

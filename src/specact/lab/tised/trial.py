@@ -15,11 +15,11 @@ from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
 from specact.lab.rollout.episode import Episode, Latency, run_episode
-from specact.lab.rollout.pair import Pairing, run_pair
+from specact.lab.rollout.pair import Pairing, run_pair, run_rounds
 from specact.lab.rollout.rollout import start_of
 from specact.lab.rollout.simulated_target import Route
 from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import Driver, PairDriver, looks_at
+from specact.lab.tised.drivers import Driver, PairDriver, RoundsDriver, looks_at
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
@@ -43,7 +43,7 @@ class Trial:
         idle: what the robot does while it waits, see :class:`~specact.lab.envs.moving.MovingWorld`.
         hardware, kappa: the profile, and its factor on latency.
         link: see :func:`~specact.links.link.load_link`; :data:`ON_BOARD` for a policy on the robot.
-        latencies_s: of an inference on this hardware: one for a chunk policy, draft's and target's for a pair [s].
+        latencies_s: of an inference on this hardware, see :func:`~specact.lab.tised.costs.measure_settings` [s].
         episode, seed: which episode; the same two give every setting the same start.
     """
 
@@ -92,6 +92,8 @@ def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
     address = {"start": start_of(trial.seed, trial.episode, world.task), "seed": trial.seed, "episode": trial.episode}
     if isinstance(trial.driver, PairDriver):
         ran = _run_pair(trial, trial.driver, world, address, decided)
+    elif isinstance(trial.driver, RoundsDriver):
+        ran = run_rounds(world, trial.driver.load(), trial.latencies_s, **address)
     else:
         assert trial.execution is not None, "a chunk policy is told how its chunks are played"
         policy = trial.driver.build()
