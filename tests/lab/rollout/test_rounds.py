@@ -1,0 +1,88 @@
+"""FLASH in a world that does not wait: what each kind of round takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specact.errors import ConfigError
+from specact.execution.strategy import Execution
+from specact.families.chunks.bundle import load_flow
+from specact.families.codes.bundle import find_bundle
+from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.rounds import ROUNDS
+from specact.lab.envs import load_task
+from specact.lab.envs.moving import MovingWorld
+from specact.lab.rollout.episode import Episode, run_episode
+from specact.lab.rollout.pair import run_rounds
+from specact.lab.tised.costs import measure_settings
+from specact.lab.tised.drivers import RoundsDriver
+from specact.lab.tised.levers import settings_of
+from specact.lab.tised.settings import Subject
+from specact.observation import ObservationSpec
+
+BUNDLE = "ball-chase-flow"
+FULL_S, CHECK_S, FAILED_S = 0.16, 0.04, 0.2
+
+
+def world(sees: ObservationSpec) -> MovingWorld:
+    return MovingWorld(load_task("ball-chase", sees), pace=0.0)
+
+
+def ran(pair: FlashPair, *round_s: float, start: int = 3) -> Episode:
+    return run_rounds(world(pair.observation), pair, round_s, start=start, seed=0, episode=1)
+
+
+@pytest.fixture(scope="module")
+def pair() -> FlashPair:
+    return flash_pair(load_flow(BUNDLE))
+
+
+def test_a_round_takes_the_time_of_its_kind(pair: FlashPair) -> None:
+    accepting = replace(pair, rounds=replace(ROUNDS["flash"], within=1e9))
+    # One full round and four that are checked, again and again.
+    found = ran(replace(accepting, settings=replace(pair.settings, period=4)), FULL_S, CHECK_S, FAILED_S)
+    full = -(-found.chunks // 5)
+    spent = full * FULL_S + (found.chunks - full) * CHECK_S
+    assert found.inference_s * found.chunks == pytest.approx(spent, abs=FULL_S)
+    refusing = ran(replace(pair, rounds=replace(ROUNDS["flash"], within=0.0)), FULL_S, CHECK_S, FAILED_S)
+    assert refusing.inference_s == pytest.approx(FAILED_S, rel=0.1)
+    assert found.stall_s < refusing.stall_s
+
+
+def test_full_rounds_that_take_no_time_do_as_the_flow_does(pair: FlashPair) -> None:
+    policy = pair.policy
+    flow = run_episode(
+        world(policy.spec.observation), policy, Execution("synchronous", pair.execute), 0.0, start=3, seed=0, episode=1
+    )
+    found = ran(replace(pair, rounds=ROUNDS["full"]), 0.0, 0.0, 0.0)
+    # Other noise, and otherwise the same.
+    assert found.success and flow.success and abs(found.task_s - flow.task_s) < 2.0
+
+
+class NoVariants:
+    """Nothing is made of a network."""
+
+
+def subject(path: Path) -> Subject:
+    return Subject(load_flow(path), 8, NoVariants())  # type: ignore[arg-type]
+
+
+def test_the_lever_accepts_more_the_stronger_it_is() -> None:
+    settings = settings_of("flash", subject(find_bundle(BUNDLE)))
+    assert settings[0].strength == 0.0
+    drivers = [setting.driver for setting in settings]
+    assert all(isinstance(driver, RoundsDriver) for driver in drivers)
+    assert drivers[0].load().rounds == ROUNDS["full"]  # type: ignore[union-attr]
+    assert drivers[1].load().rounds.within == settings[1].strength  # type: ignore[union-attr]
+    times = measure_settings(settings[:2])
+    assert all(len(of_kinds) == 3 for of_kinds in times.values())
+    with pytest.raises(ConfigError, match="at least 0"):
+        settings_of("flash", subject(find_bundle(BUNDLE)), (-0.1,))
+
+
+def test_a_flow_without_a_block_has_no_such_lever(tiny_flow: Path) -> None:
+    with pytest.raises(ConfigError, match="no block"):
+        settings_of("flash", subject(tiny_flow))
