@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from specact.lab.report.paths import TracedEpisode
 
 METHODS = ("draft", "target", "hybrid", "random", "adahi")
+# Of policies that are their own draft: the first two need nothing that learned from them.
+FLOW, TOKENS = ("full", "full_2", "flash", "unchecked"), ("ar", "strict_last", "specvla", "kerv")
 
 
 def demo(
@@ -27,6 +29,8 @@ def demo(
 ) -> None:
     """Run draft, target, hybrid, random and ADAHI on the same simulated episodes and print a comparison.
 
+    Of a token policy or a flow policy: ways to come to a chunk, such as Spec-VLA, KERV and FLASH.
+
     Args:
         bundle: path or name of a bundle.
         episodes: number of episodes per method.
@@ -35,22 +39,33 @@ def demo(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
+    from specact.families.flash.pair import FlashPair
+    from specact.families.load import load_pair
+    from specact.families.tokens.pair import TokenPair
     from specact.lab.evaluation.evaluation import Evaluation
     from specact.lab.evaluation.run import evaluate
     from specact.lab.rollout.pool import Pool
 
+    pair = load_pair(bundle)
+    methods: tuple[str, ...] = METHODS
+    if isinstance(pair, FlashPair):
+        methods = FLOW if pair.block is not None else FLOW[:2]
+    elif isinstance(pair, TokenPair):
+        methods = TOKENS if pair.drafters is not None else TOKENS[:2]
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     with Pool(workers) as pool, progress_bars() as update:
-        what = Evaluation(bundle, None, METHODS, episodes, seed)
+        what = Evaluation(bundle, None, methods, episodes, seed)
         summary = evaluate(what, folder, update, pool, command=command_line())
-    picture = _picture(bundle, summary, folder, seed) or _film(folder)
+    compared = methods == METHODS
+    picture = (_picture(bundle, summary, folder, seed) or _film(folder)) if compared else None
     if json:
         print_json(summary)
         return
     results.print(summary_table(summary))
     for line in contrast_lines(summary):
         results.print(line, highlight=False)
-    results.print(_reading(summary), highlight=False)
+    if compared:
+        results.print(_reading(summary), highlight=False)
     results.print(
         f"run folder: {folder}"
         + (f"   {'film' if picture.suffix == '.webm' else 'picture'}: {picture}" if picture else ""),

@@ -186,3 +186,26 @@ def inline(svg: bytes, label: str) -> str:
     for name, value in (attributes | {"stroke-linejoin": "round", "stroke-linecap": "butt"}).items():
         root.set(name, value)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+# Height of a line of names, where what is drawn reaches from 0 to 1.
+_LINE = 0.032
+
+
+def name_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """Writes a name beside each point; names that would lie upon each other move down, with a line to their point.
+
+    Args:
+        axes: whose vertical axis reaches from 0 to about 1.
+        points: x, y and the name.
+    """
+    reach_x, placed = 0.12 * max(x for x, _, _ in points), list[tuple[float, float]]()
+    for x, y, name in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
+        high = y
+        while any(abs(x - other) < reach_x and abs(high - level) < _LINE for other, level in placed):
+            high -= _LINE / 4
+        placed.append((x, high))
+        line = {"arrowstyle": "-", "color": RULE.light, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate(
+            name, (x, y), (x + 0.25 * reach_x, high), fontsize=7, color=INK.light, va="center", arrowprops=line
+        )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from specact.families.flash.rounds import ROUNDS
 from specact.lab.evaluation.flow_study import cost_of
-from specact.lab.report.drawing import INK
+from specact.lab.report.drawing import INK, name_points
 from specact.lab.report.tables import contrast_table
 
 _FAMILIES = (
@@ -108,6 +108,7 @@ def draw_flow(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Figure:
     """Success over milliseconds per executed action, with 95 % intervals."""
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axes = figure.subplots()
+    marked: list[tuple[float, float, str]] = []
     for number, (label, names, marker) in enumerate(_FAMILIES):
         there = [name for name in names if name in summary["methods"]]
         points = [summary["methods"][name]["success"] for name in there]
@@ -118,9 +119,10 @@ def draw_flow(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Figure:
                 cost, [p["rate"] for p in points], reach, fmt=marker, color=f"C{number}", markersize=6,
                 elinewidth=0.7, label=label,
             )  # fmt: skip
-        for name, x, point in zip(there, cost, points, strict=True):
-            axes.annotate(name, (x, point["rate"]), (4, 4), textcoords="offset points", fontsize=7, color=INK.light)
+        marked += zip(cost, [point["rate"] for point in points], there, strict=True)
+    name_points(axes, marked)
     axes.set(xlabel="ms per executed action (one core, one machine)", ylabel="success", ylim=(-0.02, 1.04))
+    axes.margins(x=0.12)
     axes.set_xlim(left=0.0)
     axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)
     axes.legend(fontsize=8, loc="lower right")

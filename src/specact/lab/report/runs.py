@@ -171,6 +171,11 @@ def _read(folder: Path) -> Run | Skipped | None:
         return Skipped(folder, f"summary.json is damaged ({summary}); {again}")
     lacks = _lacks("summary.json", summary, _OF_SUMMARY) or _lacks("summary.json", summary["methods"], ())
     if lacks is None:
+        if any("distance" in metrics for metrics in summary["methods"].values() if isinstance(metrics, dict)):
+            return Skipped(
+                folder, "it is of a policy that answers with chunks or tokens, and this page is about action codes; "
+                "its tables are in summary.json, and specact reproduce tokens or flow draws such policies"
+            )  # fmt: skip
         for metrics in summary["methods"].values():
             lacks = lacks or _lacks("summary.json", metrics, _OF_METHOD)
         for row in summary["contrasts"]:

@@ -8,11 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from specact.families.tokens.decoding import DECODINGS
-from specact.lab.report.drawing import INK, RULE
+from specact.lab.report.drawing import INK, name_points
 from specact.lab.report.tables import contrast_table
 
-# Height of a line of names, in success.
-_LINE = 0.032
 _FAMILIES = (
     ("greedy decoding", ("ar", "strict", "strict_last", "strict_bigram", "strict_draft"), "o"),
     ("Spec-VLA", ("specvla", "specvla_5", "specvla_15", "specvla_20", "specvla_uniform"), "s"),
@@ -83,18 +81,8 @@ def draw_tokens(summary: Mapping[str, Any]) -> Figure:
             axes.errorbar(
                 passes, rates, reach, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=label
             )
-        marked += zip(rates, passes, there, strict=True)
-    reach_x, placed = 0.12 * max(x for _, x, _ in marked), list[tuple[float, float]]()
-    # Names that would lie upon each other are moved down, with a line to their point.
-    for y, x, name in sorted(marked, reverse=True):
-        high = y
-        while any(abs(x - other) < reach_x and abs(high - level) < _LINE for other, level in placed):
-            high -= _LINE / 4
-        placed.append((x, high))
-        line = {"arrowstyle": "-", "color": RULE.light, "shrinkA": 0, "shrinkB": 0}
-        axes.annotate(
-            name, (x, y), (x + 0.25 * reach_x, high), fontsize=7, color=INK.light, va="center", arrowprops=line
-        )
+        marked += zip(passes, rates, there, strict=True)
+    name_points(axes, marked)
     axes.set(xlabel="passes of the target's decoder per inference", ylabel="success", ylim=(-0.02, 1.04))
     axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)
     axes.legend(fontsize=8, loc="lower right")
