@@ -35,7 +35,7 @@ class Evaluation:
         methods: draft, head_draft, target, target_on_device, hybrid, random, plain_random, random_learned, head_random,
             adahi, gated_target, uncertainty, learned, learned_action, oracle, oracle_action, or MODULE:GATE to verify
             where a gate of your own asks for it; of a token policy also ar, strict, specvla, kerv, heisd and their
-            controls, see docs/tokens.md.
+            controls, see docs/tokens.md; of a flow policy full, full_2, flash and its controls, see docs/flash.md.
         episodes: number of episodes per method; episode k starts the same for all of them.
         seed: random seed.
         rate: transmission rate the gates are calibrated for; random runs at the rate ADAHI achieved and with ADAHI's
@@ -60,8 +60,8 @@ class Evaluation:
         demonstrations: with --mse: at most so many of them; all that were kept back if not given.
         draft: of a pair of chunk policies, where the pair does not name it: MODULE:NAME or a .toml file.
         target: likewise.
-        decoding: of a token policy: how draft, hybrid, random, adahi and gates of your own propose and verify; any
-            method of a token policy.
+        decoding: of a token or flow policy: how draft, hybrid, random, adahi and gates of your own propose and verify;
+            any method of such a policy.
     """
 
     bundle: str
