@@ -53,7 +53,12 @@ def check_gate_options(given: Sequence[str], gates: Iterable[str]) -> None:
 
 
 def deciding_gate(
-    bundle: AnyPair, name: str, rate: float, budget: Budget | None, gate_options: tuple[str, ...] = ()
+    bundle: AnyPair,
+    name: str,
+    rate: float,
+    budget: Budget | None,
+    gate_options: tuple[str, ...] = (),
+    decoding: str = "",
 ) -> Gate:
     """The calibrated gate of this rate, or one under a controller where there is a budget.
 
@@ -63,6 +68,7 @@ def deciding_gate(
         rate: wanted share of inferences to transmit.
         budget: what is to be held, or None.
         gate_options: of a gate of the user's own; a calibration's, where they are not given.
+        decoding: of the pair, where it is not its own.
 
     Raises:
         ConfigError: if there is no such gate, it has no threshold to control or no such options, or the bundle has no
@@ -73,6 +79,12 @@ def deciding_gate(
     if load_gate(name).calibrated:
         if budget is not None:
             return Controller(choices.settings(name, bundle).build(bundle), budget)
+        if decoding:
+            raise ConfigError(
+                f"a calibration of {name!r} belongs to what the bundle proposes by itself, and with --decoding "
+                f"{decoding} it proposes something else; hold the rate online with --hold, or choose the gate always "
+                "or random"
+            )
         stored = find_calibration(bundle, name, rate)
         if gate_options and stored is not None and stored.settings.options != choices.settings(name, bundle).options:
             raise ConfigError(

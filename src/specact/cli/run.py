@@ -226,7 +226,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
             "--execution late cannot be combined with --sampling server or --audit-rate; leave these options out"
         )
     budget = wanted_budget(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
-    gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options)
+    gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options, pair.decoding)
     gate.audit_rate = pair.audit_rate
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if pair.latency_budget_ms else pair.rate if budget is None else budget.rate

@@ -51,7 +51,13 @@ class CalibrationRun:
 
 
 def calibrate(
-    bundle: AnyPair, env: str, gate: GateSettings, run: CalibrationRun, pool: Pool, advance: Callable[[int], None]
+    bundle: AnyPair,
+    env: str,
+    gate: GateSettings,
+    run: CalibrationRun,
+    pool: Pool,
+    advance: Callable[[int], None],
+    decoding: str = "",
 ) -> Calibration:
     """Finds a gate's threshold for a rate and checks it on held-out episodes.
 
@@ -65,6 +71,8 @@ def calibrate(
         run: how.
         pool: where.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
+        decoding: of a token or flow policy, see :func:`~specact.families.load.load_pair`: what is proposed, and so the
+            score, depends on it.
 
     Raises:
         ConfigError: for a rate that the gate's limit on skips does not allow.
@@ -87,6 +95,7 @@ def calibrate(
                 0,
                 0,
                 named=named_again(bundle),
+                decoding=decoding,
             )
             for i in range(0, run.episodes, run.shard)
         ]

@@ -32,18 +32,20 @@ def asked_gate(name: str, gates: GateChoices, bundle: AnyPair) -> GateSettings:
     return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
 
 
-def at_rate(settings: GateSettings, rate: float, rival: Mapping[str, NDArray[Any]] | None) -> GateSettings:
+def at_rate(
+    settings: GateSettings, rate: float, rival: Mapping[str, NDArray[Any]] | None, sent: str = "transmitted"
+) -> GateSettings:
     """Chance at its rival's rate, over episodes as long as the rival's.
 
     Args:
         settings: of the random gate, without its probability.
         rate: for where the rival did not run.
         rival: the rival's step table.
+        sent: its column of what counts as sent: of chance that asks for full rounds alone the rounds that were full.
     """
     force_first, lengths = dict(settings.options).get("force_first", False), _LONG
     if rival is not None:
-        # What chance sends are full rounds, where its rival is checked instead.
-        rate = float(rival["full" if "full" in rival else "transmitted"].mean())
+        rate = float(rival[sent].mean())
         lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
     free = free_probability(rate, settings.max_skips, force_first=force_first, lengths=lengths)
     return replace(settings, threshold=free)

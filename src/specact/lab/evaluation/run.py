@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
+from specact.families.flash.rounds import ROUNDS
 from specact.families.load import AnyPair, load_pair, named_again
 from specact.files import file_stem, write_json, write_whole
 from specact.gates.calibration import Calibration, find_calibration, read_calibration
@@ -95,7 +96,9 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
                     calibrations[method.gate] = _calibration(bundle, env, method.gate, what, out, pool, progress)
                 settings = calibrations[method.gate].settings
             elif method.rate_of is not None:
-                settings = at_rate(settings, what.rate, steps.get(method.rate_of))
+                asks_full = method.decoding in ROUNDS and ROUNDS[method.decoding].full
+                sent = "full" if asks_full else "transmitted"
+                settings = at_rate(settings, what.rate, steps.get(method.rate_of), sent)
             gates[name] = settings
             outcomes[name], steps[name] = _run_method(
                 name, settings, what, env, manifest, bundle, out, runner, progress
@@ -236,12 +239,15 @@ def _calibration(
         return read_calibration(path, bundle)
     wanted = what.gates.settings(gate, bundle)
     stored = find_calibration(bundle, gate, what.rate)
-    if stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
+    # A bundle's own are of no other decoding.
+    if not what.decoding and stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
         stored.save(path.parent)
         return stored
     run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed)
     total = run.episodes * (run.rounds + 2)
-    made = calibrate(bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total))
+    made = calibrate(
+        bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total), what.decoding
+    )
     made.save(path.parent)
     return made
 
