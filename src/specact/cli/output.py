@@ -62,44 +62,51 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
         yield update
 
 
+# In the place of a number that a method does not have.
+_NOTHING = "-"
+
+
 def summary_table(summary: dict[str, Any]) -> Table:
-    """The methods of an evaluation side by side, narrow enough for 80 columns."""
+    """The methods of an evaluation side by side, narrow enough for 80 columns; without columns that no method has."""
     methods = summary["methods"]
     binary = all(m["score"]["mean"] == m["success"]["rate"] for m in methods.values())
     title = f"{summary['env']}: {summary['episodes']} paired episodes, link {summary['link']}"
     table = Table(title=title, box=None, padding=(0, 2, 0, 0))
-    table.add_column("method", no_wrap=True)
-    for name in (
-        "success",
-        "95 %",
-        *(() if binary else ("score",)),
-        "sent",
-        "true skip",
-        "loss",
-        "change",
-        "ms/action",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, m in methods.items():
-        success = m["success"]
-        table.add_row(
-            name,
-            f"{success['rate']:.3f}",
-            f"{success['low']:.2f}-{success['high']:.2f}",
-            *(() if binary else (f"{m['score']['mean']:.3f}",)),
-            f"{m['transmission_rate']:.2f}",
-            _optional(m.get("true_skip_ratio")),
-            f"{m['gated_loss']:.3f}" if "gated_loss" in m else "-",
-            _optional(m["action_change_loss"]),
-            f"{m['latency']['per_action_ms']:.2f}",
-        )
     how = "measured over real sockets" if summary["realtime"] else "draft, link and target in virtual time"
     how = "measured in one process" if summary["link"] == "none" else how
-    table.caption = (
-        "sent: transmission rate · true skip: share of skipped steps that the target would have accepted · "
-        "loss: gated loss, skipped and would have been rejected · change: mean change of the action that verification "
-        f"of a skipped step would have made · ms/action: {how}"
-    )
+    columns: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
+        ("success", "", lambda m: f"{m['success']['rate']:.3f}"),
+        ("95 %", "", lambda m: f"{m['success']['low']:.2f}-{m['success']['high']:.2f}"),
+        ("score", "", lambda m: _NOTHING if binary else f"{m['score']['mean']:.3f}"),
+        ("sent", "transmission rate", lambda m: f"{m['transmission_rate']:.2f}"),
+        (
+            "true skip",
+            "share of skipped steps that the target would have accepted",
+            lambda m: _optional(m.get("true_skip_ratio")),
+        ),
+        (
+            "loss",
+            "gated loss, skipped and would have been rejected",
+            lambda m: f"{m['gated_loss']:.3f}" if "gated_loss" in m else _NOTHING,
+        ),
+        (
+            "change",
+            "mean change of the action that verification of a skipped step would have made",
+            lambda m: _optional(m["action_change_loss"]),
+        ),
+        ("passes", "of the target's decoder per inference", lambda m: _optional(m.get("passes"))),
+        ("full", "share of rounds that denoised", lambda m: _optional(m.get("full"))),
+        ("ms/action", how, lambda m: f"{m['latency']['per_action_ms']:.2f}"),
+    ]
+    rows = {name: [value(m) for _, _, value in columns] for name, m in methods.items()}
+    shown = [place for place in range(len(columns)) if any(row[place] != _NOTHING for row in rows.values())]
+    table.add_column("method", no_wrap=True)
+    for place in shown:
+        table.add_column(columns[place][0], justify="right", no_wrap=True)
+    for name, row in rows.items():
+        table.add_row(name, *(row[place] for place in shown))
+    told = (columns[place] for place in shown)
+    table.caption = " · ".join(f"{head}: {meaning}" for head, meaning, _ in told if meaning)
     networks = [
         f"{network.name} {network.parameters:,} ({network.ms:.2g} ms)" for network in all_networks(methods.values())
     ]
@@ -153,4 +160,4 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _optional(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return _NOTHING if value is None else f"{value:.2f}"
