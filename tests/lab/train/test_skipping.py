@@ -87,7 +87,7 @@ def test_where_nothing_is_safe_enough_it_never_skips() -> None:
     features = [rng.normal(size=(50, 3)) for _ in range(20)]
     found = fit_skip(features, [rng.random(50) < 0.8 for _ in range(20)], 6)
     assert (found.rule, found.skipped, found.safe) == (SkipRule(), 0, None)
-    assert not any(found.rule.skips(1.0, steps) for steps in range(1, 7))
+    assert found.rule.distance == 0
     # A few pairs say too little, though all are safe: 72 are too few for the bound, 73 are not.
     few = [arcs(np.zeros(73)), arcs(np.zeros(74))]
     assert [fit_skip([one], [np.ones(len(one), np.bool_)], 1).skipped for one in few] == [0, 73]

@@ -14,6 +14,24 @@ from specact.families.codes.sampling import softmax
 from specact.families.tokens.bins import to_actions
 from specact.families.tokens.network import Array, TokenNetworks, Tokens, causal
 from specact.observation import Window
+from specact.types import value
+
+
+@value
+class Written:
+    """Chunks of B windows, token by token.
+
+    Attributes:
+        tokens: ``[B, T]``.
+        sound: whether the logits behind them were numbers, ``[B]``.
+        features: T times what the token was read from, ``[B, W]``.
+        seen: what the encoder made of the windows, ``[B, N, W]``.
+    """
+
+    tokens: Tokens
+    sound: NDArray[np.bool_]
+    features: list[Array]
+    seen: Array
 
 
 class TokenPolicy:
@@ -66,19 +84,25 @@ class TokenPolicy:
         self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]
     ) -> tuple[Tokens, NDArray[np.bool_]]:
         """The tokens of B windows ``[B, H * A]``, and whether the logits behind them were numbers ``[B]``."""
+        found = self.write(windows, rngs)
+        return found.tokens, found.sound
+
+    def write(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Written:
+        """The same, and what the tokens were read from."""
         batch, networks = len(windows), self.networks
-        cache, reading = networks.prefill(networks.tokens(windows))
-        logits = reading.logits[:, -1]
-        tokens, sound = np.zeros((batch, networks.length), np.int64), np.ones(batch, np.bool_)
+        seen = networks.tokens(windows)
+        cache, reading = networks.prefill(seen)
+        tokens, sound, features = np.zeros((batch, networks.length), np.int64), np.ones(batch, np.bool_), list[Array]()
         for place in range(networks.length):
             if place:
                 places = np.full((batch, 1), place - 1)
                 reading = networks.read(cache, tokens[:, place - 1 : place], places, causal(batch, 1))
                 cache.keep(reading.entries)
-                logits = reading.logits[:, -1]
+            logits = reading.logits[:, -1]
             sound &= np.isfinite(logits).all(axis=-1)
             tokens[:, place] = self._chosen(logits, rngs)
-        return tokens, sound
+            features.append(reading.features[:, -1])
+        return Written(tokens, sound, features, seen)
 
     def to_environment(self, tokens: Tokens) -> list[Chunk]:
         """Chunks ``[H, A]`` in the environment's units, of tokens ``[B, H * A]``."""

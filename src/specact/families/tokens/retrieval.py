@@ -155,12 +155,3 @@ class SkipRule:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"similarity": Range(-1.0, 1.0), "distance": NOT_NEGATIVE})
-
-    def skips(self, similarity: float, distance: int) -> bool:
-        """Whether a step does without the target.
-
-        Args:
-            similarity: cosine of its feature and that of the last verified step.
-            distance: steps since then, at least 1.
-        """
-        return distance <= self.distance and similarity >= self.similarity

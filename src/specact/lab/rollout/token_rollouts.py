@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save
 
 from specact.errors import ConfigError
 from specact.families.tokens.bundle import TokenBundle, load_tokens
-from specact.families.tokens.network import Array, Tokens, causal
 from specact.files import write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
@@ -28,6 +27,8 @@ from specact.observation import ObservationHistory, Window
 SHARD = 10
 # Episode numbers nobody evaluates, calibrates, distils or checks on.
 _FIRST_EPISODE = 20_000_000
+# Greedy decoding draws nothing.
+_NOTHING = np.random.default_rng(0)
 # Works on the numbers of files, on several processes.
 Each = Callable[[Callable[[int], None], Iterable[int]], Iterator[tuple[int, None]]]
 
@@ -113,6 +114,7 @@ def read_rollouts(files: Iterable[Path]) -> TokenRollouts:
 def _record(order: RolloutOrder, number: int) -> None:
     """Writes one file."""
     bundle, robots = _at_hand(order)
+    policy = bundle.policy()
     episodes = _FIRST_EPISODE + SHARD * number + np.arange(SHARD)
     histories = [ObservationHistory(bundle.spec.observation) for _ in robots]
     for robot, episode in zip(robots, episodes.tolist(), strict=True):
@@ -120,12 +122,13 @@ def _record(order: RolloutOrder, number: int) -> None:
     running, rows = list(range(SHARD)), list[dict[str, NDArray[np.generic]]]()
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]
-        tokens, features, seen = written(bundle, windows)
+        found = policy.write(windows, [_NOTHING] * len(windows))
         rows.append({
-            "row": np.array(running), "step": np.array([robots[i].steps for i in running]), "tokens": tokens,
-            "features": features, "seen": seen, "state": np.stack([_state(window) for window in windows]),
+            "row": np.array(running), "step": np.array([robots[i].steps for i in running]), "tokens": found.tokens,
+            "features": np.stack(found.features, 1), "seen": found.seen.mean(1),
+            "state": np.stack([_state(window) for window in windows]),
         })  # fmt: skip
-        for i, chunk in zip(running, bundle.policy().to_environment(tokens), strict=True):
+        for i, chunk in zip(running, policy.to_environment(found.tokens), strict=True):
             _play(robots[i], histories[i], chunk)
         running = [i for i in running if not robots[i].done]
     table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
@@ -134,22 +137,6 @@ def _record(order: RolloutOrder, number: int) -> None:
     kinds = {"step": np.int64, "tokens": np.uint8, "features": np.float16, "seen": np.float16, "state": np.float32}
     columns = {name: table[name].astype(kind) for name, kind in kinds.items()}
     write_whole(order.file(number), save({"episode": episodes[who], "success": success[who], **columns}))
-
-
-def written(bundle: TokenBundle, windows: list[Window]) -> tuple[Tokens, Array, Array]:
-    """Greedy tokens of B windows ``[B, T]``, what they were read from ``[B, T, W]``, what was seen ``[B, W]``."""
-    networks = bundle.networks
-    prefix = networks.tokens(windows)
-    cache, reading = networks.prefill(prefix)
-    tokens, features = np.empty((len(windows), networks.length), np.int64), []
-    for place in range(networks.length):
-        if place:
-            places = np.full((len(windows), 1), place - 1)
-            reading = networks.read(cache, tokens[:, place - 1 : place], places, causal(len(windows), 1))
-            cache.keep(reading.entries)
-        tokens[:, place] = reading.logits[:, -1].argmax(-1)
-        features.append(reading.features[:, -1])
-    return tokens, np.stack(features, 1), prefix.mean(1)
 
 
 def _play(robot: SimulatedRobot, history: ObservationHistory, chunk: NDArray[np.float32]) -> None:
