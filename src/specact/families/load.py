@@ -13,6 +13,9 @@ from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
 from specact.families.own import load_own_pair, load_own_responder
+from specact.families.staged.stages import KIND as STAGED
+from specact.families.staged.stages import load_staged
+from specact.families.staged.wire import SplitResponder
 from specact.families.tokens.bundle import load_tokens
 from specact.families.tokens.decoding import load_decoding
 from specact.families.tokens.pair import TokenPair, token_pair
@@ -90,8 +93,8 @@ def load_responder(
     """What a server does with requests, for whatever can be a target.
 
     Args:
-        source: a pair, whose target is served, see :func:`load_pair`; a chunk policy, see
-            :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
+        source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
+            it; a chunk policy, see :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
             :class:`~specact.wire.messages.Responder`.
         steps: Euler steps of a flow policy that is served by itself.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
@@ -101,6 +104,8 @@ def load_responder(
         ConfigError: if there is none of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
+    if kind == "folder" and kind_of(find_bundle(source)) == STAGED:
+        return SplitResponder(load_staged(find_bundle(source), provider=provider, threads=threads))
     if kind == "folder" and kind_of(find_bundle(source)) not in ("flow", "regression"):
         return load_pair(source, provider=provider, threads=threads).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:
