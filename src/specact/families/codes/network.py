@@ -107,7 +107,7 @@ class OnnxPolicy:
 
 
 def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[CodeDistribution]:
-    """What a network's outputs for B windows say: ``logits``, ``offsets`` and, with a sequential head, ``conditional``."""
+    """What a network says of B windows: ``logits``, ``offsets`` and, with a sequential head, ``conditional``."""
     logits, offsets, *conditional = outputs
     probs = softmax(logits, temperature)
     if not conditional:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from specact.families.words import NetworkInputs, read_words
 from specact.observation import ObservationSpec, Window, read_spec
 from specact.runtime.limits import check_whole
 from specact.runtime.manifest import BundleFolder, Kind, read_manifest
+from specact.types import Floats
 
 KIND: Kind = "split"
 MOST_STAGES = 64
@@ -101,18 +103,15 @@ class StagedNetwork:
         self.spec, self.inputs = spec, inputs
         self._sessions = [open_session(file, provider, threads) for file in files]
         self._outputs = list(spec.outputs)
-        given = [list(shape) for shape in spec.activations]
-        for file, session, takes, gives in zip(
-            files, self._sessions, [None, *given], [*given, None], strict=True
-        ):  # fmt: skip
-            found = [{entry.name: entry.shape[1:] for entry in side} for side in (session.get_inputs(), session.get_outputs())]
-            first = found[0].items() <= inputs.shapes.items() if takes is None else list(found[0].values()) == [takes]
-            wanted = {name: list(shape) for name, shape in spec.outputs.items()}
-            last = found[1] == wanted if gives is None else list(found[1].values()) == [gives]
-            if not first or not last:
+        shapes = [
+            inputs.shapes,
+            *map(list, spec.activations),
+            {name: list(shape) for name, shape in spec.outputs.items()},
+        ]
+        for file, session, takes, gives in zip(files, self._sessions, shapes, shapes[1:], strict=False):
+            if not (_fits(session.get_inputs(), takes, all_of_it=False) and _fits(session.get_outputs(), gives)):
                 raise BundleError(
-                    f"{file} takes {found[0]} and gives {found[1]}, which is not what the manifest says; split the "
-                    "bundle again"
+                    f"{file} does not take {takes} and give {gives}, as the manifest says; split the bundle again"
                 )
 
     def begin(self, windows: Sequence[Window], cut: int) -> Array:
@@ -127,6 +126,17 @@ class StagedNetwork:
         """The network's outputs for B windows, ``[B, ...]``: every stage here."""
         return self._run(self._first(windows), 0, self.spec.stages)
 
+    def stage_times(self, window: Window) -> Floats:
+        """How long each stage takes here [s], ``[N]``."""
+        given, times = self._first([window]), np.zeros(self.spec.stages)
+        for index in range(self.spec.stages):
+            started = time.perf_counter()
+            found = self._run(given, index, index + 1)
+            times[index] = time.perf_counter() - started
+            if index + 1 < self.spec.stages:
+                given = {self._sessions[index + 1].get_inputs()[0].name: found[0]}
+        return times
+
     def _first(self, windows: Sequence[Window]) -> dict[str, Array]:
         taken = {entry.name for entry in self._sessions[0].get_inputs()}
         return {name: array for name, array in self.inputs.stack(windows).items() if name in taken}
@@ -140,6 +150,14 @@ class StagedNetwork:
             if not last:
                 given = {self._sessions[index + 1].get_inputs()[0].name: found[0]}
         return found
+
+
+def _fits(found: Sequence[Any], wanted: dict[str, list[int]] | list[int], all_of_it: bool = True) -> bool:
+    """Whether the inputs or outputs of a session are these; one tensor at a cut has whatever name."""
+    shapes = {entry.name: list(entry.shape[1:]) for entry in found}
+    if isinstance(wanted, list):
+        return list(shapes.values()) == [wanted]
+    return shapes == wanted if all_of_it else shapes.items() <= wanted.items()
 
 
 @dataclass(frozen=True)
@@ -186,8 +204,6 @@ def _read_spec(path: Path, manifest: Mapping[str, Any]) -> SplitSpec:
         raw = dict(manifest["spec"])
         activations = tuple(tuple(shape) for shape in raw.pop("activations"))
         outputs = {str(name): tuple(shape) for name, shape in raw.pop("outputs").items()}
-        return SplitSpec(
-            observation=read_spec(raw.pop("observation")), activations=activations, outputs=outputs, **raw
-        )
+        return SplitSpec(observation=read_spec(raw.pop("observation")), activations=activations, outputs=outputs, **raw)
     except (AttributeError, TypeError, KeyError, BundleError) as error:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); split the bundle again") from None

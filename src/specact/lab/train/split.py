@@ -64,7 +64,7 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     out.mkdir(parents=True)
     for file, stage in zip(stage_parts(len(stages)).values(), stages, strict=True):
         write_whole(out / file, stage.SerializeToString())
-    kept = {name: manifest[name] for name in ("name", "env", "words") if name in manifest}
+    kept: dict[str, Any] = {name: manifest[name] for name in ("name", "env", "words") if name in manifest}
     write_manifest(out, {**kept, "kind": KIND}, spec, stage_parts(len(stages)))
     return load_staged(out)
 
@@ -88,8 +88,8 @@ def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
     """Where a network can be cut, from its inputs to its outputs.
 
     A tensor qualifies if it is float32, has the batch as its first axis and fixed sizes otherwise, and nothing that
-    comes after it reads an input or any other tensor from before it. Of several between which no weights are multiplied the
-    smallest is taken, and the last of those.
+    comes after it reads an input or any other tensor from before it. Of several with no product of weights in between
+    the smallest is taken, and the last of those.
     """
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     told = {entry.name: entry for entry in (*graph.value_info, *graph.input, *graph.output)}
