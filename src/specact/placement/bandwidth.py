@@ -13,6 +13,9 @@ import numpy as np
 
 from specact.errors import BundleError, ConfigError
 from specact.families.codes.network import open_session
+from specact.links.model import Link, round_trip
+from specact.rng import Role, stream
+from specact.types import Floats
 
 _LEAST_S = 1e-6
 METADATA = "bandwidth"
@@ -26,6 +29,19 @@ def measured(crossed_bytes: float, network_s: float) -> float:
         network_s: its round trip without what the server needed [s].
     """
     return crossed_bytes / max(network_s, _LEAST_S)
+
+
+def series(
+    link: Link, up_bytes: int, down_bytes: int, period_s: float, count: int, *, start_s: float = 0.0, seed: int = 0
+) -> Floats:
+    """What a device would measure that exchanges so many bytes every period, ``[count]`` [bytes/s].
+
+    An exchange takes no longer for the one before it: each is on the link alone.
+    """
+    rng = stream(seed, Role.LINK)
+    moments = (start_s + period_s * np.arange(count)).tolist()
+    taken = [round_trip(link, up_bytes, down_bytes, at, rng) for at in moments]
+    return np.array([measured(up_bytes + down_bytes, seconds) for seconds in taken])
 
 
 class Forecast(Protocol):
@@ -59,12 +75,8 @@ class RecurrentForecast:
         self._session = open_session(file, "CPUExecutionProvider", threads=1)
         try:
             told = json.loads(self._session.get_modelmeta().custom_metadata_map[METADATA])
-            self.window, self._mean, self._deviation = (
-                int(told["window"]),
-                float(told["mean"]),
-                float(told["deviation"]),
-            )
-            self._least = float(told["least"])
+            self.window = int(told["window"])
+            self._mean, self._deviation, self._least = (float(told[name]) for name in ("mean", "deviation", "least"))
         except (KeyError, TypeError, ValueError) as error:
             raise BundleError(f"{file} is no forecast of a bandwidth ({error}); train it again") from None
         shapes = [entry.shape[1:] for entry in (*self._session.get_inputs(), *self._session.get_outputs())]

@@ -25,6 +25,7 @@ MOST_STAGES = 64
 _MOST_AXES = 8
 
 Array = NDArray[Any]
+_Shapes = dict[str, list[int]] | list[int]  # by name, or of one tensor
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,8 @@ class StagedNetwork:
         self.spec, self.inputs = spec, inputs
         self._sessions = [open_session(file, provider, threads) for file in files]
         self._outputs = list(spec.outputs)
-        shapes = [
-            inputs.shapes,
-            *map(list, spec.activations),
-            {name: list(shape) for name, shape in spec.outputs.items()},
-        ]
+        crossing: list[_Shapes] = [list(shape) for shape in spec.activations]
+        shapes = [inputs.shapes, *crossing, {name: list(shape) for name, shape in spec.outputs.items()}]
         for file, session, takes, gives in zip(files, self._sessions, shapes, shapes[1:], strict=False):
             if not (_fits(session.get_inputs(), takes, all_of_it=False) and _fits(session.get_outputs(), gives)):
                 raise BundleError(
@@ -152,7 +150,7 @@ class StagedNetwork:
         return found
 
 
-def _fits(found: Sequence[Any], wanted: dict[str, list[int]] | list[int], all_of_it: bool = True) -> bool:
+def _fits(found: Sequence[Any], wanted: _Shapes, all_of_it: bool = True) -> bool:
     """Whether the inputs or outputs of a session are these; one tensor at a cut has whatever name."""
     shapes = {entry.name: list(entry.shape[1:]) for entry in found}
     if isinstance(wanted, list):
