@@ -30,10 +30,10 @@ class StaticCut:
     """
 
     def __init__(self, cut: int) -> None:
-        self._cut = cut
+        self.cut = cut
 
     def choose(self, current: int, seen: Bandwidths) -> int:
-        return self._cut
+        return self.cut
 
 
 class RoboeccRule:

@@ -14,10 +14,10 @@ from specact.families.codes.bundle import Bundle
 from specact.families.codes.network import distributions
 from specact.families.codes.values import CodeDistribution
 from specact.families.staged.stages import Array, StagedFolder
-from specact.families.staged.wire import PRECISIONS, Precision, kind_at, reply_bytes, unpack
+from specact.families.staged.wire import Precision, kind_at, reply_bytes, unpack
 from specact.observation import Window
 from specact.placement.bandwidth import Bandwidths, measured
-from specact.placement.choosers import Chooser
+from specact.placement.choosers import Chooser, StaticCut
 from specact.placement.planner import StageCosts
 from specact.remote.client import Client
 from specact.remote.pending import PendingRequest
@@ -85,18 +85,16 @@ class SplitTarget(Generic[A]):
         self.seen = Bandwidths()
         self.last: Placed | None = None
         self.counts: Counter[str] = Counter()
-        self._ahead: tuple[StepAddress, PendingRequest, float] | None = None
+        self._ahead: tuple[StepAddress, PendingRequest | None, float] | None = None
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """See :class:`~specact.verification.Target`; at cut 0 there is nothing to send."""
         self._choose()
-        self._ahead = None
-        if not self.cut:
-            return True
-        left, pending = time.monotonic(), self._send(window, address, patient=False)
-        if pending.left:
-            self._ahead = address, pending, left
-        return pending.left
+        left = time.monotonic()
+        pending = self._send(window, address, patient=False) if self.cut else None
+        sent = pending is None or pending.left
+        self._ahead = (address, pending, left) if sent else None
+        return sent
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`."""
@@ -104,7 +102,8 @@ class SplitTarget(Generic[A]):
         if ahead is not None and ahead[0] == address:
             _, pending, left = ahead
             # When a reply came that is there already, nobody knows.
-            return _Placing(self, window, self.cut, pending, asked, left if pending.pending else None)
+            waits = pending is not None and pending.pending
+            return _Placing(self, window, self.cut, pending, asked, left if waits else None)
         self._choose()
         sent = self._send(window, address, patient=True) if self.cut else None
         return _Placing(self, window, self.cut, sent, asked, asked)
@@ -201,34 +200,35 @@ def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]],
 
 def measure_costs(
     folder: StagedFolder, client: Client, windows: Sequence[Window], precision: Precision = "float16"
-) -> tuple[StageCosts, Bandwidths]:
-    """Times every stage on both sides, one window after the other; also what the link carried meanwhile.
+) -> tuple[StageCosts, Bandwidths]:  # fmt: skip
+    """Times the stages on both sides, by inferences at every cut in turn; also what the link carried meanwhile.
 
-    The server's stages follow from what it says of requests at every cut, as medians; the device's are means, because a
-    slower device may be one that gets a share of a processor's time.
+    The server's stages follow from what it says of requests, as medians. The device's follow from what it took from the
+    reply on, as the least of all rounds: what its other work adds is none of the stages'.
+
+    Args:
+        folder, client, precision: as for :class:`SplitTarget`.
+        windows: one for each round.
 
     Raises:
+        ConfigError: without windows.
         RemoteError: if the server does not answer.
     """
-    if precision not in PRECISIONS or not windows:
-        raise ConfigError(f"costs are measured on at least one window, with one of {', '.join(PRECISIONS)}")
-    spec, seen = folder.spec, Bandwidths()
-    device = np.mean([folder.network.stage_times(spec.observation.select(window)) for window in windows], axis=0)
-    remote = np.zeros((len(windows), spec.stages))
+    if not windows:
+        raise ConfigError("costs are measured on at least one window")
+    spec, fixed = folder.spec, StaticCut(0)
+    target = SplitTarget(folder, lambda outputs: outputs, client, fixed, 1e3 * _PATIENCE_S, precision=precision)
+    device, server = (np.zeros((len(windows), spec.stages + 1)) for _ in range(2))
     for row, window in enumerate(windows):
-        for cut in range(1, spec.stages + 1):
-            kind = kind_at(spec, cut, precision)
-
-            def request(identity: int, kind: str = kind, window: Window = window) -> Request:
-                return Request(kind, identity, 1e3 * _PATIENCE_S, window, StepAddress(0, 0, 0, 0))
-
-            found = PendingRequest(client, kind, request, _PATIENCE_S).reply(time.monotonic())
-            if isinstance(found, Miss):
-                raise RemoteError(f"the server did not answer at cut {cut}: {found.cause}; look at the link")
-            remote[row, cut - 1] = found[1].target
-            seen.add(measured(spec.observation.nbytes + reply_bytes(spec, cut, precision), found[1].network))
-    so_far = np.maximum.accumulate(np.median(remote, axis=0))
+        for cut in range(spec.stages + 1):
+            fixed.cut = cut
+            found, placed = target.submit(window, StepAddress(0, 0, 0, 0)).result(), target.last
+            if isinstance(found, Miss) or placed is None:
+                raise RemoteError(f"the server did not answer at cut {cut}; look at the link")
+            device[row, cut], server[row, cut] = placed.device_s, placed.offload.target
+    # More stages take no less time.
+    on_device = np.maximum.accumulate(device.min(axis=0)[::-1])[::-1]
+    on_server = np.diff(np.maximum.accumulate(np.median(server, axis=0)))
     crossing = np.array([reply_bytes(spec, cut, precision) for cut in range(spec.stages + 1)], np.float64)
-    server = np.diff(so_far, prepend=0.0)
-    load = server / max(float(server.sum()), 1e-9)
-    return StageCosts(server, device, crossing, float(spec.observation.nbytes), load), seen
+    load = on_server / max(float(on_server.sum()), 1e-9)
+    return StageCosts(on_server, -np.diff(on_device), crossing, float(spec.observation.nbytes), load), target.seen

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import BundleError
@@ -18,7 +16,6 @@ from specact.families.words import NetworkInputs, read_words
 from specact.observation import ObservationSpec, Window, read_spec
 from specact.runtime.limits import check_whole
 from specact.runtime.manifest import BundleFolder, Kind, read_manifest
-from specact.types import Floats
 
 KIND: Kind = "split"
 MOST_STAGES = 64
@@ -123,17 +120,6 @@ class StagedNetwork:
     def run(self, windows: Sequence[Window]) -> list[Array]:
         """The network's outputs for B windows, ``[B, ...]``: every stage here."""
         return self._run(self._first(windows), 0, self.spec.stages)
-
-    def stage_times(self, window: Window) -> Floats:
-        """How long each stage takes here [s], ``[N]``."""
-        given, times = self._first([window]), np.zeros(self.spec.stages)
-        for index in range(self.spec.stages):
-            started = time.perf_counter()
-            found = self._run(given, index, index + 1)
-            times[index] = time.perf_counter() - started
-            if index + 1 < self.spec.stages:
-                given = {self._sessions[index + 1].get_inputs()[0].name: found[0]}
-        return times
 
     def _first(self, windows: Sequence[Window]) -> dict[str, Array]:
         taken = {entry.name for entry in self._sessions[0].get_inputs()}
