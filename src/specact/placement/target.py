@@ -16,8 +16,8 @@ from specact.families.codes.values import CodeDistribution
 from specact.families.staged.stages import Array, StagedFolder
 from specact.families.staged.wire import Precision, kind_at, reply_bytes, unpack
 from specact.observation import Window
-from specact.placement.bandwidth import Bandwidths, measured
-from specact.placement.choosers import Chooser, StaticCut
+from specact.placement.bandwidth import Bandwidths, LastValue, measured
+from specact.placement.choosers import Chooser, SmallestTotal, StaticCut
 from specact.placement.planner import StageCosts
 from specact.remote.client import Client
 from specact.remote.pending import PendingRequest
@@ -29,7 +29,7 @@ from specact.wire.dialect import Arrays
 from specact.wire.messages import Request
 
 A = TypeVar("A")
-_PATIENCE_S = 10.0
+_PATIENCE_S, _ROUNDS = 10.0, 10
 
 
 @value
@@ -65,6 +65,7 @@ class SplitTarget(Generic[A]):
         first: the cut before anything is known.
 
     Attributes:
+        chooser: as given.
         seen: the bandwidths so far.
         last: how the last inference was placed; None before the first.
         counts: inferences by their cut, and ``switches``.
@@ -78,7 +79,7 @@ class SplitTarget(Generic[A]):
         deadline_ms: float, *, precision: Precision = "float16", first: int = 0,
     ) -> None:  # fmt: skip
         self._spec, self._network = folder.spec, folder.network
-        self._client, self._chooser, self._read = client, chooser, read
+        self._client, self.chooser, self._read = client, chooser, read
         self._deadline_ms, self._precision = positive_deadline(deadline_ms), precision
         _ = kind_at(self._spec, self._spec.stages, precision)
         self.cut = first
@@ -109,7 +110,7 @@ class SplitTarget(Generic[A]):
         return _Placing(self, window, self.cut, sent, asked, asked)
 
     def _choose(self) -> None:
-        chosen = self._chooser.choose(self.cut, self.seen)
+        chosen = self.chooser.choose(self.cut, self.seen)
         if not 0 <= chosen <= self._spec.stages:
             raise ConfigError(f"a cut lies between 0 and {self._spec.stages}, and the chooser says {chosen}")
         self.counts["switches"] += bool(self.last) and chosen != self.cut
@@ -196,6 +197,33 @@ def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]],
             f"{wanted}; split that one: specact split {bundle.path} --out FOLDER"
         )
     return lambda outputs: distributions(outputs, temperature)[0]
+
+
+def placed_target(
+    bundle: Bundle, folder: StagedFolder, client: Client, deadline_ms: float, *,
+    cut: int | None = None, precision: Precision = "float16",
+) -> SplitTarget[CodeDistribution]:  # fmt: skip
+    """A pair's target on device and server, at a fixed cut or at the one with the smallest predicted total.
+
+    Args:
+        bundle: the pair.
+        folder, client, deadline_ms, precision: as for :class:`SplitTarget`.
+        cut: 0 to N; None measures what the stages take, and then follows the link by the last measured bandwidth.
+
+    Raises:
+        BundleError: if the stages are not those of the pair's target.
+        ConfigError: for a cut that does not exist, or an unknown precision.
+        RemoteError: if the server does not answer while the stages are measured.
+    """
+    reader, chooser = code_reader(bundle, folder), StaticCut(cut or 0)
+    target = SplitTarget[CodeDistribution](folder, reader, client, chooser, deadline_ms, precision=precision)
+    if cut is not None:
+        if not 0 <= cut <= folder.spec.stages:
+            raise ConfigError(f"{folder.path} can be cut from 0 to {folder.spec.stages}, not at {cut}")
+        return target
+    costs, target.seen = measure_costs(folder, client, _ROUNDS * [folder.spec.observation.zeros()], precision)
+    target.chooser = SmallestTotal(costs, range(folder.spec.stages + 1), LastValue())
+    return target
 
 
 def measure_costs(

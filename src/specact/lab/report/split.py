@@ -23,7 +23,7 @@ NAMES = {
 
 
 def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Methods by links, as Markdown: mean, median and p95 of an inference [ms], switches of the cut, answers that did not come.
+    """Methods by links, as Markdown: mean, median and p95 of an inference [ms], switches, answers that did not come.
 
     Args:
         cells: each with ``link``, ``method``, and what the study says of it.
@@ -40,14 +40,12 @@ def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
 def _entry(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return ""
-    more = []
+    more = [f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}"]
     if cell["switches"]:
         more.append(f"{cell['switches']} switches")
     if cell["missed"]:
         more.append(f"{cell['missed']} missed")
-    return f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}" + (
-        f", {', '.join(more)}" if more else ""
-    )
+    return ", ".join(more)
 
 
 def forecast_table(errors: Mapping[str, Mapping[str, float]]) -> str:
