@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specact.errors import BundleError, ConfigError
+from specact.families.codes.bundle import find_bundle
 from specact.lab.train.forecast import ForecastRecipe, _Lstm, train_forecast
 from specact.links.link import load_link
 from specact.links.model import SteadyLink
@@ -95,4 +96,4 @@ def test_refusals_say_what_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="above 0"):
         train_forecast(np.zeros(300), tmp_path / "f.onnx")
     with pytest.raises(BundleError, match="is no forecast of a bandwidth"):
-        RecurrentForecast(Path("pretrained/ball/draft.onnx").resolve())
+        RecurrentForecast(find_bundle("ball") / "draft.onnx")
