@@ -25,11 +25,8 @@ def split(bundle: tyro.conf.Positional[str], /, out: Path, json: bool = False) -
     made = split_bundle(bundle, out)
     spec = made.spec
     if json:
-        cuts = [
-            {"activation": list(shape), "numbers": size}
-            for shape, size in zip(spec.activations, spec.sizes, strict=True)
-        ]
-        print_json({"path": str(out), "network": spec.network, "stages": spec.stages, "cuts": cuts})
+        activations = [list(shape) for shape in spec.activations]
+        print_json({"path": str(out), "network": spec.network, "stages": spec.stages, "activations": activations})
         return
     results.print(f"{out}: {spec.stages} stages of the network {spec.network}", highlight=False)
     for cut, shape in enumerate(spec.activations, 1):
