@@ -84,7 +84,7 @@ def test_a_forecast_is_never_less_than_what_was_ever_seen(tmp_path: Path) -> Non
 def test_changes_have_a_deviation_and_old_measurements_are_forgotten() -> None:
     seen = Bandwidths(3)
     for value in (1.0, 5.0, 5.0, 9.0):
-        seen.add(value)
+        seen.add(value, 1.0)
     assert seen.past == [5.0, 5.0, 9.0] and seen.deviation == 2.0 and len(seen) == 3
     with pytest.raises(ConfigError, match="at least two"):
         Bandwidths(1)

@@ -105,7 +105,7 @@ class Told:
 def seen(*values: float) -> Bandwidths:
     found = Bandwidths()
     for value in values:
-        found.add(value)
+        found.add(value, 1.0)
     return found
 
 
@@ -135,6 +135,20 @@ def test_the_smallest_total_asks_first_and_looks_again_at_cut_0() -> None:
     assert SmallestTotal(costs, range(3), LastValue(), budget=0.5).choose(0, seen(1e3)) == 1
     assert SmallestTotal(costs, [0], LastValue()).choose(0, seen()) == 0
     assert StaticCut(1).choose(2, slow) == 1
+
+
+def test_a_link_that_takes_as_long_for_any_size_is_not_worth_the_device_s_own_stages() -> None:
+    costs = StageCosts(np.array([0.1, 0.1]), np.array([2.0, 0.2]), np.array([0.0, 1.0, 9.0]), 10.0)
+    past = Bandwidths()
+    for _ in range(3):
+        past.add(19.0, 1.0)
+    # As published 8 bytes less would save 0.42 s. They save nothing.
+    assert SmallestTotal(costs, range(3), LastValue()).choose(2, past) == 1
+    assert SmallestTotal(costs, range(3), LastValue(), latency_apart=True).choose(2, past) == 2
+    past.add(19.0, 3.0)
+    bytes_s, latency_s = past.apart(19.0 / 3.0)
+    assert latency_s == 1.0 and bytes_s == pytest.approx(9.5)  # two more seconds for 19 bytes
+    assert past.apart(100.0)[1] == 0.19
 
 
 def test_a_roofline_is_the_slower_of_arithmetic_and_memory() -> None:

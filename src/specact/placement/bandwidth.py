@@ -96,7 +96,7 @@ class RecurrentForecast:
 
 
 class Bandwidths:
-    """The last measurements of one link.
+    """The last exchanges over one link.
 
     Args:
         most: how many are kept.
@@ -108,21 +108,31 @@ class Bandwidths:
     def __init__(self, most: int = 64) -> None:
         if most < 2:
             raise ConfigError(f"at least two measurements must be kept, got {most}")
-        self._past: deque[float] = deque(maxlen=most)
+        self._past: deque[tuple[float, float]] = deque(maxlen=most)
 
     def __len__(self) -> int:
         return len(self._past)
 
-    def add(self, bytes_s: float) -> None:
-        """A new one."""
-        self._past.append(bytes_s)
+    def add(self, crossed_bytes: float, network_s: float) -> None:
+        """A new one; arguments as of :func:`measured`."""
+        self._past.append((crossed_bytes, network_s))
 
     @property
     def past(self) -> list[float]:
-        """The newest last."""
-        return list(self._past)
+        """What was :func:`measured`, the newest last."""
+        return [measured(*exchange) for exchange in self._past]
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the change from one to the next; 0 with less than three."""
         return float(np.std(np.diff(self.past))) if len(self._past) > 2 else 0.0
+
+    def apart(self, bytes_s: float) -> tuple[float, float]:
+        """A predicted bandwidth without the latency in it, and the latency [s].
+
+        The latency is the shortest time on the link so far. A repetition of the last exchange takes as long as before:
+        ``bytes / B = L0 + bytes / B'``.
+        """
+        crossed, taken_s = self._past[-1][0], self._past[-1][0] / bytes_s
+        latency_s = min(taken_s, min(network_s for _, network_s in self._past))
+        return crossed / max(taken_s - latency_s, _LEAST_S), latency_s

@@ -82,6 +82,8 @@ class SmallestTotal:
         forecast: of the bandwidth.
         budget: the most load that the server takes.
         accounting: see :func:`~specact.placement.planner.total_s`.
+        latency_apart: whether the shortest time on the link is taken out of the bandwidth, in which it is as published,
+            see :meth:`~specact.placement.bandwidth.Bandwidths.apart`.
         look_every: see above; 0 never looks.
 
     Raises:
@@ -90,13 +92,13 @@ class SmallestTotal:
 
     def __init__(
         self, costs: StageCosts, allowed: Sequence[int], forecast: Forecast, budget: float = math.inf,
-        accounting: Accounting = "faithful", look_every: int = 10,
+        accounting: Accounting = "faithful", latency_apart: bool = False, look_every: int = 10,
     ) -> None:  # fmt: skip
         if look_every < 0:
             raise ConfigError(f"look_every must be at least 0, got {look_every}")
         self._costs, self._forecast, self._accounting = costs, forecast, accounting
         self._allowed = within(allowed, costs.loads, budget)
-        self._look_every, self._unseen = look_every, 0
+        self._latency_apart, self._look_every, self._unseen = latency_apart, look_every, 0
 
     def choose(self, current: int, seen: Bandwidths) -> int:
         asking = [cut for cut in self._allowed if cut]
@@ -104,8 +106,10 @@ class SmallestTotal:
             return 0
         if not len(seen):
             return asking[-1]  # something has to be measured first
-        bytes_s = self._forecast.forecast(seen.past)
-        total = total_s(self._costs, bytes_s, accounting=self._accounting)
+        bytes_s, latency_s = self._forecast.forecast(seen.past), 0.0
+        if self._latency_apart:
+            bytes_s, latency_s = seen.apart(bytes_s)
+        total = total_s(self._costs, bytes_s, latency_s, self._accounting)
         cut = best_cut(total, self._costs.loads, self._allowed)
         self._unseen = 0 if cut else self._unseen + 1
         if self._look_every and self._unseen > self._look_every:

@@ -16,7 +16,7 @@ from specact.families.codes.values import CodeDistribution
 from specact.families.staged.stages import Array, StagedFolder
 from specact.families.staged.wire import Precision, kind_at, reply_bytes, unpack
 from specact.observation import Window
-from specact.placement.bandwidth import Bandwidths, LastValue, measured
+from specact.placement.bandwidth import Bandwidths, LastValue
 from specact.placement.choosers import Chooser, SmallestTotal, StaticCut
 from specact.placement.planner import StageCosts
 from specact.remote.client import Client
@@ -163,7 +163,7 @@ class SplitTarget(Generic[A]):
 
     def _carried(self, cut: int, network_s: float) -> None:
         crossed = self._spec.observation.nbytes + reply_bytes(self._spec, cut, self._precision)
-        self.seen.add(measured(crossed, network_s))
+        self.seen.add(crossed, network_s)
 
 
 @value

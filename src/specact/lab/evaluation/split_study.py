@@ -52,7 +52,7 @@ FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 # Time between two inferences: four actions at 20 Hz.
 PERIOD_S = 0.2
 _DEADLINE_MS, _CONNECT_S, _RATE, _PROBES = 5_000.0, 60.0, 0.6, 20
-PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_oracle")
+PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_apart", "smallest_oracle")
 GATED = ("hybrid", "adahi", "late", "adahi_placed")
 # The other one, on which an inference takes a second, is in virtual time alone.
 OVER_SOCKETS = ("5g-like", "lte", "wifi")
@@ -220,8 +220,10 @@ def chooser_of(
         return RoboeccRule(costs, pool, oracle if method.endswith("oracle") else learned)
     forecasts = {"smallest_last": LastValue(), "smallest_oracle": oracle}
     accounting: Accounting = "printed" if method == "smallest_printed" else "faithful"
-    look_every = 0 if method == "smallest_oracle" else 10
-    return SmallestTotal(costs, everything, forecasts.get(method, learned), budget, accounting, look_every)
+    return SmallestTotal(
+        costs, everything, forecasts.get(method, learned), budget, accounting,
+        latency_apart=method == "smallest_apart", look_every=0 if method == "smallest_oracle" else 10,
+    )  # fmt: skip
 
 
 def simulated(
@@ -249,7 +251,7 @@ def simulated(
         if cut:
             network = model.delay(up, True, started, rng)
             network += model.delay(downs[cut], False, started + network + server[cut], rng)
-            seen.add(measured(up + downs[cut], network))
+            seen.add(up + downs[cut], network)
         clock[0] = started + network + server[cut] + device[cut]
         latencies.append(1e3 * (clock[0] - started))
         cuts.append(cut)

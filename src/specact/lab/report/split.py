@@ -13,6 +13,7 @@ NAMES = {
     "roboecc_oracle": "RoboECC's rule, oracle",
     "smallest_last": "smallest total, last value",
     "smallest": "smallest total, forecast",
+    "smallest_apart": "smallest total, forecast, latency apart",
     "smallest_oracle": "smallest total, oracle",
     "smallest_printed": "smallest total as printed, forecast",
     "hybrid": "hybrid",
