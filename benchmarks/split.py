@@ -22,6 +22,7 @@ KEPT = Path(__file__).parent / "results" / "split.json"
 
 def main(study: Path) -> None:
     found = json.loads((study / "split.json").read_text())
+    del found["command"]  # it names folders of the machine
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
     for factor, cells in found["sockets"].items():
         fill(PAGE, f"sockets-{factor}", latency_table(cells))

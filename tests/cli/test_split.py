@@ -26,19 +26,11 @@ def stages(specact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_robot_runs_with_a_split_target(specact_run: Run, stages: Path) -> None:
     with serving(stages) as server:
-        options: tuple[str | Path, ...] = (
-            "--bundle",
-            "ball",
-            "--server",
-            f"ws://127.0.0.1:{server.port}",
-            "--split",
-            stages,
-            "--json",
-        )
-        options += ("--gate", "always", "--episodes", "1", "--deadline-ms", "5000")
+        where: tuple[str | Path, ...] = ("--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}")
+        options = (*where, "--split", stages, "--json", "--gate", "always", "--episodes", "1", "--deadline-ms", "5000")
         fixed = specact_run("run", *options, "--cut", "3", "--activations", "float32")
         free = specact_run("run", *options)
-        other = specact_run("run", *options[:4], "--gate", "always")
+        other = specact_run("run", *where, "--gate", "always")
     for done in (fixed, free):
         assert done.returncode == 0, done.stderr
     cuts = json.loads(fixed.stdout)["cuts"]
