@@ -139,6 +139,22 @@ def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
     assert len(cuts) == folder.spec.stages + 1 and placed.counts["switches"] > 10
 
 
+def test_the_cut_of_an_inference_under_way_does_not_change(
+    bundle: Bundle, folder: StagedFolder, client: Client
+) -> None:
+    fixed, (window, other) = StaticCut(2), windows_of(bundle, 2)
+    target = SplitTarget(folder, code_reader(bundle, folder), client, fixed, PATIENT_MS, precision="float32")
+    address = StepAddress(0, 0, 0, 0)
+    assert target.prefetch(window, address)
+    fixed.cut = 5
+    under_way = target.submit(window, address).result()
+    following = target.submit(other, address.following).result()
+    for found, seen in ((under_way, window), (following, other)):
+        assert isinstance(found, Answer)
+        np.testing.assert_array_equal(found.value.probs, bundle.target.infer(seen).probs)
+    assert target.counts == {"cut 2": 1, "cut 5": 1, "switches": 1}
+
+
 def test_late_verdicts_come_from_split_targets_as_well(bundle: Bundle, folder: StagedFolder, client: Client) -> None:
     target = placed_target(bundle, folder, client, PATIENT_MS, cut=3)
     policy = SpeculativePolicy(bundle, Always(), verifier=bundle.verifier(target), verdicts=LateVerdicts(np.inf))
