@@ -16,6 +16,8 @@ import specact.observation as observations
 from specact.errors import SpecactError
 from specact.families.codes.spec import PolicySpec
 from specact.families.load import load_pair
+from specact.families.staged.stages import SplitSpec
+from specact.families.staged.wire import PRECISIONS, split_dialect
 from specact.observation import Field, ObservationSpec, Window, read_spec, vectors
 from specact.remote import transport as remote_transport
 from specact.rng import Role, StepAddress, stream
@@ -26,6 +28,7 @@ from specact.server.settings import ServerSettings
 from specact.wire import checks, msgpack
 from specact.wire import json as wire_json
 from specact.wire.checks import PROTOCOL, ErrorCode
+from specact.wire.dialect import ArraySpec
 from specact.wire.handshake import Hello, check_hello, read_hello
 from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
 from specact.wire.sizes import max_message_bytes
@@ -91,6 +94,24 @@ def test_it_describes_how_targets_verify_that_decode(bundle: str, request_title:
         kinds = {row[0].strip("`"): row[1].split()[0] for row in rows}
         assert all(kinds[name] == np.dtype(spec.dtype).name for name, spec in specs.items())
     assert f"`{exchange.answer}`" in reply_title
+
+
+def test_it_describes_a_target_in_stages() -> None:
+    seen = vectors(1, state=3)
+    spec = SplitSpec("pair", "0" * 16, seen, ((2, 4), (1, 4)), {"logits": (2, 5)})
+    dialect = split_dialect(spec, "1" * 16)
+    answered, agreed = tables(section("A target in stages"))
+    assert names(agreed) == set(dialect.agreed)
+    kinds = {"integer": int, "text": str}
+    assert all(type(dialect.agreed[name.strip("`")]) is kinds[kind] for name, kind, _ in agreed)
+    assert names(answered) == set(dialect.exchanges["cut-1-uint8"].reply)
+    text = section("A target in stages")
+    for precision in PRECISIONS:
+        exchange = dialect.exchanges[f"cut-2-{precision}"]
+        assert f"`{precision}`" in text and exchange.answer == f"activation-2-{precision}"
+        assert exchange.reply["activation"] == ArraySpec((4,), np.dtype(precision).type)
+    assert dialect.exchanges["infer"].answer == "outputs" and "`outputs`" in text
+    assert max_message_bytes(dialect) == max(65536, 8192 + max(30 * 3 + 16 + 12 * 5, 30 * (8 + 2)))
 
 
 def test_it_describes_every_field_of_every_message(examples: dict[str, dict[str, Any]]) -> None:

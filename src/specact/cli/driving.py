@@ -139,6 +139,8 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
     }
     if summary["line"] is not None:
         lines["line"] = _counted(summary["line"])
+    if summary.get("cuts") is not None:
+        lines["cuts"] = _counted(summary["cuts"])
     if summary.get("late") is not None:
         del lines["missed"]  # what the ticks know of misses; a late verdict's comes after its tick
         lines["late"] = _counted(summary["late"])

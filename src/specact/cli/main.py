@@ -15,8 +15,8 @@ from specact.interrupts import Interrupted
 
 # Modules of this package, each with a function of its own name.
 VERBS = (
-    "demo", "data", "train", "calibrate", "eval", "report", "reproduce", "tised", "export", "pair", "doctor", "serve",
-    "run", "proxy", "bench", "advise",
+    "demo", "data", "train", "calibrate", "eval", "report", "reproduce", "tised", "export", "pair", "split", "doctor",
+    "serve", "run", "proxy", "bench", "advise",
 )  # fmt: skip
 # What writes into a folder as it goes.
 RESUMED = ("train", "eval", "reproduce", "tised")

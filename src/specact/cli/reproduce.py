@@ -14,7 +14,7 @@ from specact.errors import ConfigError
 
 
 def reproduce(
-    paper: tyro.conf.Positional[Literal["adahi", "tokens", "flow"]],
+    paper: tyro.conf.Positional[Literal["adahi", "tokens", "flow", "split"]],
     /,
     out: Path,
     pairs: str | None = None,
@@ -29,13 +29,15 @@ def reproduce(
     adahi: tables, sweeps over the transmission rate, rejection over deviation, real time; then a page, report.html.
     tokens: Spec-VLA, KERV and HeiSD with their controls, on the token policies; then tables and pictures, tokens.md.
     flow: FLASH with its controls, on the flow policies; then tables and pictures, flow.md.
+    split: RoboECC, a target in stages on device and server over recorded links (--data, the folder with mahimahi/ and
+    telerobot_rtt/); then tables, split.md.
 
     Args:
         paper: the study to run.
         out: folder of the study: one run folder per part, and the page.
         pairs: comma-separated bundles; all bundles of the study if not given.
         quick: run a few episodes of each part, to check that everything works. The results are not meaningful.
-        data: folder with the demonstrations, for errors along them; see the recipes.
+        data: folder with the demonstrations, for errors along them; see the recipes. Of split, with the recordings.
         seed: random seed. Seed 0 was used to choose the settings of the bundles.
         films: add films of rollouts to the page.
         workers: processes; one per core if not given.
@@ -44,6 +46,9 @@ def reproduce(
     from specact.lab.evaluation.study import PAIRS, plan
     from specact.lab.rollout.pool import Pool
 
+    if paper == "split":
+        _split(out, data, quick, seed)
+        return
     if paper != "adahi":
         _side_by_side(paper, out, None if pairs is None else pairs.split(","), quick, seed, workers)
         return
@@ -102,3 +107,30 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
         page.append(f"![success over cost]({chapter.folder}/{paper}.png)\n")
     write_whole(out / f"{paper}.md", "\n".join(page).encode())
     results.print(f"study: {out}, tables: {out / f'{paper}.md'}", highlight=False)
+
+
+def _split(out: Path, data: Path | None, quick: bool, seed: int) -> None:
+    from specact.files import write_json, write_whole
+    from specact.lab.evaluation.split_study import BUNDLE, FACTORS, SplitStudy, bandwidths_of, study_links
+    from specact.lab.report.split import told
+    from specact.lab.train.forecast import train_forecast
+    from specact.lab.train.split import split_bundle
+
+    if data is None:
+        raise ConfigError("the study of split targets replays recorded links; give --data, their folder")
+    folder = out / "stages"
+    if not (folder / "manifest.json").exists():
+        split_bundle(BUNDLE, folder)
+    links = study_links(data, out)
+    if quick:
+        links = links[:1]
+    study = SplitStudy(folder, out, tuple(links), FACTORS[:1] if quick else FACTORS, 15 if quick else 60, seed)
+    for link in links:
+        if not (file := out / f"forecast-{link.name}.onnx").exists():
+            train_forecast(bandwidths_of(link, study.staged)[0], file)
+    with progress_bars() as update:
+        study.run(update)
+    found = study.found()
+    write_json(out / "split.json", {"command": command_line(), **found})
+    write_whole(out / "split.md", "\n".join(told(found)).encode())
+    results.print(f"study: {out}, tables: {out / 'split.md'}", highlight=False)

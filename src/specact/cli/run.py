@@ -22,6 +22,8 @@ from specact.interrupts import Interrupts
 from specact.runtime.limits import RATES_HZ
 
 if TYPE_CHECKING:
+    from specact.families.load import AnyPair
+    from specact.families.staged.stages import StagedFolder
     from specact.remote_policy import RemotePolicy
     from specact.robot.chunks import ChunkRunner
     from specact.robot.inference import ChunkSource
@@ -64,6 +66,13 @@ class PairOptions:
     """Send a request before its draft is computed if the gate is predicted to transmit."""
     sampling: Literal["device", "server"] = "device"
     """Where codes are sampled: on the device, or on the server as in the paper."""
+    split: Path | None = None
+    """Folder that specact split wrote of the pair's target, which the server serves: it runs the first stages of the
+    target, and the device the others."""
+    cut: int | None = None
+    """With --split, how many stages the server runs; if not given, as many as promise the shortest time on the link."""
+    activations: Literal["float16", "uint8", "float32"] = "float16"
+    """With --split, in what precision the server's last tensor is sent; float32 is exact."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +207,10 @@ def _refuse_unfit(options: RunOptions) -> None:
 def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
     """A pair whose target is on a server; the stack closes the client."""
     from specact.cli.gating import audit_estimator, deciding_gate, true_skip_of, wanted_budget, watch
-    from specact.families.load import load_pair
+    from specact.families.load import load_pair, of_codes
+    from specact.families.staged.wire import split_dialect
     from specact.gates.prefetch import PrefetchPredictor
+    from specact.placement.target import SplitTarget, placed_target
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Client
     from specact.remote.target import positive_deadline, remote_verifier
@@ -231,14 +242,22 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if pair.latency_budget_ms else pair.rate if budget is None else budget.rate
     audits = audit_estimator(loaded, pair.gate, known_rate) if pair.audit_rate else None
-    client = stack.enter_context(
-        Client(endpoint, loaded.codec.dialect, options.name, jpeg_quality=options.jpeg_quality)
-    )
+    staged = _stages(pair, loaded)
+    dialect = loaded.codec.dialect if staged is None else split_dialect(staged.spec, staged.fingerprint)
+    client = stack.enter_context(Client(endpoint, dialect, options.name, jpeg_quality=options.jpeg_quality))
     client.connect(10.0)
+    placed: SplitTarget[Any] | None = None
+    if staged is None:
+        verifier = remote_verifier(client, loaded, 1e3 * deadline_s, pair.sampling)
+    else:
+        placed = placed_target(
+            of_codes(loaded, "--split"), staged, client, 1e3 * deadline_s, cut=pair.cut, precision=pair.activations
+        )
+        verifier = loaded.verifier(placed)
     policy = SpeculativePolicy(
         loaded,
         gate,
-        verifier=remote_verifier(client, loaded, 1e3 * deadline_s, pair.sampling),
+        verifier=verifier,
         fallback=fallback,
         prefetch=PrefetchPredictor(gate) if pair.overlap and pair.sampling == "device" and not late else None,
         verdicts=LateVerdicts(math.inf) if late else WAIT,
@@ -256,10 +275,28 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
             "held_rate": None if budget is None else budget.rate,
             "true_skip": None if audits is None else true_skip_of(audits),
             "late": {name: policy.counts[name] for name in LATE} if late else None,
+            "cuts": None if placed is None else dict(placed.counts),
             "line": dict(client.counts),
         }
 
     return Plan(loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, told)
+
+
+def _stages(pair: PairOptions, loaded: AnyPair) -> StagedFolder | None:
+    """The target's stages, where it is split."""
+    from specact.families.load import of_codes
+    from specact.families.staged.stages import load_staged
+
+    if pair.split is None:
+        if pair.cut is not None or pair.activations != "float16":
+            raise ConfigError(
+                "--cut and --activations are for a target in stages; add --split FOLDER or leave them out"
+            )
+        return None
+    of_codes(loaded, "--split")
+    if pair.sampling != "device" or pair.link_share_kbit is not None:
+        raise ConfigError("--split cannot be combined with --sampling server or --link-share-kbit; leave these out")
+    return load_staged(pair.split)
 
 
 def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:

@@ -35,7 +35,8 @@ def serve(
     """Serve a target to robots: WebSocket stream, JSON over HTTP, /healthz, /metrics and a status page.
 
     Args:
-        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own, whose target is served.
+        bundle: path or name of a bundle, or MODULE:NAME for a pair of your own, whose target is served; or a target in
+            stages, as specact split writes it.
         policy: instead, any chunk policy or target of your own: MODULE:NAME, a .toml file that describes an ONNX file,
             lerobot:PATH@HZ for what LeRobot saved and its control rate, a flow bundle, or BUNDLE#target.
         host: address to listen on; one that other machines can reach needs a token.

@@ -16,6 +16,9 @@ from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
 from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import ROUNDS, load_rounds
 from specact.families.own import load_own_pair, load_own_responder
+from specact.families.staged.stages import KIND as STAGED
+from specact.families.staged.stages import load_staged
+from specact.families.staged.wire import SplitResponder
 from specact.families.tokens.bundle import load_tokens
 from specact.families.tokens.decoding import DECODINGS, load_decoding
 from specact.families.tokens.pair import TokenPair, token_pair
@@ -111,8 +114,8 @@ def load_responder(
     """What a server does with requests, for whatever can be a target.
 
     Args:
-        source: a pair, whose target is served, see :func:`load_pair`; a chunk policy, see
-            :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
+        source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
+            it; a chunk policy, see :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
             :class:`~specact.wire.messages.Responder`.
         steps: Euler steps of a flow policy that is served by itself.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
@@ -122,6 +125,8 @@ def load_responder(
         ConfigError: if there is none of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
+    if kind == "folder" and kind_of(find_bundle(source)) == STAGED:
+        return SplitResponder(load_staged(find_bundle(source), provider=provider, threads=threads))
     if kind == "folder" and kind_of(find_bundle(source)) == "flow":
         flow = load_flow(source, provider=provider, threads=threads)
         return replace(flash_pair(flow), policy=flow.policy(steps)).responder

@@ -14,8 +14,8 @@ from specact.lab.evaluation.latency import (
     SlowDraft,
     Way,
     _blocks,
-    _calibrated,
     _step,
+    calibrated_on,
     measure_deadline,
     observations,
 )
@@ -68,9 +68,9 @@ def test_blocks_are_means_over_consecutive_steps() -> None:
     assert _blocks(np.arange(3.0)).tolist() == [0.0, 1.0, 2.0]
 
 
-def test_the_gate_is_calibrated_on_the_steps_that_are_timed(ball: Bundle) -> None:
+def test_the_gate_iscalibrated_on_on_the_steps_that_are_timed(ball: Bundle) -> None:
     seen = list(islice(observations(ball, 0), 120))
-    settings = _calibrated(ball, seen, 0.4, 0)
+    settings = calibrated_on(ball, seen, 0.4, 0)
     policy = SpeculativePolicy(ball, settings.build(ball), seed=0)
     sent = [_step(policy, episode, observation).decision.transmit for episode, observation in seen]
     # Thresholds shift the executed actions, so the rate is met up to that feedback.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as raised
 
 from specact.errors import BundleError, ConfigError
@@ -79,15 +81,7 @@ class OnnxPolicy:
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         """See :class:`~specact.families.codes.spec.CodePolicy`."""
-        logits, offsets, *conditional = self._session.run(self._outputs, self.inputs.stack(windows))
-        probs = softmax(logits, self._spec.temperature)
-        if not conditional:
-            return list(map(CodeDistribution, probs, offsets))
-        rows = softmax(conditional[0], self._spec.temperature)
-        # Row 1 of the probabilities is the marginal of the secondary code.
-        marginal = np.einsum("bi,bij->bj", probs[:, 0], rows)
-        probs = np.stack([probs[:, 0], marginal], axis=1)
-        return list(map(CodeDistribution, probs, offsets, rows))
+        return distributions(self._session.run(self._outputs, self.inputs.stack(windows)), self._spec.temperature)
 
     def _check(self, path: Path) -> None:
         spec = self._spec
@@ -110,6 +104,19 @@ class OnnxPolicy:
                 f"{path} gives offsets of shape {offsets}, but the bundle's manifest says "
                 f"{[spec.codebooks, spec.codes, spec.chunk, spec.actions]}: they do not match; export the bundle again"
             )
+
+
+def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[CodeDistribution]:
+    """What a network says of B windows: ``logits``, ``offsets`` and, with a sequential head, ``conditional``."""
+    logits, offsets, *conditional = outputs
+    probs = softmax(logits, temperature)
+    if not conditional:
+        return list(map(CodeDistribution, probs, offsets))
+    rows = softmax(conditional[0], temperature)
+    # Row 1 of the probabilities is the marginal of the secondary code.
+    marginal = np.einsum("bi,bij->bj", probs[:, 0], rows)
+    probs = np.stack([probs[:, 0], marginal], axis=1)
+    return list(map(CodeDistribution, probs, offsets, rows))
 
 
 def open_session(path: Path, provider: str, threads: int) -> onnxruntime.InferenceSession:

@@ -109,7 +109,7 @@ def measure_latency(
         blocks of steps, ``bound_ms`` (draft + rate x (link + target)), ``over_bound`` (median over blocks).
     """
     seen = list(islice(observations(pair, seed), _WARM_UP + steps))
-    gate = _calibrated(pair, seen, rate, seed)
+    gate = calibrated_on(pair, seen, rate, seed)
     with ExitStack() as stack:
         server = stack.enter_context(serving(server_bundle))
         relay = stack.enter_context(linked(server.port, link, seed))
@@ -233,7 +233,7 @@ def _policy(
     return SpeculativePolicy(pair, gate, drafter=drafter, verifier=verifier, prefetch=prefetch, seed=seed)
 
 
-def _calibrated(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
+def calibrated_on(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
     """The bundle's own deviation gate with a threshold for this rate on these observations, found without the link."""
     settings = GateChoices().settings("deviation", pair)
     settings = replace(settings, threshold=-np.inf)

@@ -1,0 +1,160 @@
+"""Activations on the wire: what crosses at each cut, in how many bits, and what the server does with requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import BundleError, WireError, unknown_name
+from specact.families.staged.stages import SplitSpec, StagedFolder
+from specact.wire.checks import bad
+from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
+from specact.wire.messages import Request
+
+FAMILY = "split"
+Precision = Literal["float16", "uint8", "float32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_BYTES: dict[Precision, int] = {"float16": 2, "uint8": 1, "float32": 4}
+_TYPES: dict[Precision, type[np.generic]] = {"float16": np.float16, "uint8": np.uint8, "float32": np.float32}
+_NOT_FINITE = "the target has no finite activation for this observation"
+
+
+def kind_at(spec: SplitSpec, cut: int, precision: Precision) -> str:
+    """Type of the request whose reply is the activation at a cut; behind the last stage that is the target's answer.
+
+    Raises:
+        BundleError: for a cut that does not exist, or cut 0, at which nothing is asked.
+        ConfigError: for an unknown precision.
+    """
+    if precision not in PRECISIONS:
+        raise unknown_name("precision of activations", precision, PRECISIONS)
+    if not 1 <= cut <= spec.stages:
+        raise BundleError(f"a server runs 1 to {spec.stages} stages of this target, not {cut}")
+    return "infer" if cut == spec.stages else f"cut-{cut}-{precision}"
+
+
+def split_dialect(spec: SplitSpec, fingerprint: str) -> Dialect:
+    """What is said about a target in stages.
+
+    Args:
+        spec: of its stages.
+        fingerprint: of their files.
+    """
+    exchanges = {
+        kind_at(spec, cut, precision): Exchange({}, f"activation-{cut}-{precision}", _at_cut(size, precision))
+        for cut, size in enumerate(spec.sizes, 1)
+        for precision in PRECISIONS
+    }
+    outputs = {name: ArraySpec(shape, np.float32) for name, shape in spec.outputs.items()}
+    agreed = {"stages": spec.stages, "network": spec.network, "files": fingerprint}
+    return Dialect(FAMILY, agreed, spec.observation, {"infer": Exchange({}, "outputs", outputs), **exchanges})
+
+
+def _at_cut(size: int, precision: Precision) -> Mapping[str, ArraySpec]:
+    activation = {"activation": ArraySpec((size,), _TYPES[precision])}
+    return activation | ({"range": ArraySpec((2,), np.float32)} if precision == "uint8" else {})
+
+
+def pack(activation: NDArray[np.float32], precision: Precision) -> Arrays:
+    """One row of an activation as the arrays of a reply.
+
+    ``float16`` rounds each number to 11 bits: it errs by ``2**-11`` of it at most (numbers below 6e-5 by 3e-8).
+    ``uint8`` has 256 levels from the smallest to the largest number, one ``range`` for the whole tensor: it errs by
+    1/510 of their distance at most. ``float32`` is exact.
+
+    Raises:
+        WireError: ``bad_message`` for what is not finite, or cannot be in float16.
+    """
+    flat = activation.reshape(-1)
+    if np.count_nonzero(np.isfinite(flat)) < flat.size:
+        raise bad(_NOT_FINITE)
+    if precision == "float32":
+        return {"activation": flat}
+    if precision == "float16":
+        with np.errstate(over="ignore"):
+            halved = flat.astype(np.float16)
+        if np.count_nonzero(np.isfinite(halved)) < flat.size:
+            raise bad("this activation is beyond float16; ask for float32")
+        return {"activation": halved}
+    low, high = float(flat.min()), float(flat.max())
+    level = np.rint((flat.astype(np.float64) - low) * (255.0 / (high - low))) if high > low else np.zeros(flat.shape)
+    return {"activation": level.astype(np.uint8), "range": np.array([low, high], np.float32)}
+
+
+def unpack(arrays: Arrays, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """The activation of a reply, ``[1, *shape]``.
+
+    Raises:
+        WireError: ``bad_message`` for a range that is none.
+    """
+    found = arrays["activation"]
+    if "range" in arrays:
+        low, high = arrays["range"].astype(np.float64)
+        if not low <= high:
+            raise bad("the range of an activation must not go down")
+        found = low + found.astype(np.float64) * ((high - low) / 255.0)
+    return found.astype(np.float32).reshape(1, *shape)
+
+
+def reply_bytes(spec: SplitSpec, cut: int, precision: Precision) -> int:
+    """Bytes of the arrays that come down at a cut; at cut 0 none do."""
+    if cut == 0:
+        return 0
+    if cut == spec.stages:
+        return 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in spec.outputs.values())
+    return _BYTES[precision] * spec.sizes[cut - 1] + (8 if precision == "uint8" else 0)
+
+
+class SplitResponder:
+    """See :class:`~specact.wire.messages.Responder`: runs the first stages, as many as each request says.
+
+    Args:
+        folder: of the stages.
+    """
+
+    # Nothing but arithmetic; a thread of its own, as its time does depend on the request.
+    steady = False
+
+    def __init__(self, folder: StagedFolder) -> None:
+        self.name, self.fingerprint = folder.name, folder.fingerprint
+        self.dialect = split_dialect(folder.spec, folder.fingerprint)
+        self._network, self._spec = folder.network, folder.spec
+        self._asked: dict[str, tuple[int, Precision]] = {
+            kind_at(folder.spec, cut, precision): (cut, precision)
+            for cut in range(1, folder.spec.stages + 1)
+            for precision in PRECISIONS
+        }
+
+    def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
+        """See :class:`~specact.wire.messages.Responder`; requests of one cut are one batch."""
+        answers: dict[int, Arrays | WireError] = {}
+        by_cut: dict[int, list[int]] = {}
+        for row, request in enumerate(requests):
+            by_cut.setdefault(self._asked[request.kind][0], []).append(row)
+        for cut, rows in by_cut.items():
+            windows = [requests[row].window for row in rows]
+            if cut == self._spec.stages:
+                outputs = self._network.run(windows)
+                named = [dict(zip(self._spec.outputs, found, strict=True)) for found in zip(*outputs, strict=True)]
+                answers.update(zip(rows, map(_answer, named), strict=True))
+            else:
+                activations = self._network.begin(windows, cut)
+                for row, activation in zip(rows, activations, strict=True):
+                    answers[row] = _packed(activation, self._asked[requests[row].kind][1])
+        return [answers[row] for row in range(len(requests))]
+
+
+def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | WireError:
+    # An observation far beyond those of training overflows inside; one request's fault is no other's in its batch.
+    try:
+        return pack(activation, precision)
+    except WireError as error:
+        return error
+
+
+def _answer(outputs: dict[str, NDArray[Any]]) -> Arrays | WireError:
+    finite = all(np.count_nonzero(np.isfinite(array)) == array.size for array in outputs.values())
+    return outputs if finite else bad(_NOT_FINITE)

@@ -1,0 +1,135 @@
+"""Trains RoboECC's predictor of a link's bandwidth, and writes it as ONNX."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from specact.errors import ConfigError
+from specact.files import write_whole
+from specact.placement.bandwidth import METADATA
+from specact.types import Floats
+
+
+@dataclass(frozen=True)
+class ForecastRecipe:
+    """The published settings.
+
+    Attributes:
+        hidden, window: size of the LSTM's state, and measurements that it sees.
+        epochs, patience: at most so many, and so many without a better validation error.
+        batch, learning_rate, weight_decay, clip: of AdamW, and the largest norm of a gradient.
+        held_out: share of the series, its end, that decides when to stop.
+        seed: of weights and batches.
+    """
+
+    hidden: int = 32
+    window: int = 20
+    epochs: int = 200
+    patience: int = 20
+    batch: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-5
+    clip: float = 1.0
+    held_out: float = 0.2
+    seed: int = 7
+
+
+USUAL = ForecastRecipe()
+
+
+class _Lstm(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(1, hidden, batch_first=True), nn.Linear(hidden, 1)
+
+    def forward(self, past: Tensor) -> Tensor:
+        states, _ = self.lstm(past[..., None])
+        found: Tensor = self.head(states[:, -1])[:, 0]
+        return found
+
+
+def train_forecast(series: Floats, file: Path, recipe: ForecastRecipe = USUAL) -> int:
+    """Learns the next bandwidth from those before it; every number is standardised with this series.
+
+    Args:
+        series: measured bandwidths in order [bytes/s], of the training prefix alone.
+        file: ``.onnx`` to write, for :class:`~specact.placement.bandwidth.RecurrentForecast`.
+        recipe: how.
+
+    Returns:
+        Epochs until the best validation error.
+
+    Raises:
+        ConfigError: for a series that is too short, or holds what is no bandwidth.
+    """
+    least = 2 * recipe.window + recipe.batch
+    if len(series) < least or not (np.isfinite(series) & (series > 0.0)).all():
+        raise ConfigError(f"a forecast needs at least {least} bandwidths above 0 to learn from, got {len(series)}")
+    mean, deviation = float(series.mean()), max(float(series.std()), 1e-9 * float(series.mean()))
+    values = torch.from_numpy(((series - mean) / deviation).astype(np.float32))
+    past, following = values[:-1].unfold(0, recipe.window, 1), values[recipe.window :]
+    kept = round(len(following) * (1.0 - recipe.held_out))
+    torch.manual_seed(recipe.seed)
+    model = _Lstm(recipe.hidden)
+    optimizer = torch.optim.AdamW(model.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+    best, best_epoch, weights = float("inf"), 0, copy.deepcopy(model.state_dict())
+    for epoch in range(1, recipe.epochs + 1):
+        for rows in torch.randperm(kept).split(recipe.batch):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(past[rows]), following[rows]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+        with torch.no_grad():
+            error = float(nn.functional.mse_loss(model(past[kept:]), following[kept:]))
+        if error < best:
+            best, best_epoch, weights = error, epoch, copy.deepcopy(model.state_dict())
+        elif epoch - best_epoch >= recipe.patience:
+            break
+    model.load_state_dict(weights)
+    told = {"window": recipe.window, "mean": mean, "deviation": deviation, "least": float(series.min())}
+    write_whole(file, _as_onnx(model, recipe, told).SerializeToString())
+    return best_epoch
+
+
+def _as_onnx(model: _Lstm, recipe: ForecastRecipe, told: dict[str, float]) -> onnx.ModelProto:
+    """One LSTM operator and one product: PyTorch's gates are in the order i f g o, those of ONNX i o f c."""
+    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+
+    def gates(name: str) -> np.ndarray:
+        i, f, g, o = np.split(weights[name], 4)
+        return np.concatenate([i, o, f, g])[None]
+
+    arrays = {
+        "W": gates("lstm.weight_ih_l0"), "R": gates("lstm.weight_hh_l0"),
+        "B": np.concatenate([gates("lstm.bias_ih_l0"), gates("lstm.bias_hh_l0")], axis=1),
+        "weight": weights["head.weight"].T.copy(), "bias": weights["head.bias"],
+        "first": np.array([0], np.int64), "second": np.array([1], np.int64), "last": np.array([2], np.int64),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Transpose", ["past"], ["times"], perm=[1, 0]),
+        helper.make_node("Unsqueeze", ["times", "last"], ["numbers"]),
+        helper.make_node("LSTM", ["numbers", "W", "R", "B"], ["", "state"], hidden_size=recipe.hidden),
+        helper.make_node("Squeeze", ["state", "first"], ["features"]),
+        helper.make_node("Gemm", ["features", "weight", "bias"], ["column"]),
+        helper.make_node("Squeeze", ["column", "second"], ["next"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "forecast",
+        [helper.make_tensor_value_info("past", TensorProto.FLOAT, ["batch", recipe.window])],
+        [helper.make_tensor_value_info("next", TensorProto.FLOAT, ["batch"])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    helper.set_model_props(proto, {METADATA: json.dumps(told)})
+    onnx.checker.check_model(proto)
+    return proto

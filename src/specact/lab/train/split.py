@@ -1,0 +1,177 @@
+"""Cuts a network into stages, at every tensor through which all that follows passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper, shape_inference
+
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.bundle import REGRESSION_PARTS
+from specact.families.codes.bundle import PARTS, find_bundle
+from specact.families.staged.stages import KIND, SplitSpec, StagedFolder, load_staged, stage_parts
+from specact.files import write_whole
+from specact.observation import read_spec
+from specact.runtime.manifest import kind_of, read_manifest, write_manifest
+
+# What makes a stage worth a cut of its own: without one of these on either side two cuts are the same one.
+_PRODUCTS = frozenset(("Attention", "Conv", "ConvTranspose", "Gemm", "LSTM", "GRU", "MatMul", "MatMulInteger"))
+
+
+def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
+    """Writes a bundle's target as stages, ``stage-00.onnx`` and so on; device and server each need the folder.
+
+    Args:
+        name_or_path: a pair of action codes, whose target is cut, or a policy by regression.
+        out: folder to create; its manifest comes last.
+
+    Raises:
+        ConfigError: if there is something already.
+        BundleError: for another kind of bundle, or a network that cannot be cut.
+    """
+    path = find_bundle(name_or_path)
+    kind = kind_of(path)
+    if kind not in ("pair", "regression"):
+        raise BundleError(
+            f"{path} is a bundle of the kind {kind!r}; the target of a pair of action codes and a policy by regression "
+            "can be split into stages"
+        )
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another --out")
+    part, parts = ("target", PARTS) if kind == "pair" else ("policy", REGRESSION_PARTS)
+    manifest = read_manifest(path, kind, parts)
+    if part in manifest.get("left_out", ()):
+        raise BundleError(f"{path} was exported without its target; split the complete bundle")
+    said: dict[str, Any] = manifest["spec"]
+    observation = read_spec(said["target"] if kind == "pair" else said["observation"])
+    model = onnx.load(path / parts[part])
+    cuts = cut_points(model)
+    if not cuts:
+        raise BundleError(f"{path / parts[part]} has no tensor through which all passes; it cannot be split")
+    outputs = {entry.name: _row(_axes(entry)) for entry in model.graph.output}
+    if None in outputs.values():
+        raise BundleError(f"{path / parts[part]} gives outputs whose sizes are not fixed; export the bundle again")
+    stages = stages_of(model, cuts)
+    spec = SplitSpec(
+        kind, manifest["fingerprints"][part], observation, tuple(cut.shape for cut in cuts),
+        {name: shape for name, shape in outputs.items() if shape is not None},
+    )  # fmt: skip
+    out.mkdir(parents=True)
+    for file, stage in zip(stage_parts(len(stages)).values(), stages, strict=True):
+        write_whole(out / file, stage.SerializeToString())
+    kept: dict[str, Any] = {name: manifest[name] for name in ("name", "env", "words") if name in manifest}
+    write_manifest(out, {**kept, "kind": KIND}, spec, stage_parts(len(stages)))
+    return load_staged(out)
+
+
+@dataclass(frozen=True)
+class CutPoint:
+    """A tensor of which all that comes after it is a function.
+
+    Attributes:
+        name: in the graph.
+        shape: of one row.
+        after: how many of the operators that depend on inputs come before it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    after: int
+
+
+def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
+    """Where a network can be cut, from its inputs to its outputs.
+
+    A tensor qualifies if it is float32, has the batch as its first axis and fixed sizes otherwise, and nothing that
+    comes after it reads an input or any other tensor from before it. Of several with no product of weights in between
+    the smallest is taken, and the last of those.
+    """
+    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    told = {entry.name: entry for entry in (*graph.value_info, *graph.input, *graph.output)}
+    nodes, last = _live(model)
+    cuts: list[CutPoint] = []
+    alive: set[str] = {entry.name for entry in model.graph.input}
+    products = 0
+    since = -1  # products before the newest cut
+    for place, node in enumerate(nodes, 1):
+        products += node.op_type in _PRODUCTS
+        alive = {name for name in alive | set(node.output) if last.get(name, 0) > place}
+        if len(alive) > 1 or place == len(nodes):
+            continue
+        name = next(iter(alive))
+        shape = _row(_axes(told[name])) if name in told else None
+        if shape is None or told[name].type.tensor_type.elem_type != TensorProto.FLOAT:
+            continue
+        cut = CutPoint(name, shape, place)
+        if products > since:
+            cuts.append(cut)
+        elif math.prod(shape) <= math.prod(cuts[-1].shape):
+            cuts[-1] = cut
+        since = products
+    left = sum(node.op_type in _PRODUCTS for node in nodes[cuts[-1].after :]) if cuts else 0
+    # What comes after the last cut has to be worth a stage as well.
+    return cuts if left else cuts[:-1]
+
+
+def stages_of(model: onnx.ModelProto, cuts: Iterable[CutPoint]) -> list[onnx.ModelProto]:
+    """The network in stages, each of which gives the tensor at its cut, and the last the network's outputs."""
+    nodes, _ = _live(model)
+    dynamic = {output for node in nodes for output in node.output}
+    constants = [node for node in model.graph.node if not dynamic & set(node.output)]
+    batch = _axes(model.graph.input[0])[0]
+    stages, start, given = [], 0, list(model.graph.input)
+    for cut in cuts:
+        boundary = helper.make_tensor_value_info(cut.name, TensorProto.FLOAT, [batch, *cut.shape])
+        stages.append(_stage(model, nodes[start : cut.after], constants, given, [boundary]))
+        start, given = cut.after, [boundary]
+    stages.append(_stage(model, nodes[start:], constants, given, list(model.graph.output)))
+    return stages
+
+
+def _stage(
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.NodeProto],
+    given: list[onnx.ValueInfoProto], wanted: list[onnx.ValueInfoProto],
+) -> onnx.ModelProto:  # fmt: skip
+    """A part of the operators, with the constants and weights that they read."""
+    read = {name for node in nodes for name in node.input}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(constants):
+        if read & set(node.output):
+            kept.insert(0, node)
+            read.update(node.input)
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
+    made = {name for node in kept + nodes for name in node.output} - {entry.name for entry in wanted}
+    # Declared shapes decide how ONNX Runtime fuses operators, and so the last bits of what they compute.
+    told = [entry for entry in model.graph.value_info if entry.name in made]
+    seen = [entry for entry in given if entry.name in read]
+    graph = helper.make_graph(kept + nodes, model.graph.name, seen, wanted, weights, value_info=told)
+    stage = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    onnx.checker.check_model(stage)
+    return stage
+
+
+def _live(model: onnx.ModelProto) -> tuple[list[onnx.NodeProto], dict[str, int]]:
+    """The operators that depend on inputs, and of each tensor the last of them that reads it, counted from 1."""
+    reached = {entry.name for entry in model.graph.input}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if reached & set(node.input):
+            nodes.append(node)
+            reached.update(node.output)
+    last = {name: place for place, node in enumerate(nodes, 1) for name in node.input if name in reached}
+    return nodes, last | {entry.name: len(nodes) + 1 for entry in model.graph.output}
+
+
+def _axes(entry: onnx.ValueInfoProto) -> list[int | str]:
+    return [axis.dim_param or axis.dim_value for axis in entry.type.tensor_type.shape.dim]
+
+
+def _row(axes: list[int | str]) -> tuple[int, ...] | None:
+    """The shape of one row, where the first axis is the batch and the others have fixed sizes."""
+    sizes = [axis for axis in axes[1:] if isinstance(axis, int) and axis > 0]
+    return tuple(sizes) if axes and isinstance(axes[0], str) and len(sizes) == len(axes) - 1 else None

@@ -1,0 +1,118 @@
+"""Who chooses the cut of the next inference: nobody, RoboECC's rule, or the smallest predicted total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from specact.errors import ConfigError
+from specact.placement.bandwidth import Bandwidths, Forecast
+from specact.placement.planner import Accounting, StageCosts, adjusted_cut, best_cut, total_s, within
+
+# Measurements of a link before RoboECC's thresholds follow from their changes.
+_FIRST = 3
+
+
+class Chooser(Protocol):
+    """Chooses where a target is cut, between two inferences."""
+
+    def choose(self, current: int, seen: Bandwidths) -> int:
+        """The cut of the next inference, given the one in force and what the link carried so far."""
+        ...
+
+
+class StaticCut:
+    """Always the same: 0 for everything on the device, N for everything on the server.
+
+    Args:
+        cut: it.
+    """
+
+    def __init__(self, cut: int) -> None:
+        self.cut = cut
+
+    def choose(self, current: int, seen: Bandwidths) -> int:
+        return self.cut
+
+
+class RoboeccRule:
+    """The published adjustment: by the sign of the predicted change of the bandwidth, whatever the total is.
+
+    The thresholds are not published: a change counts where it is more than one standard deviation of the changes so
+    far. The first cut is the planner's, as published, from the printed equation.
+
+    Args:
+        costs: of the stages.
+        pool: cuts between the smallest and the largest one allowed, both sides of which hold the stages between them.
+        forecast: of the bandwidth.
+        budget: the most load that the server takes.
+
+    Raises:
+        ConfigError: if no cut of the pool is within the budget.
+    """
+
+    def __init__(self, costs: StageCosts, pool: Sequence[int], forecast: Forecast, budget: float = math.inf) -> None:
+        self._costs, self._forecast = costs, forecast
+        self._pool = within(pool, costs.loads, budget)
+        self._planned = False
+
+    def choose(self, current: int, seen: Bandwidths) -> int:
+        if not len(seen):
+            return current if current in self._pool else self._pool[0]
+        bytes_s = seen.past[-1]
+        if not self._planned:
+            self._planned = True
+            return best_cut(total_s(self._costs, bytes_s, accounting="printed"), self._costs.loads, self._pool)
+        if len(seen) < _FIRST:
+            return current
+        change, spread = self._forecast.forecast(seen.past) - bytes_s, seen.deviation
+        return adjusted_cut(current, change, -spread, spread, self._pool, self._costs.cut_bytes)
+
+
+class SmallestTotal:
+    """The cut with the smallest total at the predicted bandwidth.
+
+    At cut 0 nothing crosses and nothing is measured: after ``look_every`` inferences there the best other cut is taken
+    once, at its price.
+
+    Args:
+        costs: of the stages.
+        allowed: cuts to choose from.
+        forecast: of the bandwidth.
+        budget: the most load that the server takes.
+        accounting: see :func:`~specact.placement.planner.total_s`.
+        latency_apart: whether the shortest time on the link is taken out of the bandwidth, in which it is as published,
+            see :meth:`~specact.placement.bandwidth.Bandwidths.apart`.
+        look_every: see above; 0 never looks.
+
+    Raises:
+        ConfigError: if no allowed cut is within the budget, or for a negative ``look_every``.
+    """
+
+    def __init__(
+        self, costs: StageCosts, allowed: Sequence[int], forecast: Forecast, budget: float = math.inf,
+        accounting: Accounting = "faithful", latency_apart: bool = False, look_every: int = 10,
+    ) -> None:  # fmt: skip
+        if look_every < 0:
+            raise ConfigError(f"look_every must be at least 0, got {look_every}")
+        self._costs, self._forecast, self._accounting = costs, forecast, accounting
+        self._allowed = within(allowed, costs.loads, budget)
+        self._latency_apart, self._look_every, self._unseen = latency_apart, look_every, 0
+
+    def choose(self, current: int, seen: Bandwidths) -> int:
+        asking = [cut for cut in self._allowed if cut]
+        if not asking:
+            return 0
+        if not len(seen):
+            return asking[-1]  # something has to be measured first
+        bytes_s, latency_s = self._forecast.forecast(seen.past), 0.0
+        if self._latency_apart:
+            bytes_s, latency_s = seen.apart(bytes_s)
+        total = total_s(self._costs, bytes_s, latency_s, self._accounting)
+        cut = best_cut(total, self._costs.loads, self._allowed)
+        self._unseen = 0 if cut else self._unseen + 1
+        if self._look_every and self._unseen > self._look_every:
+            self._unseen = 0
+            return best_cut(total, self._costs.loads, asking)
+        return cut

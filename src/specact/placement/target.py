@@ -1,0 +1,262 @@
+"""A target of which the server runs the first stages and the device the rest."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from specact.errors import BundleError, ConfigError, RemoteError, WireError
+from specact.families.codes.bundle import Bundle
+from specact.families.codes.network import distributions
+from specact.families.codes.values import CodeDistribution
+from specact.families.staged.stages import Array, StagedFolder
+from specact.families.staged.wire import Precision, kind_at, reply_bytes, unpack
+from specact.observation import Window
+from specact.placement.bandwidth import Bandwidths, LastValue
+from specact.placement.choosers import Chooser, SmallestTotal, StaticCut
+from specact.placement.planner import StageCosts
+from specact.remote.client import Client
+from specact.remote.pending import PendingRequest
+from specact.remote.target import positive_deadline
+from specact.rng import StepAddress
+from specact.types import Miss, OffloadTimes, value
+from specact.verification import Answer, Pending
+from specact.wire.dialect import Arrays
+from specact.wire.messages import Request
+
+A = TypeVar("A")
+_PATIENCE_S, _ROUNDS = 10.0, 10
+
+
+@value
+class Placed:
+    """How one inference was placed.
+
+    Attributes:
+        cut: stages that the server ran.
+        device_s: time of the device's own stages [s].
+        offload: what was waited for.
+        missed: whether there was no answer.
+    """
+
+    cut: int
+    device_s: float
+    offload: OffloadTimes
+    missed: bool
+
+
+class SplitTarget(Generic[A]):
+    """See :class:`~specact.verification.Target`: the family's own answer, wherever the stages ran.
+
+    The cut changes between inferences alone. At cut 0 nothing is asked.
+
+    Args:
+        folder: of the stages, the same as the server's.
+        read: the family's answer from the network's outputs for one window, ``[1, ...]`` each.
+        client: of a server with these stages, see :func:`~specact.families.staged.wire.split_dialect`; None where the
+            cut is always 0.
+        chooser: of the cuts.
+        deadline_ms: how long a step's action may wait for the server [ms].
+        precision: of activations on the wire.
+        first: the cut before anything is known.
+
+    Attributes:
+        chooser: as given.
+        seen: the bandwidths so far.
+        last: how the last inference was placed; None before the first.
+        counts: inferences by their cut, and ``switches``.
+
+    Raises:
+        ConfigError: for a deadline that is not positive, or an unknown precision.
+    """
+
+    def __init__(
+        self, folder: StagedFolder, read: Callable[[list[Array]], A], client: Client | None, chooser: Chooser,
+        deadline_ms: float, *, precision: Precision = "float16", first: int = 0,
+    ) -> None:  # fmt: skip
+        self._spec, self._network = folder.spec, folder.network
+        self._client, self.chooser, self._read = client, chooser, read
+        self._deadline_ms, self._precision = positive_deadline(deadline_ms), precision
+        _ = kind_at(self._spec, self._spec.stages, precision)
+        self.cut = first
+        self.seen = Bandwidths()
+        self.last: Placed | None = None
+        self.counts: Counter[str] = Counter()
+        self._ahead: tuple[StepAddress, PendingRequest | None, float] | None = None
+
+    def prefetch(self, window: Window, address: StepAddress) -> bool:
+        """See :class:`~specact.verification.Target`; at cut 0 there is nothing to send."""
+        self._choose()
+        left = time.monotonic()
+        pending = self._send(window, address, patient=False) if self.cut else None
+        sent = pending is None or pending.left
+        self._ahead = (address, pending, left) if sent else None
+        return sent
+
+    def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
+        """See :class:`~specact.verification.Target`."""
+        asked, ahead, self._ahead = time.monotonic(), self._ahead, None
+        if ahead is not None and ahead[0] == address:
+            _, pending, left = ahead
+            # When a reply came that is there already, nobody knows.
+            waits = pending is not None and pending.pending
+            return _Placing(self, window, self.cut, pending, asked, left if waits else None)
+        self._choose()
+        sent = self._send(window, address, patient=True) if self.cut else None
+        return _Placing(self, window, self.cut, sent, asked, asked)
+
+    def _choose(self) -> None:
+        chosen = self.chooser.choose(self.cut, self.seen)
+        if not 0 <= chosen <= self._spec.stages:
+            raise ConfigError(f"a cut lies between 0 and {self._spec.stages}, and the chooser says {chosen}")
+        self.counts["switches"] += bool(self.last) and chosen != self.cut
+        self.cut = chosen
+
+    def _send(self, window: Window, address: StepAddress, patient: bool) -> PendingRequest:
+        client, deadline_ms = self._client, self._deadline_ms
+        if client is None:
+            raise ConfigError(f"cut {self.cut} needs a server, and this target has none; give a client")
+        kind = kind_at(self._spec, self.cut, self._precision)
+
+        def request(identity: int) -> Request:
+            return Request(kind, identity, deadline_ms, window, address, report=client.report)
+
+        return PendingRequest(client, kind, request, deadline_ms / 1e3, patient)
+
+    def result(self, asking: _Placing[A]) -> Answer[A] | Miss:
+        """What came of an inference; of a request that is waited for."""
+        cut = asking.cut
+        self.counts[f"cut {cut}"] += 1
+        found = ({}, OffloadTimes()) if asking.pending is None else asking.pending.reply(asking.asked)
+        if isinstance(found, Miss):
+            if found.sent and found.cause == "deadline":
+                # It carries less than this.
+                self._carried(cut, self._deadline_ms / 1e3)
+            self.last = Placed(cut, 0.0, found.times, missed=True)
+            return found
+        arrays, times = found
+        started = time.monotonic()
+        if cut and asking.left is not None:
+            # Of a request that had left before, the times are the share that was waited for.
+            share = (started - asking.asked) / (started - asking.left) if started > asking.left else 1.0
+            self._carried(cut, times.network / max(share, 1e-3))
+        try:
+            answer = self._read(self._outputs(asking.window, cut, arrays))
+        except WireError:
+            self.last = Placed(cut, 0.0, times, missed=True)
+            return Miss("invalid", times)
+        device_s = time.monotonic() - started
+        self.last = Placed(cut, device_s, times, missed=False)
+        # The device's stages are the target's inference as well.
+        return Answer(answer, OffloadTimes(times.encode, times.network, times.queue, times.target + device_s))
+
+    def _outputs(self, window: Window, cut: int, arrays: Arrays) -> list[Array]:
+        if cut == 0:
+            return self._network.run([window])
+        if cut == self._spec.stages:
+            return [arrays[name][None] for name in self._spec.outputs]
+        return self._network.finish(unpack(arrays, self._spec.activations[cut - 1]), cut)
+
+    def _carried(self, cut: int, network_s: float) -> None:
+        crossed = self._spec.observation.nbytes + reply_bytes(self._spec, cut, self._precision)
+        self.seen.add(crossed, network_s)
+
+
+@value
+class _Placing(Generic[A]):
+    """An inference under way; ``left`` is when its request did, None where its time on the link is not known."""
+
+    target: SplitTarget[A]
+    window: Window
+    cut: int
+    pending: PendingRequest | None
+    asked: float
+    left: float | None
+
+    def done(self) -> bool:
+        return self.pending is None or not self.pending.pending
+
+    def result(self) -> Answer[A] | Miss:
+        return self.target.result(self)
+
+
+def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:
+    """What a split target of action codes answers.
+
+    Raises:
+        BundleError: if the stages are not those of the bundle's target.
+    """
+    wanted, temperature = bundle.manifest["fingerprints"]["target"], bundle.spec.temperature
+    if folder.spec.network != wanted:
+        raise BundleError(
+            f"{folder.path} has the stages of a network {folder.spec.network}, but the target of {bundle.path} is "
+            f"{wanted}; split that one: specact split {bundle.path} --out FOLDER"
+        )
+    return lambda outputs: distributions(outputs, temperature)[0]
+
+
+def placed_target(
+    bundle: Bundle, folder: StagedFolder, client: Client, deadline_ms: float, *,
+    cut: int | None = None, precision: Precision = "float16",
+) -> SplitTarget[CodeDistribution]:  # fmt: skip
+    """A pair's target on device and server, at a fixed cut or at the one with the smallest predicted total.
+
+    Args:
+        bundle: the pair.
+        folder, client, deadline_ms, precision: as for :class:`SplitTarget`.
+        cut: 0 to N; None measures what the stages take, and then follows the link by the last measured bandwidth.
+
+    Raises:
+        BundleError: if the stages are not those of the pair's target.
+        ConfigError: for a cut that does not exist, or an unknown precision.
+        RemoteError: if the server does not answer while the stages are measured.
+    """
+    reader, chooser = code_reader(bundle, folder), StaticCut(cut or 0)
+    target = SplitTarget[CodeDistribution](folder, reader, client, chooser, deadline_ms, precision=precision)
+    if cut is not None:
+        if not 0 <= cut <= folder.spec.stages:
+            raise ConfigError(f"{folder.path} can be cut from 0 to {folder.spec.stages}, not at {cut}")
+        return target
+    costs, target.seen = measure_costs(folder, client, _ROUNDS * [folder.spec.observation.zeros()], precision)
+    target.chooser = SmallestTotal(costs, range(folder.spec.stages + 1), LastValue())
+    return target
+
+
+def measure_costs(
+    folder: StagedFolder, client: Client, windows: Sequence[Window], precision: Precision = "float16"
+) -> tuple[StageCosts, Bandwidths]:  # fmt: skip
+    """Times the stages on both sides, by inferences at every cut in turn; also what the link carried meanwhile.
+
+    The server's stages follow from what it says of requests, as medians. The device's follow from what it took from the
+    reply on, as the least of all rounds: what its other work adds is none of the stages'.
+
+    Args:
+        folder, client, precision: as for :class:`SplitTarget`.
+        windows: one for each round.
+
+    Raises:
+        ConfigError: without windows.
+        RemoteError: if the server does not answer.
+    """
+    if not windows:
+        raise ConfigError("costs are measured on at least one window")
+    spec, fixed = folder.spec, StaticCut(0)
+    target = SplitTarget(folder, lambda outputs: outputs, client, fixed, 1e3 * _PATIENCE_S, precision=precision)
+    device, server = (np.zeros((len(windows), spec.stages + 1)) for _ in range(2))
+    for row, window in enumerate(windows):
+        for cut in range(spec.stages + 1):
+            fixed.cut = cut
+            found, placed = target.submit(window, StepAddress(0, 0, 0, 0)).result(), target.last
+            if isinstance(found, Miss) or placed is None:
+                raise RemoteError(f"the server did not answer at cut {cut}; look at the link")
+            device[row, cut], server[row, cut] = placed.device_s, placed.offload.target
+    # More stages take no less time.
+    on_device = np.maximum.accumulate(device.min(axis=0)[::-1])[::-1]
+    on_server = np.diff(np.maximum.accumulate(np.median(server, axis=0)))
+    crossing = np.array([reply_bytes(spec, cut, precision) for cut in range(spec.stages + 1)], np.float64)
+    load = on_server / max(float(on_server.sum()), 1e-9)
+    return StageCosts(on_server, -np.diff(on_device), crossing, float(spec.observation.nbytes), load), target.seen

@@ -1,0 +1,74 @@
+"""``specact split``, and a robot whose target runs partly on the device and partly on its server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specact.lab.processes import serving
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def stages(specact_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("split") / "ball"
+    done = specact_run("split", "ball", "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["stages"] == 8 and found["activations"] == 6 * [[2, 128]] + [[1, 128]]
+    return out
+
+
+def test_a_robot_runs_with_a_split_target(specact_run: Run, stages: Path) -> None:
+    with serving(stages) as server:
+        where: tuple[str | Path, ...] = ("--bundle", "ball", "--server", f"ws://127.0.0.1:{server.port}")
+        options = (*where, "--split", stages, "--json", "--gate", "always", "--episodes", "1", "--deadline-ms", "5000")
+        fixed = specact_run("run", *options, "--cut", "3", "--activations", "float32")
+        free = specact_run("run", *options)
+        other = specact_run("run", *where, "--gate", "always")
+    for done in (fixed, free):
+        assert done.returncode == 0, done.stderr
+    cuts = json.loads(fixed.stdout)["cuts"]
+    assert cuts.keys() == {"cut 3", "switches"} and cuts["cut 3"] == json.loads(fixed.stdout)["inferences"]
+    found = json.loads(free.stdout)
+    assert sum(found["cuts"].values()) - found["cuts"]["switches"] == found["inferences"]
+    # A device without the stages is told what the server serves.
+    assert other.returncode == 2 and "the server split" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--cut", "3"), "--cut and --activations are for a target in stages"),
+        (("--activations", "uint8"), "--cut and --activations are for a target in stages"),
+        (("--split", "STAGES", "--sampling", "server"), "--split cannot be combined with --sampling server"),
+        (("--split", "pretrained/ball"), "this needs a target in stages"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    specact_run: Run, stages: Path, options: tuple[str, ...], why: str
+) -> None:
+    named = [str(stages) if option == "STAGES" else option for option in options]
+    done = specact_run("run", "--bundle", "ball", *named)
+    assert done.returncode == 2 and why in done.stderr
+
+
+def test_stages_of_another_network_and_what_cannot_be_split_are_refused(specact_run: Run, stages: Path) -> None:
+    again = specact_run("split", "ball", "--out", stages)
+    assert again.returncode == 2 and "exists already" in again.stderr
+    flow = specact_run("split", "pusht-flow", "--out", stages / "more")
+    assert flow.returncode == 2 and "of the kind 'flow'" in flow.stderr
+    with serving(stages) as server:
+        options = ("--bundle", "ball-sampled", "--server", f"ws://127.0.0.1:{server.port}", "--split", stages)
+        wrong = specact_run("run", *options, "--gate", "always")
+    assert wrong.returncode == 2 and "split that one" in wrong.stderr
+
+
+def test_the_study_needs_its_recordings(specact_run: Run, tmp_path: Path) -> None:
+    done = specact_run("reproduce", "split", "--out", tmp_path / "study")
+    assert done.returncode == 2 and "replays recorded links; give --data" in done.stderr

@@ -1,0 +1,140 @@
+"""Placements in virtual time, where everything about them is known."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError
+from specact.families.staged.stages import StagedNetwork
+from specact.lab.evaluation.split_study import (
+    PERIOD_S,
+    SIMULATED,
+    Oracle,
+    SlowNetwork,
+    StudyLink,
+    cell_summary,
+    chooser_of,
+    forecast_errors,
+    simulated,
+    study_links,
+)
+from specact.lab.report.split import forecast_table, latency_table
+from specact.links.recordings import TraceLink
+from specact.placement.bandwidth import LastValue
+from specact.placement.choosers import SmallestTotal
+from specact.placement.planner import StageCosts, total_s
+
+# The device needs 90 ms for everything, the server 6; up to 30 kB cross.
+COSTS = StageCosts(
+    np.array([1e-3, 2e-3, 3e-3]), np.array([0.03, 0.03, 0.03]), np.array([0.0, 9e3, 1e3, 1e3]), 2e4,
+    np.array([0.2, 0.3, 0.5]),
+)  # fmt: skip
+
+
+def link_of(tmp_path: Path, rtts_ms: list[float]) -> StudyLink:
+    file = tmp_path / "rtt.csv"
+    file.write_text("\n".join(f"{rtt:g}" for rtt in rtts_ms) + "\n")
+    return StudyLink("made", f"rtt:{file}", 0.0)
+
+
+def run(method: str, link: StudyLink, count: int = 100, budget: float = np.inf) -> dict[str, Any]:
+    return simulated(method, link, COSTS, np.array([1e6]), LastValue(), count, budget)
+
+
+def test_on_a_link_that_does_not_change_every_cut_takes_its_total(tmp_path: Path) -> None:
+    link = link_of(tmp_path, [40.0])
+    np.testing.assert_allclose(run("device", link)["latency_ms"], 90.0)
+    np.testing.assert_allclose(run("server", link)["latency_ms"], 40.0 + 6.0)
+    # The server's load keeps the last stage on the device.
+    limited = run("smallest", link, budget=0.5)
+    assert set(limited["cuts"]) == {2}
+    np.testing.assert_allclose(limited["latency_ms"], 40.0 + 3.0 + 30.0)
+
+
+def test_the_smallest_total_follows_the_link_and_an_oracle_is_no_worse_than_either_end(tmp_path: Path) -> None:
+    # Good for 3 s, then bad for 3 s, and so on; taken every 100 ms.
+    link = link_of(tmp_path, (30 * [20.0] + 30 * [400.0]) * 4)
+    timed = StudyLink("made", f"{link.link}+period=100", 0.0)
+    found = {method: np.array(run(method, timed, 110)["latency_ms"]) for method in ("device", "server", "smallest")}
+    oracle = np.array(run("smallest_oracle", timed, 110)["latency_ms"])
+    assert oracle.mean() < found["smallest"].mean() < min(found["device"].mean(), found["server"].mean())
+    # It knows the moment of asking, not that of the reply: a message that meets a change may take longer.
+    assert np.mean(oracle <= np.minimum(found["device"], 400.0) + 1e-6) > 0.9
+
+
+def test_roboecc_s_rule_is_slower_than_the_smallest_total_where_the_largest_activation_is_a_bad_cut(
+    tmp_path: Path,
+) -> None:
+    recorded = link_of(tmp_path, (30 * [20.0] + 30 * [60.0]) * 4)
+    link = StudyLink("made", f"{recorded.link}+period=100", 0.0)
+    rule, smallest = (cell_summary(run(method, link)) for method in ("roboecc_oracle", "smallest"))
+    assert rule["switches"] > 3 and set(rule["cuts"]) == {"1", "2"}
+    assert rule["mean_ms"] > smallest["mean_ms"]
+
+
+def test_simulations_are_the_same_each_time_and_cover_every_method(tmp_path: Path) -> None:
+    link = link_of(tmp_path, [40.0, 20.0, 400.0])
+    for method in SIMULATED:
+        first, again = run(method, link), run(method, link)
+        assert first == again and len(first["latency_ms"]) == 100
+    assert isinstance(chooser_of("smallest", COSTS, np.ones(3), LastValue(), LastValue(), 1.0), SmallestTotal)
+
+
+def test_an_oracle_says_what_the_exchange_will_take() -> None:
+    link, now = TraceLink(np.array([50.0, 200.0]), 1000.0), [0.0]
+    oracle = Oracle(link, lambda: now[0], 9_000, 1_000)
+    assert oracle.forecast([1.0]) == pytest.approx(1e4 / 0.050)
+    now[0] = 1.0
+    assert oracle.forecast([1.0]) == pytest.approx(1e4 / 0.200)
+
+
+def test_errors_of_forecasts_stand_beside_the_last_value_s() -> None:
+    after = np.array([3.0, 1.0, 3.0])
+    found = forecast_errors(LastValue(), np.array([1.0, 1.0]), after)
+    assert found["forecast_mae"] == found["last_mae"] == 2.0
+    assert found["mean_rmse"] == pytest.approx(np.sqrt(8 / 3))
+    assert "| made | 3 |" in forecast_table({"made": found})
+
+
+def test_a_slower_device_answers_the_same_and_later() -> None:
+    class Instant:
+        def run(self, windows: object) -> list[Any]:
+            return [windows]
+
+        def finish(self, activation: object, cut: int) -> list[Any]:
+            return [activation, cut]
+
+    slow = SlowNetwork(cast(StagedNetwork, Instant()), np.array([0.02, 0.03]))
+    started = time.monotonic()
+    assert slow.run([]) == [[]]
+    assert time.monotonic() - started >= 0.05
+    started = time.monotonic()
+    assert [float(found) for found in slow.finish(np.zeros(()), 1)] == [0.0, 1.0]
+    assert time.monotonic() - started >= 0.03
+
+
+def test_recordings_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"TMobile-LTE-short[.]up; --data is the folder with mahimahi/"):
+        study_links(tmp_path, tmp_path)
+    for name in ("TMobile-LTE-short.up", "TMobile-LTE-short.down", "ATT-LTE-driving.up", "ATT-LTE-driving.down"):
+        file = tmp_path / "mahimahi" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("5\n1000\n")
+    (tmp_path / "telerobot_rtt").mkdir()
+    (tmp_path / "telerobot_rtt" / "tyrell_roundtrip035.csv").write_text("20\n30\n")
+    found = study_links(tmp_path, tmp_path / "out")
+    assert [link.name for link in found] == ["5g-like", "lte", "lte-driving", "wifi"]
+    assert found[1].seconds == 1.0 and found[1].trained_s == 0.6 and "+start=0.6+delay=40" in found[1].at(0.6)
+    assert (tmp_path / "out" / "fast.up").read_bytes() == b"5\n" * 10 + b"1000\n" * 10
+
+
+def test_a_table_has_mean_median_and_p95_of_every_cell() -> None:
+    cell = {"latency_ms": [10.0, 20.0, 90.0], "cuts": [1, 1, 2], "missed": 1}
+    row = {"link": "lte", "method": "smallest", **cell_summary(cell)}
+    assert "| smallest total, forecast | 40 / 20 / 83, 1 switches, 1 missed |" in latency_table([row])
+    assert row["cuts"] == {"1": 2, "2": 1} and total_s(COSTS, 1e6)[0] == pytest.approx(0.09) and PERIOD_S > 0.0

@@ -1,0 +1,220 @@
+"""A target on device and server, over real sockets: the same answers wherever its stages run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact import Bundle, SpeculativePolicy, calibrated_gate, load_bundle
+from specact.errors import BundleError, ConfigError, RemoteError
+from specact.execution.verdicts import LateVerdicts
+from specact.families.codes.values import CodeDistribution, executed_codes
+from specact.families.codes.verify import TargetSampler
+from specact.families.staged.stages import StagedFolder
+from specact.families.staged.wire import PRECISIONS, Precision, split_dialect
+from specact.gates import Always
+from specact.gates.prefetch import PrefetchPredictor
+from specact.lab.processes import ServerProcess, serving
+from specact.lab.train.split import split_bundle
+from specact.observation import Window
+from specact.placement.bandwidth import Bandwidths
+from specact.placement.choosers import StaticCut
+from specact.placement.target import SplitTarget, code_reader, measure_costs, placed_target
+from specact.remote.client import Client
+from specact.remote.transport import Endpoint
+from specact.rng import StepAddress
+from specact.types import Miss
+from specact.verification import Answer, LocalTarget
+
+PATIENT_MS = 20_000.0
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return load_bundle("ball")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> StagedFolder:
+    return split_bundle("ball", tmp_path_factory.mktemp("split") / "ball")
+
+
+@pytest.fixture(scope="module")
+def client(folder: StagedFolder) -> Iterator[Client]:
+    with serving(folder.path) as server, connected(server, folder) as client:
+        yield client
+
+
+def connected(server: ServerProcess, folder: StagedFolder) -> Client:
+    client = Client(Endpoint("ws", "127.0.0.1", server.port), split_dialect(folder.spec, folder.fingerprint))
+    client.connect(20.0)
+    return client
+
+
+class Around:
+    """Every cut in turn."""
+
+    def __init__(self, cuts: range) -> None:
+        self._cuts = itertools.cycle(cuts)
+
+    def choose(self, current: int, seen: Bandwidths) -> int:
+        return next(self._cuts)
+
+
+def windows_of(bundle: Bundle, count: int) -> list[Window]:
+    rng = np.random.default_rng(count)
+    fields = bundle.spec.target.fields
+    return [
+        Window({name: rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in fields.items()})
+        for _ in range(count)
+    ]
+
+
+def answers(target: SplitTarget[Any], windows: list[Window]) -> list[CodeDistribution]:
+    found = [target.submit(window, StepAddress(0, 0, 0, i)).result() for i, window in enumerate(windows)]
+    assert not any(isinstance(one, Miss) for one in found), found
+    return [one.value for one in found if isinstance(one, Answer)]
+
+
+def test_every_cut_gives_the_very_bits_of_the_local_target_in_float32(
+    bundle: Bundle, folder: StagedFolder, client: Client
+) -> None:
+    windows = windows_of(bundle, 5)
+    for cut in range(folder.spec.stages + 1):
+        target = placed_target(bundle, folder, client, PATIENT_MS, cut=cut, precision="float32")
+        for window, found in zip(windows, answers(target, windows), strict=True):
+            wanted = bundle.target.infer(window)
+            np.testing.assert_array_equal(found.probs, wanted.probs)
+            np.testing.assert_array_equal(found.offsets, wanted.offsets)
+        assert target.counts == {f"cut {cut}": 5, "switches": 0}
+
+
+def test_fewer_bits_change_answers_a_little_and_never_at_the_ends(
+    bundle: Bundle, folder: StagedFolder, client: Client
+) -> None:
+    windows = windows_of(bundle, 20)
+    wanted = np.array([bundle.target.infer(window).offsets for window in windows])
+    worst: dict[Precision, float] = {}
+    for precision in PRECISIONS:
+        errors = []
+        for cut in range(folder.spec.stages + 1):
+            target = placed_target(bundle, folder, client, PATIENT_MS, cut=cut, precision=precision)
+            found = np.array([answer.offsets for answer in answers(target, windows)])
+            errors.append(float(np.abs(found - wanted).max()))
+        assert errors[0] == errors[-1] == 0.0
+        worst[precision] = max(errors)
+    # The offsets are of the order of one.
+    assert worst["float32"] == 0.0 < worst["float16"] < 0.01
+    assert worst["float16"] < worst["uint8"] < 0.3
+
+
+@pytest.mark.parametrize("method", ["adahi", "hybrid", "prefetch", "target"])
+def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
+    bundle: Bundle, folder: StagedFolder, client: Client, method: str
+) -> None:
+    def policy(target: Any) -> SpeculativePolicy:
+        gate = calibrated_gate(bundle, "deviation", rate=0.6) if method == "adahi" else Always()
+        verifier = TargetSampler(target, bundle.tokenizer) if method == "target" else bundle.verifier(target)
+        ahead = PrefetchPredictor(gate) if method == "prefetch" else None
+        return SpeculativePolicy(bundle, gate, verifier=verifier, prefetch=ahead, seed=4)
+
+    chooser = Around(range(folder.spec.stages + 1))
+    placed = SplitTarget(folder, code_reader(bundle, folder), client, chooser, PATIENT_MS, precision="float32")
+    policies = [policy(placed), policy(LocalTarget(bundle.target))]
+    rng = np.random.default_rng(5)
+    for _ in range(150):
+        seen = {"state": rng.uniform(-1, 1, 8), "goal": rng.uniform(-1, 1, 2)}
+        first, second = (one.act(seen) for one in policies)
+        np.testing.assert_array_equal(first, second)
+        records = [one.record for one in policies]
+        assert records[0] is not None and records[1] is not None and records[0].miss is None
+        if records[0].outcome is not None:
+            np.testing.assert_array_equal(executed_codes(records[0]), executed_codes(records[1]))
+    cuts = {name for name in placed.counts if name.startswith("cut")}
+    assert len(cuts) == folder.spec.stages + 1 and placed.counts["switches"] > 10
+
+
+def test_the_cut_of_an_inference_under_way_does_not_change(
+    bundle: Bundle, folder: StagedFolder, client: Client
+) -> None:
+    fixed, (window, other) = StaticCut(2), windows_of(bundle, 2)
+    target = SplitTarget(folder, code_reader(bundle, folder), client, fixed, PATIENT_MS, precision="float32")
+    address = StepAddress(0, 0, 0, 0)
+    assert target.prefetch(window, address)
+    fixed.cut = 5
+    under_way = target.submit(window, address).result()
+    following = target.submit(other, address.following).result()
+    for found, seen in ((under_way, window), (following, other)):
+        assert isinstance(found, Answer)
+        np.testing.assert_array_equal(found.value.probs, bundle.target.infer(seen).probs)
+    assert target.counts == {"cut 2": 1, "cut 5": 1, "switches": 1}
+
+
+def test_late_verdicts_come_from_split_targets_as_well(bundle: Bundle, folder: StagedFolder, client: Client) -> None:
+    target = placed_target(bundle, folder, client, PATIENT_MS, cut=3)
+    policy = SpeculativePolicy(bundle, Always(), verifier=bundle.verifier(target), verdicts=LateVerdicts(np.inf))
+    for _ in range(50 * bundle.execute):
+        policy.act({"state": np.zeros(8), "goal": np.zeros(2)})
+    assert policy.counts["transmitted"] > 0 and target.counts["cut 3"] <= policy.counts["transmitted"]
+
+
+def test_costs_are_measured_on_both_sides(bundle: Bundle, folder: StagedFolder, client: Client) -> None:
+    costs, seen = measure_costs(folder, client, windows_of(bundle, 3))
+    assert costs.stages == folder.spec.stages and len(seen) > 0
+    assert costs.server_s.sum() > 0.0 and costs.device_s.sum() > 0.0
+    assert costs.loads[-1] == pytest.approx(1.0) and costs.observation_bytes == bundle.spec.target.nbytes
+    chosen = placed_target(bundle, folder, client, PATIENT_MS)
+    answers(chosen, windows_of(bundle, 3))
+    assert sum(chosen.counts.values()) - chosen.counts["switches"] == 3
+
+
+def test_a_device_with_other_stages_is_refused(bundle: Bundle, folder: StagedFolder, tmp_path: Path) -> None:
+    other = split_bundle("ball-sampled", tmp_path / "other")
+    with pytest.raises(BundleError, match="split that one: specact split"):
+        code_reader(bundle, split_bundle("swarm", tmp_path / "swarm"))
+    with serving(folder.path) as server:
+        endpoint = Endpoint("ws", "127.0.0.1", server.port)
+        for dialect in (split_dialect(folder.spec, "0" * 16), bundle.codec.dialect):
+            with Client(endpoint, dialect) as client, pytest.raises(RemoteError, match="deploy the same"):
+                client.connect(3.0)
+    assert other.spec.stages == folder.spec.stages
+
+
+@pytest.mark.parametrize("lie", ["size", "precision", "finite", "outputs", "nothing"])
+def test_an_answer_of_another_shape_precision_or_cut_is_a_miss(bundle: Bundle, folder: StagedFolder, lie: str) -> None:
+    told = {"STAGES": str(folder.path), "LIE": lie, "PYTHONPATH": ""}
+    arguments = ["serve", "--policy", "tests.placement.lying:responder", "--port", "0"]
+    told["PYTHONPATH"] = f"{Path(__file__).parents[2] / 'src'}:{Path(__file__).parents[2]}"
+    with ServerProcess(arguments, told) as server, connected(server, folder) as client:
+        target = placed_target(bundle, folder, client, PATIENT_MS, cut=1, precision="float32")
+        found = target.submit(windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)).result()
+        assert isinstance(found, Miss) and found.cause == "invalid"
+
+
+def test_a_missed_deadline_tells_that_the_link_carries_less(bundle: Bundle, folder: StagedFolder) -> None:
+    with serving(folder.path) as server, connected(server, folder) as client:
+        target = placed_target(bundle, folder, client, 1e-3, cut=2)
+        assert isinstance(target.submit(windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)).result(), Miss)
+        assert target.last is not None and target.last.missed
+
+
+def test_refusals_say_what_is_allowed(bundle: Bundle, folder: StagedFolder, client: Client) -> None:
+    window, address = windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)
+    with pytest.raises(ConfigError, match="can be cut from 0 to 8, not at 9"):
+        placed_target(bundle, folder, client, PATIENT_MS, cut=9)
+    reader = code_reader(bundle, folder)
+    with pytest.raises(ConfigError, match="needs a server"):
+        SplitTarget(folder, reader, None, StaticCut(1), PATIENT_MS).submit(window, address)
+    with pytest.raises(ConfigError, match="a cut lies between 0 and 8"):
+        SplitTarget(folder, reader, client, StaticCut(9), PATIENT_MS).submit(window, address)
+    with pytest.raises(ConfigError, match="unknown precision"):
+        SplitTarget(folder, reader, client, StaticCut(1), PATIENT_MS, precision="float8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least one window"):
+        measure_costs(folder, client, [])
+    alone = SplitTarget(folder, reader, None, StaticCut(0), PATIENT_MS)
+    assert isinstance(alone.submit(window, address).result(), Answer)
