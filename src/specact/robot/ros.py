@@ -23,11 +23,15 @@ _PRIMITIVES = {
         "bool": "?", "uint8": "B", "int32": "i", "uint32": "I", "uint64": "Q", "float32": "f", "float64": "d",
     }.items()
 }  # fmt: skip
-_ARRAYS = {"uint8[]": np.dtype("u1"), "uint32[]": np.dtype("<u4"), "float32[]": np.dtype("<f4")}
+_ARRAYS: dict[str, np.dtype[Any]] = {
+    "uint8[]": np.dtype("u1"),
+    "uint32[]": np.dtype("<u4"),
+    "float32[]": np.dtype("<f4"),
+}
 _LENGTH = _PRIMITIVES["uint32"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MessageType:
     """A type of messages.
 
@@ -83,7 +87,7 @@ class MessageType:
             for name, kind in self.fields.items():
                 packed = _PRIMITIVES.get(kind, _LENGTH)
                 at += -at % packed.size
-                (value,) = packed.unpack_from(body, at)
+                value: Any = packed.unpack_from(body, at)[0]
                 at += packed.size
                 if kind == "string":
                     text = body[at : at + value]

@@ -18,7 +18,8 @@ from specact.lab.data.lerobot_writing import Written, finish, write_part
 from specact.locks import locked
 from specact.observation import ObservationSpec, read_spec
 from specact.robot import ros
-from specact.robot.recording import METADATA, VERSION, topic_of
+from specact.robot.recording import topic_of
+from specact.robot.recording_file import METADATA, VERSION
 from specact.wire.images import read_image
 
 _TYPES = {
