@@ -138,7 +138,7 @@ class RecordingFile:
     def fail(self, error: Exception) -> None:
         """Nothing more is written, for this reason."""
         reason = error.strerror if isinstance(error, OSError) else None
-        self.error = f"recording ended early: {reason or f'{type(error).__name__}: {error}'}"
+        self.error = f"the recording ended early: {reason or f'{type(error).__name__}: {error}'}"
 
     def _values(self, message: Message) -> Mapping[str, Any]:
         array = message.values.get("array")
