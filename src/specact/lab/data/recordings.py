@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError, DataError, MissingExtraError, WireError
 from specact.lab.data.episodes import Episodes
+from specact.lab.data.frames import Frames
 from specact.lab.data.lerobot_writing import Written, finish, write_part
 from specact.locks import locked
 from specact.observation import ObservationSpec, read_spec
@@ -293,10 +294,26 @@ def _episode(recorded: Recorded, steps: list[Step]) -> Episodes:
     try:
         for name, each in recorded.spec.fields.items():
             seen = [step.observation[name] for step in steps]
-            observation[name] = (
-                read_image(seen, name, (len(seen), *each.shape)) if each.is_image else np.stack(seen).astype(np.float32)
-            )
-        action = np.stack([step.action for step in steps if step.action is not None]).astype(np.float32)
-    except (WireError, ValueError) as error:
+            shape = (len(seen), *each.shape)
+            frames = _Jpegs(recorded.path, name, seen, each.shape)
+            observation[name] = Frames(shape, frames) if each.is_image else np.stack(seen)
+        action = np.stack([step.action for step in steps if step.action is not None])
+    except ValueError as error:
         raise DataError(f"{recorded.path} holds a damaged observation or action: {error}") from None
     return Episodes(observation, action, np.array([len(steps)]), recorded.about["rate_hz"])
+
+
+@dataclass(frozen=True)
+class _Jpegs:
+    """Reads frames where they are indexed."""
+
+    path: Path
+    name: str
+    files: list[bytes]
+    shape: tuple[int, ...]
+
+    def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        try:
+            return read_image([self.files[row] for row in rows], self.name, (len(rows), *self.shape))
+        except WireError as error:
+            raise DataError(f"{self.path} holds a damaged frame: {error}") from None
