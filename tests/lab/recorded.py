@@ -59,6 +59,7 @@ def drive(
     episodes: int = 4,
     *,
     blind: frozenset[int] = frozenset(),
+    judged: bool = True,
     acting: Callable[[VirtualClock], Acting] | None = None,
 ) -> Truth:
     """Records episodes of the hand, half of whose inferences are verified."""
@@ -72,7 +73,7 @@ def drive(
         policy.reset(episode)
         robot: Robot = recorder.begin(Watched(hand, truth, blind), policy, episode)
         run_loop(robot, policy, PERIOD_S, clock, lambda: not hand.done, _both(recorder, truth))
-        recorder.end(hand.told)
+        recorder.end(hand.told if judged else {})
     return truth
 
 
