@@ -68,7 +68,7 @@ def drive(
     hand = SimulatedRobot(toys.SUITE.seeing(toys.pair.observation.fields))
     for episode in range(episodes):
         for of in (truth.seen, truth.done, truth.ticks):
-            of.append([])  # type: ignore[attr-defined]
+            of.append([])
         hand.start(episode)
         policy.reset(episode)
         robot: Robot = recorder.begin(Watched(hand, truth, blind), policy, episode)
