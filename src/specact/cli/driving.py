@@ -134,7 +134,7 @@ def _recorder(path: Path, plan: Plan, robot: str | None, env: str | None) -> Rec
 
     about = {
         "specact": __version__, "command": command_line(), "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "robot": robot, "env": (env or plan.env) if robot is None else None, "rate_hz": 1.0 / plan.period_s,
+        "robot": robot, "env": (env or plan.env) if robot is None else None, "rate_hz": round(1.0 / plan.period_s, 6),
     }  # fmt: skip
     return Recorder(path, plan.observation, about | plan.about)
 
