@@ -50,7 +50,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.venv
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
 	$(PIP) hatchling editables
-	$(INSTALL) '.[server,sim,train,report,retrieval,dev]'
+	$(INSTALL) '.[server,sim,train,report,retrieval,record,dev]'
 	@touch $@ $(VENV)/.demo
 
 # The CPU build first: the usual one brings gigabytes that only a GPU needs, but is tested as well.

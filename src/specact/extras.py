@@ -20,6 +20,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "fastapi": "fastapi", "uvicorn": "uvicorn", "uvloop": "uvloop", "httptools": "httptools",
         "prometheus_client": "prometheus-client", "PIL": "pillow",
     },
+    "record": {"mcap": "mcap", "PIL": "pillow"},
     "retrieval": {"voyager": "voyager"},
 }  # fmt: skip
 

@@ -155,6 +155,13 @@ class SpeculativePolicy:
         return self.clock.now() - self._seen_s > self._max_chunk_age_s
 
     @property
+    def origin(self) -> Origin | None:
+        """Where the action chosen last comes from; of a mean over several chunks, where the newest one's does."""
+        if self.stopped or self._unseen:
+            return Origin.FALLBACK
+        return None if self.record is None else Origin(self.record.origins[self._player.played - 1])
+
+    @property
     def stop_action(self) -> NDArray[np.float32] | None:
         """The fallback's: what makes this robot stand still, ``[A]``, or None if nobody said."""
         return None if self._still is None else self._stop_action()

@@ -44,6 +44,8 @@ main()
         (["tised", "explain", "OUT", "--lever", "steps", "--strength", "2"], "sim"),
         (["serve", "--bundle", "ball"], "server"),
         (["bench", "latency"], "sim"),
+        (["run", "--policy", "ball#target", "--record", "OUT"], "record"),
+        (["data", "from-recording", "DATA.hdf5", "--out", "OUT"], "record"),
         (["data", "info", "DATA.zarr"], "train"),
         (["data", "info", "DATA.hdf5"], "train"),
     ],

@@ -1,4 +1,4 @@
-"""``specact data info`` describes demonstrations; ``specact data generate`` makes some with a scripted expert."""
+"""``specact data info`` describes demonstrations; ``generate`` and ``from-recording`` make some."""
 
 from __future__ import annotations
 
@@ -124,13 +124,49 @@ class Generate:
         return {"kept": kept, "tried": tried, "steps": made.steps, "tasks": tasks}
 
 
+@dataclass(frozen=True)
+class FromRecording:
+    """Make a LeRobot dataset (v3.0) of recordings of specact run --record, for training on what happened there."""
+
+    recordings: tyro.conf.Positional[tuple[Path, ...]]
+    """MCAP files, of the same observations and control rate."""
+    out: Path
+    """The dataset's folder."""
+    json: bool = False
+    """Print the counts as JSON."""
+
+    def run(self) -> None:
+        from specact.lab.data.recordings import to_dataset
+
+        if not self.recordings:
+            raise ConfigError("give at least one recording, as in: specact data from-recording run.mcap --out dataset")
+        check_folder(self.out)
+        with progress_bars() as update:
+            made = to_dataset(self.recordings, self.out, partial(update, "recordings"))
+        written = made.written
+        counts = {
+            "path": str(self.out), "episodes": sum(written.kept.values()), "steps": written.steps,
+            "tasks": written.kept, "left_out": made.left_out, "cut": made.cut,
+        }  # fmt: skip
+        if self.json:
+            print_json(counts)
+            return
+        results.print(
+            f"{counts['episodes']} episodes ({written.steps} steps): {self.out}; {made.left_out} steps left out, "
+            f"{made.cut} episodes begin after a gap",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
 def data(
     action: Annotated[
-        Annotated[Info, tyro.conf.subcommand("info")] | Annotated[Generate, tyro.conf.subcommand("generate")],
+        Annotated[Info, tyro.conf.subcommand("info")]
+        | Annotated[Generate, tyro.conf.subcommand("generate")]
+        | Annotated[FromRecording, tyro.conf.subcommand("from-recording")],
         tyro.conf.arg(name=""),  # else the words were "action:info" and "--action.json"
     ],
 ) -> None:
-    """Describe or generate demonstrations."""
+    """Describe or generate demonstrations, or make them of recordings."""
     action.run()
 
 

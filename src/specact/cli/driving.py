@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.cli.output import print_json, progress_bars, remarks, results
+from specact.cli.output import command_line, print_json, progress_bars, remarks, results
 from specact.errors import ConfigError, MissingExtraError, ObservationError
 from specact.interrupts import Interrupts
 from specact.plugins import make_object
@@ -18,6 +20,7 @@ from specact.plugins import make_object
 if TYPE_CHECKING:
     from specact.observation import ObservationSpec
     from specact.robot.loop import Acting, Journal, Robot, Tick
+    from specact.robot.recording import Recorder
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Plan:
         make: what chooses the actions, given the robot.
         note: told of every tick.
         told: what the summary says besides the control loop, as plain values.
+        about: what a recording says of the policies, as plain values.
     """
 
     env: str
@@ -41,11 +45,12 @@ class Plan:
     make: Callable[[Any], Acting]
     note: Callable[[Tick], None]
     told: Callable[[Journal], dict[str, Any]]
+    about: dict[str, Any]
 
 
 def drive(
     plan: Plan, interrupts: Interrupts, robot: str | None, env: str | None, *, live: bool, device_share: float | None,
-    seconds: float, episodes: int, seed: int, json: bool,
+    seconds: float, episodes: int, seed: int, record: Path | None, json: bool,
 ) -> None:  # fmt: skip
     """Runs the control loop to its end, and prints the summary, however it ends.
 
@@ -59,6 +64,7 @@ def drive(
         seconds: how long a real robot runs [s].
         episodes: of a simulated one.
         seed: of its starts.
+        record: the file to record to, or None.
         json: whether the summary is JSON.
     """
     from specact.clock import RealClock
@@ -69,22 +75,28 @@ def drive(
 
     def note(tick: Tick) -> None:
         journal.note(tick)
+        if recorder is not None:
+            recorder.note(tick)
         if tick.unusable is not None and tick.unusable.cause not in seen:
             seen.add(tick.unusable.cause)
             _warn(tick.unusable)
         plan.note(tick)
 
-    def run(driven: Robot, acting: Acting, proceed: Callable[[], bool]) -> None:
+    def run(driven: Robot, acting: Acting, episode: int, proceed: Callable[[], bool]) -> None:
+        if recorder is not None:
+            driven = recorder.begin(driven, acting, episode)
         run_loop(driven, acting, plan.period_s, RealClock(), lambda: proceed() and not acting.stopped, note)
 
     if robot is not None and (live or device_share is not None):
         raise ConfigError("--live and --device-share are for a simulated robot; leave them out with --robot")
-    real = None if robot is None else make_object(robot, "robot", ("observe", "act"))
+    recorder = None if record is None else _recorder(record, plan, robot, env)
+    real: Any = None
     try:
-        if real is not None:
+        if robot is not None:
+            real = make_object(robot, "robot", ("observe", "act"))
             acting = plan.make(real)
             until = time.monotonic() + seconds
-            run(real, acting, lambda: time.monotonic() < until)
+            run(real, acting, 0, lambda: time.monotonic() < until)
         else:
             simulated, start_of, limited = _simulated(env, plan, live, device_share)
             acting = plan.make(simulated)
@@ -93,23 +105,38 @@ def drive(
                     update("episodes", episode, episodes)
                     simulated.start(start_of(seed, episode, simulated.task))
                     acting.reset(episode)
-                    run(simulated, acting, lambda: not simulated.done)
+                    run(simulated, acting, episode, lambda: not simulated.done)
                     outcomes.append(simulated.told | {"stopped": acting.stopped})
+                    if recorder is not None:
+                        recorder.end(simulated.told)
                 update("episodes", episodes, episodes)
             simulated.close()
     finally:
         # The robot stands still. Whoever asks once more to end does not lose the summary.
         interrupts.held = True
+        recording = None if recorder is None else recorder.close()
         if acting is not None:
             summary = plan.told(journal) | {
                 "episodes": outcomes,
                 "stopped": acting.stopped,
                 "stopped_by": None if real is None else _stopped_by(real, plan.still),
+                "recording": recording,
             }
             if summary["ticks"] and json:
                 print_json(summary)
             elif summary["ticks"]:
                 _say(summary, plan.period_s)
+
+
+def _recorder(path: Path, plan: Plan, robot: str | None, env: str | None) -> Recorder:
+    from specact import __version__
+    from specact.robot.recording import Recorder
+
+    about = {
+        "specact": __version__, "command": command_line(), "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "robot": robot, "env": (env or plan.env) if robot is None else None, "rate_hz": round(1.0 / plan.period_s, 6),
+    }  # fmt: skip
+    return Recorder(path, plan.observation, about | plan.about)
 
 
 def _stopped_by(robot: Any, still: NDArray[np.float32] | None) -> str:
@@ -148,8 +175,13 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
         from specact.cli.gating import in_words
 
         lines["true skip"] = in_words(summary["true_skip"])
+    recording = summary["recording"]
+    if recording is not None:
+        lines["recorded"] = f"{recording['steps']} control steps to {recording['file']}, {recording['dropped']} dropped"
     for name, text in lines.items():
         results.print(f"{name:10} {text}", highlight=False, soft_wrap=True)
+    if recording is not None and recording["error"] is not None:
+        results.print(recording["error"], style="yellow", highlight=False, soft_wrap=True)
     if summary["stopped"]:
         results.print("the robot stopped itself: too many misses", style="yellow")
     if summary["stopped_by"] == "nothing":

@@ -1,4 +1,4 @@
-"""``specact report`` makes one HTML page from run folders."""
+"""``specact report`` makes one HTML page from run folders and recordings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def report(
     films: bool = True,
     json: bool = False,
 ) -> None:
-    """Write one self-contained HTML page from run folders: tables, figures, films, manifests and missing results.
+    """Write one self-contained HTML page from run folders and recordings: tables, figures, films, and what is missing.
 
     Args:
-        runs: run folders of specact eval, or folders that contain some at any depth.
+        runs: run folders of specact eval, folders that contain some at any depth, or files of specact run --record.
         out: the page.
         files: folder for the figures as PNG, SVG and CSV, and the tables as CSV; PAGE_files beside it if not given.
         films: render rollouts as films. They are simulated again and cached in the run folders.
@@ -41,6 +41,7 @@ def report(
                 "page": str(written.page),
                 "files": [str(path) for path in written.files],
                 "runs": written.runs,
+                "recordings": written.recordings,
                 "skipped": [{"folder": str(one.folder), "reason": one.reason} for one in written.skipped],
                 "missing": {title: [str(gap) for gap in gaps] for title, gaps in written.missing.items()},
             }
@@ -50,5 +51,7 @@ def report(
         for gap in gaps:
             remarks.print(f"{title}: {gap}", highlight=False, soft_wrap=True)
     results.print(
-        f"{written.page}: {written.runs} runs; {len(written.files)} figures and tables beside it", highlight=False
+        f"{written.page}: {written.runs} runs, {written.recordings} recordings; "
+        f"{len(written.files)} figures and tables beside it",
+        highlight=False,
     )

@@ -148,6 +148,8 @@ class RunOptions:
     """Name of this robot on the server's status page."""
     seed: int = 0
     """Random seed."""
+    record: Path | None = None
+    """Record observations, actions, decisions and times to this file (MCAP), see docs/recordings.md."""
     json: bool = False
     """Print the summary as JSON."""
     pair: PairOptions = PairOptions()
@@ -177,7 +179,8 @@ def run(options: Flat[RunOptions]) -> None:
         plan = (_plan_policy if options.bundle is None else _plan_pair)(stack, options, fallback)
         drive(
             plan, interrupts, options.robot, options.env, live=options.live, device_share=options.device_share,
-            seconds=options.seconds, episodes=options.episodes, seed=options.seed, json=options.json,
+            seconds=options.seconds, episodes=options.episodes, seed=options.seed, record=options.record,
+            json=options.json,
         )  # fmt: skip
 
 
@@ -279,7 +282,10 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
             "line": dict(client.counts),
         }
 
-    return Plan(loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, told)
+    about = {
+        "policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _described(loaded.units), "gate": pair.gate,
+    }  # fmt: skip
+    return Plan(loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, told, about)
 
 
 def _stages(pair: PairOptions, loaded: AnyPair) -> StagedFolder | None:
@@ -317,11 +323,15 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
             robot=options.name, timeout=10.0, jpeg_quality=options.jpeg_quality, seed=options.seed,
         )  # fmt: skip
         asked = stack.enter_context(remote)
+        served = remote.client.welcome
+        assert served is not None, "it has connected"
+        about: dict[str, Any] = {"policy": served.bundle, "fingerprint": served.target, "units": None}
     else:
         loaded = load_policy(source, steps=alone.steps)
         try_out(loaded)
         asked, env = LocalSource(loaded.policy), loaded.env
         _check_still(fallback, loaded.units)
+        about = {"policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _described(loaded.units)}
     spec = asked.spec
     execute = max(1, spec.chunk // 2) if alone.execute_actions is None else alone.execute_actions
     overlap = (0 if kind == "synchronous" else execute // 2) if alone.overlap_actions is None else alone.overlap_actions
@@ -352,7 +362,12 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
             journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.client.counts)}
         )
 
-    return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, told)
+    return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, told, about)
+
+
+def _described(units: ActionUnits | None) -> dict[str, Any] | None:
+    """Units as plain values."""
+    return None if units is None else {"centre": units.centre.tolist(), "scale": units.scale.tolist()}
 
 
 def _check_still(fallback: Fallback, units: ActionUnits | None) -> None:

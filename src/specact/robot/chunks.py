@@ -17,9 +17,9 @@ from specact.execution.strategy import Execution
 from specact.fallback import EXECUTE_DRAFT, Fallback
 from specact.observation import Observation
 from specact.rng import StepAddress
-from specact.robot.inference import Inference
+from specact.robot.inference import Finished, Inference
 from specact.robot.loop import quantiles_ms
-from specact.types import Miss, StepRecord
+from specact.types import Miss, OffloadTimes, Origin, StepRecord
 
 Idle = Literal["hold_last", "stop_action", "nothing"]
 
@@ -51,6 +51,7 @@ class ChunkRunner:
         counts: ``inferences`` that ended in a chunk, ``chunks`` of which an action was played, ``idle`` control steps,
             and misses by cause, since it was made.
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
+        ended: the inference that ended last, in a chunk or a miss; None before the first of an episode.
         record: None; a policy without a draft and a gate has no step records.
 
     Raises:
@@ -113,11 +114,19 @@ class ChunkRunner:
         self._misses = self._unseen = 0
         self._last: NDArray[np.float32] | None = None
         self._idling = self.stopped = False
+        self.ended: Finished | None = None
 
     @property
     def stop_action(self) -> NDArray[np.float32] | None:
         """What makes this robot stand still, ``[A]``, or None if nobody said."""
         return None if self._still is None else np.array(self._still, np.float32)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the action chosen last comes from: the policy, which is the target, or the rule for idle steps."""
+        if self._last is None and not self._idling and not self.stopped:
+            return None
+        return Origin.FALLBACK if self._idling or self.stopped or self._unseen else Origin.REPLACED
 
     @property
     def expired(self) -> bool:
@@ -206,14 +215,16 @@ class ChunkRunner:
         """Takes in an inference that has ended; returns whether it ended in a chunk that is of use."""
         found = self._inference.take()
         if found is None:
-            if self._inference.busy and self.clock.now() - self._since_s > self._deadline_s:
+            waited_s = self.clock.now() - self._since_s
+            if self._inference.busy and waited_s > self._deadline_s:
+                self.ended = Finished(self._expected or self._address, Miss("deadline", OffloadTimes()), waited_s)
                 self._since_s, self._expected = self.clock.now(), None
                 self._miss("deadline")
             return False
         # Of an earlier episode, or after its deadline.
         if found.address != self._expected:
             return False
-        self._expected = None
+        self._expected, self.ended = None, found
         if isinstance(found.answer, Miss):
             self._miss(found.answer.cause)
             return False

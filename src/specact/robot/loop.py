@@ -17,7 +17,7 @@ from specact.clock import Clock
 from specact.errors import ConfigError, ObservationError
 from specact.interrupts import Interrupts
 from specact.observation import Observation
-from specact.types import StepRecord
+from specact.types import Origin, StepRecord
 
 
 class Robot(Protocol):
@@ -50,6 +50,11 @@ class Acting(Protocol):
     @property
     def stop_action(self) -> NDArray[np.float32] | None:
         """What makes this robot stand still, ``[A]``, or None if nobody said."""
+        ...
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the action chosen last comes from; None before the first of an episode."""
         ...
 
     @property

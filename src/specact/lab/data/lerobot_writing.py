@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from specact.errors import DataError, MissingExtraError
 from specact.files import write_json, write_whole
-from specact.lab.data.episodes import Episodes
+from specact.lab.data.episodes import Episodes, Observed
+from specact.lab.data.frames import Frames
 from specact.lab.data.lerobot import ACTION, DISTURBED, EPISODE, FRAME, PREFIX, TIME
 
 PARTS = "parts"
@@ -68,8 +69,8 @@ def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_
     frame = np.arange(episode.steps)
     assert episode.rate_hz is not None
     disturbed = np.zeros(episode.steps, np.bool_) if episode.disturbed is None else episode.disturbed
-    columns: dict[str, NDArray[Any]] = {
-        **{_key(name): np.asarray(seen) for name, seen in episode.observation.items()},
+    columns: dict[str, Observed] = {
+        **{_key(name): seen for name, seen in episode.observation.items()},
         ACTION: episode.action,
         DISTURBED: disturbed,
         TIME: (frame / episode.rate_hz).astype(np.float32),
@@ -199,17 +200,17 @@ def _key(name: str) -> str:
     return PREFIX + ("images." + name.removeprefix("image.") if name.startswith("image.") else name)
 
 
-def _feature(values: NDArray[Any]) -> dict[str, Any]:
+def _feature(values: Observed) -> dict[str, Any]:
     """What ``meta/info.json`` says of a column."""
-    if values.ndim == 4:
+    if isinstance(values, Frames):
         return {"dtype": "image", "shape": list(values.shape[1:]), "names": ["height", "width", "channels"]}
     return {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": None}
 
 
-def _column(name: str, values: NDArray[Any]) -> Any:
+def _column(name: str, values: Observed) -> Any:
     import pyarrow as pa
 
-    if values.ndim == 4:
+    if isinstance(values, Frames):
         return pa.array(
             [{"bytes": encoded, "path": None} for encoded in _pngs(values)],
             pa.struct({"bytes": pa.binary(), "path": pa.string()}),
@@ -221,24 +222,39 @@ def _column(name: str, values: NDArray[Any]) -> Any:
     return pa.array(list(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
 
 
-def _pngs(frames: NDArray[np.uint8]) -> Iterator[bytes]:
+def _pngs(frames: Frames) -> Iterator[bytes]:
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError("pillow", "train") from error
-    for frame in frames:
+    for row in range(len(frames)):
         file = io.BytesIO()
-        Image.fromarray(frame).save(file, format="png")
+        Image.fromarray(frames[row]).save(file, format="png")
         yield file.getvalue()
 
 
-def _statistics(values: NDArray[Any]) -> dict[str, Any]:
+def _statistics(values: Observed) -> dict[str, Any]:
     """As LeRobot keeps them; of images by channel, of pixels between 0 and 1, ``[3, 1, 1]``."""
-    image = values.ndim == 4
-    numbers = (values / 255.0).reshape(-1, 3) if image else values.reshape(len(values), -1).astype(np.float64)
-    found = {name: getattr(numbers, name)(axis=0) for name in _STATISTICS[:-1]}
-    shaped = {name: (value.reshape(3, 1, 1) if image else value).tolist() for name, value in found.items()}
-    return {**shaped, "count": [len(values)]}
+    if isinstance(values, Frames):
+        found = {name: (value / 255.0).reshape(3, 1, 1) for name, value in _of_pixels(values).items()}
+    else:
+        numbers = values.reshape(len(values), -1).astype(np.float64)
+        found = {name: getattr(numbers, name)(axis=0) for name in _STATISTICS[:-1]}
+    return {**{name: value.tolist() for name, value in found.items()}, "count": [len(values)]}
+
+
+def _of_pixels(frames: Frames) -> dict[str, NDArray[Any]]:
+    """Minimum, maximum, mean and standard deviation of each channel; one frame after the other is in memory."""
+    low, high = np.full(3, 255), np.zeros(3)
+    total, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    for row in range(len(frames)):
+        pixels = frames[row].reshape(-1, 3).astype(np.int64)
+        low, high = np.minimum(low, pixels.min(axis=0)), np.maximum(high, pixels.max(axis=0))
+        total += pixels.sum(axis=0)
+        squares += (pixels**2).sum(axis=0)
+    count = int(np.prod(frames.shape[:3]))
+    mean = total / count
+    return {"min": low, "max": high, "mean": mean, "std": np.sqrt(np.maximum(squares / count - mean**2, 0.0))}
 
 
 def _flat(statistics: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One HTML page from run folders: tables, figures, films and manifests of every bundle, and what is missing."""
+"""One HTML page from run folders and recordings: tables, figures, films, manifests, and what is missing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from markupsafe import Markup
 from specact import __version__
 from specact.errors import DataError, SpecactError
 from specact.files import write_whole
+from specact.lab.data.recordings import Recorded, read_recording
 from specact.lab.evaluation import film
 from specact.lab.report import tables
 from specact.lab.report.drawing import STYLES, Drawing, Rows, as_csv, inline, save, style, style_of
 from specact.lab.report.films import Shown, show_film
 from specact.lab.report.goals import count, goals_of, goals_rows
 from specact.lab.report.missing import Gap, by_gap, gaps_of
+from specact.lab.report.recordings import draw_recording, gaps_of_recording, steps_rows, tables_of
 from specact.lab.report.rejection import draw_rejection
-from specact.lab.report.runs import Skipped, Study, find_runs, group
+from specact.lab.report.runs import Run, Skipped, Study, find_runs, group, unused_slug
 from specact.lab.report.sweep import draw_sweep
 from specact.lab.report.tradeoff import draw_tradeoffs, time_of
 from specact.lab.rollout.methods import METHODS
@@ -43,13 +45,15 @@ class Written:
         page: the report.
         files: figures and tables beside it.
         runs: how many runs are in it.
-        skipped: folders that are not, and why.
-        missing: per bundle, what could not be shown.
+        recordings: how many recordings.
+        skipped: folders and files that are not, and why.
+        missing: per bundle and recording, what could not be shown.
     """
 
     page: Path
     files: list[Path]
     runs: int
+    recordings: int
     skipped: list[Skipped]
     missing: dict[str, list[Gap]]
 
@@ -58,16 +62,20 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
     """Writes a self-contained page, and its figures (PNG, SVG, CSV) and tables (CSV) beside it.
 
     Args:
-        paths: run folders, or folders above them.
+        paths: run folders, folders above them, or files of recordings.
         out: the page.
         files: folder of the figures and tables.
         progress: told (what is going on, done, in all).
         films: whether to show rollouts as films; those not made yet are simulated and kept in the run folders.
 
     Raises:
-        ConfigError: if there is no run, or something cannot be written.
+        ConfigError: if there is no run and no recording, or something cannot be written.
     """
-    runs, skipped = find_runs(paths)
+    recorded, skipped = _read_recordings([path for path in paths if path.is_file()])
+    runs: list[Run] = []
+    folders = [path for path in paths if not path.is_file()]
+    if folders or not recorded:
+        runs, skipped = find_runs(folders, skipped)
     studies, beside = group(runs), _Beside(out, files)
     sections = []
     # Films are made by processes of their own, a bundle each, while figures are drawn in this one.
@@ -80,10 +88,14 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
             progress("bundles", done, len(studies))
             sections.append(_section(study, beside, shown))
         progress("bundles", len(studies), len(studies))
+        taken = {study.slug for study in studies}
+        recordings = [_recording_section(one, beside, taken) for one in recorded]
     goals, missing = goals_of(studies), {section["study"].title: section["lacking"] for section in sections}
+    missing |= {section["title"]: section["lacking"] for section in recordings}
     page = _render(
         runs=runs,
         sections=sections,
+        recordings=recordings,
         summary=tables.summary_table(studies),
         summary_files=beside.table("summary", tables.summary_rows(studies)),
         goals=goals,
@@ -92,7 +104,35 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         missing=by_gap(missing),
     )
     write_whole(out, page.encode())
-    return Written(out, beside.written, len(runs), skipped, missing)
+    return Written(out, beside.written, len(runs), len(recorded), skipped, missing)
+
+
+def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
+    read: list[Recorded] = []
+    skipped: list[Skipped] = []
+    for path in paths:
+        try:
+            read.append(read_recording(path))
+        except DataError as error:
+            skipped.append(Skipped(path, str(error).removeprefix(f"{path}").lstrip(": ")))
+    return read, skipped
+
+
+def _recording_section(recorded: Recorded, beside: _Beside, taken: set[str]) -> dict[str, Any]:
+    """What the page shows of one recording, see ``templates/recording.html``."""
+    slug = unused_slug(recorded.path.stem, taken)
+    taken.add(slug)
+    return {
+        "recorded": recorded,
+        "title": f"Recording {recorded.path.name}",
+        "slug": slug,
+        "lacking": gaps_of_recording(recorded),
+        "tables": [
+            (table, beside.table(f"{slug}-{name}", tables.shown_rows(table))) for name, table in tables_of(recorded)
+        ],
+        "steps_files": beside.table(f"{slug}-steps", steps_rows(recorded)),
+        "figures": [beside.figure(drawing, slug) for drawing in draw_recording(recorded)],
+    }
 
 
 def _no_film() -> None:

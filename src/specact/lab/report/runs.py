@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,15 +113,19 @@ class Skipped:
     reason: str
 
 
-def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Skipped]]:
+def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[list[Run], list[Skipped]]:
     """Every finished run at or below these folders, each once, in the order of their paths.
+
+    Args:
+        paths: the folders.
+        skipped: what was met and left out before.
 
     Raises:
         ConfigError: if there is none; the message says what was met instead.
     """
     runs: list[Run] = []
-    skipped: list[Skipped] = []
-    paths = list(paths)
+    paths, skipped = list(paths), list(skipped)
+    where = ", ".join(map(str, [*paths, *(one.folder for one in skipped)])) or "no folder"
     for folder in _candidates(paths, skipped):
         found = _read(folder)
         if isinstance(found, Run):
@@ -130,7 +134,6 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[Skipped]]:
             skipped.append(found)
     if not runs:
         seen = "".join(f"; {one.folder}: {one.reason}" for one in skipped)
-        where = ", ".join(map(str, paths)) or "no folder"
         raise ConfigError(
             f"there is no finished run in {where}{seen}. Make one with: specact eval --bundle ball --out runs/ball, "
             "then: specact report runs/ball --out report.html"
@@ -142,7 +145,7 @@ def _candidates(paths: Iterable[Path], skipped: list[Skipped]) -> Iterator[Path]
     seen = set()
     for path in paths:
         if not path.is_dir():
-            skipped.append(Skipped(path, "there is no such folder"))
+            skipped.append(Skipped(path, "there is no such folder or file"))
             continue
         for folder in sorted({file.parent for name in ("manifest", "summary") for file in path.rglob(f"{name}.json")}):
             if folder.resolve() not in seen:
@@ -257,15 +260,20 @@ def group(runs: Iterable[Run]) -> list[Study]:
     return studies
 
 
-def _study(title: str, runs: list[Run], taken: set[str]) -> Study:
-    realtime = [run for run in runs if run.summary["realtime"]]
-    accounted = [run for run in runs if not run.summary["realtime"]]
+def unused_slug(title: str, taken: Collection[str]) -> str:
+    """A title as part of file names, another one than these."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", title).strip("-.") or "bundle"
     while slug in taken:
         slug += "-"
+    return slug
+
+
+def _study(title: str, runs: list[Run], taken: set[str]) -> Study:
+    realtime = [run for run in runs if run.summary["realtime"]]
+    accounted = [run for run in runs if not run.summary["realtime"]]
     return Study(
         title=title,
-        slug=slug,
+        slug=unused_slug(title, taken),
         runs=tuple(runs),
         table=max(accounted or realtime, key=_size),
         sweep=_sweep(accounted or realtime),

@@ -166,6 +166,11 @@ def _contrast_of(run: Run, first: str, second: str) -> Metrics | None:
     return None
 
 
+def shown_rows(table: Table) -> Rows:
+    """What a table shows, as text."""
+    return [dict(zip(table.heads, [head, *cells], strict=True)) for head, cells in table.rows]
+
+
 def methods_rows(run: Run) -> Rows:
     """Every number of every method, as in summary.json."""
     return [{"method": method, **flat(metrics)} for method, metrics in run.methods.items()]

@@ -1,0 +1,319 @@
+"""Recordings of ``specact run --record``: read again, and made into a LeRobot dataset."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.errors import BundleError, ConfigError, DataError, MissingExtraError, WireError
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.frames import Frames
+from specact.lab.data.lerobot_writing import Written, finish, write_part
+from specact.locks import locked
+from specact.observation import ObservationSpec, read_spec
+from specact.robot import ros
+from specact.robot.recording import topic_of
+from specact.robot.recording_file import METADATA, VERSION
+from specact.wire.images import read_image
+
+_TYPES = {
+    kind.name: kind
+    for kind in (ros.ARRAY, ros.IMAGE, ros.TEXT, ros.ACTION, ros.INFERENCE, ros.CHUNK, ros.CONTROL, ros.EPISODE)
+}
+_LARGEST_RECORD = 1 << 30
+
+
+@dataclass
+class Step:
+    """One control step.
+
+    Attributes:
+        number: of the step; a number that is missing is a step that was dropped.
+        at_s: when it was over, Unix time [s].
+        control: episode, lateness and stall, see :data:`~specact.robot.ros.CONTROL`.
+        observation: arrays by name, camera frames as JPEG; empty where it could not be used.
+        instruction: what the robot was told to do, or None.
+        action: what was sent to the robot ``[A]``, in the environment's units, or None.
+        origin: of the action, a name of :class:`~specact.types.Origin`, or empty.
+        inference: of a pair, see :data:`~specact.robot.ros.INFERENCE`, or None.
+        chunk: of a chunk policy alone, see :data:`~specact.robot.ros.CHUNK`, or None.
+    """
+
+    number: int
+    at_s: float = 0.0
+    control: dict[str, Any] = field(default_factory=dict)
+    observation: dict[str, Any] = field(default_factory=dict)
+    instruction: str | None = None
+    action: NDArray[np.float32] | None = None
+    origin: str = ""
+    inference: dict[str, Any] | None = None
+    chunk: dict[str, Any] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it has an observation and an action."""
+        return bool(self.observation) and self.action is not None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording.
+
+    Attributes:
+        path: of the file.
+        about: what the run was: ``policy``, ``fingerprint``, ``units``, ``rate_hz``, ``env``, ``command`` and others.
+        steps: control steps, in the order of time.
+        judged: success and score of each episode that somebody judged, by its number.
+        whole: False where the file ends within something; what comes before is there.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    steps: list[Step]
+    judged: dict[int, dict[str, Any]]
+    whole: bool
+
+    @property
+    def spec(self) -> ObservationSpec:
+        """What the policies looked at."""
+        return read_spec(self.about["observation"])
+
+    @property
+    def episodes(self) -> list[list[Step]]:
+        """Control steps by episode."""
+        return [list(steps) for _, steps in itertools.groupby(self.steps, lambda step: step.control["episode"])]
+
+    @property
+    def dropped(self) -> int:
+        """Control steps that are missing within episodes."""
+        pairs = (pair for steps in self.episodes for pair in itertools.pairwise(steps))
+        return sum(after.number - before.number - 1 for before, after in pairs)
+
+    @property
+    def inferences(self) -> list[dict[str, Any]]:
+        """Of a pair, each once, as it was known in the end, with its ``episode``."""
+        found = {
+            (step.control["episode"], step.inference["step"]): step.inference
+            for step in self.steps
+            if step.inference is not None
+        }
+        return [{"episode": episode, **inference} for (episode, _), inference in found.items()]
+
+
+def read_recording(path: Path) -> Recorded:
+    """Reads a recording; of one that was cut off, what is there.
+
+    Raises:
+        DataError: if it is none.
+        MissingExtraError: if mcap is not installed.
+    """
+    try:
+        from mcap.exceptions import InvalidMagic
+        from mcap.records import Channel, Message, Metadata, Schema
+        from mcap.stream_reader import StreamReader
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("mcap", "record") from error
+    about: dict[str, Any] | None = None
+    schemas: dict[int, str] = {}
+    channels: dict[int, tuple[str, ros.MessageType]] = {}
+    steps: dict[int, Step] = {}
+    judged: dict[int, dict[str, Any]] = {}
+    whole, reason = True, "it has no metadata of specact"
+    try:
+        with path.open("rb") as file:
+            try:
+                for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST_RECORD).records:
+                    if isinstance(record, Metadata) and record.name == METADATA:
+                        about = _about(record.metadata)
+                    elif isinstance(record, Schema):
+                        schemas[record.id] = record.name
+                    elif isinstance(record, Channel) and schemas.get(record.schema_id) in _TYPES:
+                        channels[record.id] = record.topic, _TYPES[schemas[record.schema_id]]
+                    elif isinstance(record, Message) and record.channel_id in channels:
+                        topic, kind = channels[record.channel_id]
+                        _take(steps, judged, topic, record.sequence, record.log_time / 1e9, kind.decode(record.data))
+            except DataError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a damaged file fails in any way that decoders can
+                torn = f"it is damaged ({type(error).__name__})"
+                whole, reason = False, "it is no MCAP file" if isinstance(error, InvalidMagic) else torn
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; give a file that specact run --record wrote"
+        ) from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if about is None:
+        raise DataError(f"{path} is no recording of a run: {reason}; specact run --record FILE makes one")
+    names = {topic_of(name): name for name in about["observation"]["fields"]}
+    for step in steps.values():
+        step.observation = {names[topic]: seen for topic, seen in step.observation.items() if topic in names}
+        if step.observation.keys() != set(names.values()):
+            step.observation = {}
+    ordered = sorted((step for step in steps.values() if step.control), key=lambda step: step.number)
+    return Recorded(path, about, ordered, judged, whole)
+
+
+def _about(found: dict[str, str]) -> dict[str, Any]:
+    if found.get("version") != VERSION:
+        raise DataError(
+            f"this is a recording of version {found.get('version')!r:.20}; this version of specact reads {VERSION}"
+        )
+    try:
+        about = {name: json.loads(text) for name, text in found.items()}
+        read_spec(about["observation"])
+        about["rate_hz"] = float(about["rate_hz"])
+    except (ValueError, KeyError, TypeError, BundleError) as error:
+        raise DataError(f"the recording's metadata are damaged ({type(error).__name__}: {error})") from None
+    return about
+
+
+def _take(
+    steps: dict[int, Step],
+    judged: dict[int, dict[str, Any]],
+    topic: str,
+    number: int,
+    at_s: float,
+    seen: dict[str, Any],
+) -> None:
+    """Puts a message where it belongs."""
+    step = steps.setdefault(number, Step(number))
+    if topic == "/control":
+        step.control, step.at_s = seen, at_s
+    elif topic == "/action":
+        step.action, step.origin = seen["values"], seen["origin"]
+    elif topic == "/instruction":
+        step.instruction = seen["data"]
+    elif topic == "/inference":
+        step.inference = seen
+    elif topic == "/chunk":
+        step.chunk = seen
+    elif topic == "/episode":
+        if seen["judged"]:
+            judged[seen["number"]] = seen
+    elif "data" in seen:
+        step.observation[topic] = seen["data"].tobytes()
+    else:
+        step.observation[topic] = seen["values"].reshape(seen["shape"])
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A dataset of recordings.
+
+    Attributes:
+        written: what it holds.
+        left_out: control steps that are not in it: without a usable observation, or without an action.
+        cut: how many of its episodes go on after such a step, or after one that was dropped.
+    """
+
+    written: Written
+    left_out: int
+    cut: int
+
+
+def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], None]) -> Converted:
+    """Makes a LeRobot dataset (v3.0) of recordings: a step for every observation and the action that followed it.
+
+    An episode ends where the recording's does, where a control step is missing or unusable, and where the instruction
+    changes, so that in an episode every step is one control period after the last.
+
+    Args:
+        paths: the recordings.
+        out: the dataset's folder; it holds none yet.
+        progress: told (recordings converted, in all).
+
+    Raises:
+        ConfigError: if there is a dataset already.
+        DataError: if something is no recording, nothing in them can be used, or they do not go together.
+    """
+    if (out / "meta").exists():
+        raise ConfigError(f"{out} holds a dataset already; choose another --out")
+    with locked(out):
+        first: Recorded | None = None
+        number = left_out = cut = 0
+        tasks: dict[str, int] = {}
+        for done, path in enumerate(paths):
+            progress(done, len(paths))
+            recorded = read_recording(path)
+            first = first or recorded
+            _check_alike(first, recorded)
+            for steps in recorded.episodes:
+                stretches = list(_stretches(steps))
+                left_out += len(steps) - sum(map(len, stretches))
+                cut += max(0, len(stretches) - 1)
+                for stretch in stretches:
+                    task = stretch[0].instruction or recorded.about.get("env") or recorded.about.get("policy") or "run"
+                    episode = _episode(recorded, stretch)
+                    index = tasks.setdefault(task, len(tasks))
+                    write_part(out, number, episode, task=task, task_index=index, tried=1)
+                    number += 1
+        progress(len(paths), len(paths))
+        if not number:
+            raise DataError(
+                "these recordings hold no control step with an observation and an action; nothing was written"
+            )
+        return Converted(finish(out, number), left_out, cut)
+
+
+def _check_alike(first: Recorded, other: Recorded) -> None:
+    for name in ("rate_hz", "observation"):
+        one, another = first.about[name], other.about[name]
+        if name == "observation":
+            # Policies with other histories see the same.
+            one, another = ({n: (f["shape"], f["dtype"]) for n, f in each["fields"].items()} for each in (one, another))
+        if one != another:
+            raise DataError(
+                f"{first.path} and {other.path} differ in {name}: {one} and {another}; convert them into two datasets"
+            )
+
+
+def _stretches(steps: list[Step]) -> Iterator[list[Step]]:
+    """Usable control steps without a gap, under one instruction."""
+    stretch: list[Step] = []
+    for step in steps:
+        follows = stretch and step.number == stretch[-1].number + 1 and step.instruction == stretch[-1].instruction
+        if stretch and not (follows and step.usable):
+            yield stretch
+            stretch = []
+        if step.usable:
+            stretch.append(step)
+    if stretch:
+        yield stretch
+
+
+def _episode(recorded: Recorded, steps: list[Step]) -> Episodes:
+    observation: dict[str, Any] = {}
+    try:
+        for name, each in recorded.spec.fields.items():
+            seen = [step.observation[name] for step in steps]
+            shape = (len(seen), *each.shape)
+            frames = _Jpegs(recorded.path, name, seen, each.shape)
+            observation[name] = Frames(shape, frames) if each.is_image else np.stack(seen)
+        action = np.stack([step.action for step in steps if step.action is not None])
+    except ValueError as error:
+        raise DataError(f"{recorded.path} holds a damaged observation or action: {error}") from None
+    return Episodes(observation, action, np.array([len(steps)]), recorded.about["rate_hz"])
+
+
+@dataclass(frozen=True)
+class _Jpegs:
+    """Reads frames where they are indexed."""
+
+    path: Path
+    name: str
+    files: list[bytes]
+    shape: tuple[int, ...]
+
+    def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        try:
+            return read_image([self.files[row] for row in rows], self.name, (len(rows), *self.shape))
+        except WireError as error:
+            raise DataError(f"{self.path} holds a damaged frame: {error}") from None

@@ -1,0 +1,257 @@
+"""What a robot saw and did, as an MCAP file of ROS 2 messages, written beside the control loop.
+
+The control loop copies an observation and an action; everything else happens in a thread. What that thread cannot keep
+up with is dropped, step by step, and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.observation import Observation, ObservationSpec, read_observation
+from specact.robot.chunks import ChunkRunner
+from specact.robot.inference import Finished
+from specact.robot.loop import Acting, Robot, Tick
+from specact.robot.recording_file import FLUSHED_EVERY_S, Message, RecordingFile, Step
+from specact.robot.ros import ACTION, ARRAY, CHUNK, CONTROL, EPISODE, IMAGE, INFERENCE, TEXT
+from specact.types import Miss, Origin, StepRecord
+
+_ROOM_BYTES = 1 << 26  # of what waits to be written
+_WRITTEN_WITHIN_S = 10.0
+
+
+def topic_of(name: str) -> str:
+    """Where observations of this name are: ``image.front`` in ``/observation/image/front``."""
+    return "/observation/" + name.replace(".", "/")
+
+
+class Recorder:
+    """Records a run. Use it as a context manager, or call :meth:`close`.
+
+    Args:
+        path: of the file; none may be there.
+        observation: what is recorded of observations.
+        about: what the run is, as plain values.
+        room_bytes: how much may wait to be written.
+
+    Raises:
+        ConfigError: if the file cannot be written, or is there already.
+        MissingExtraError: if mcap, or for cameras Pillow, is not installed.
+    """
+
+    def __init__(
+        self, path: Path, observation: ObservationSpec, about: Mapping[str, Any], room_bytes: int = _ROOM_BYTES
+    ) -> None:
+        self._path, self._observation, self._room_bytes = path, observation, room_bytes
+        channels = {topic_of(name): IMAGE if each.is_image else ARRAY for name, each in observation.fields.items()}
+        channels |= {
+            "/instruction": TEXT, "/action": ACTION, "/inference": INFERENCE, "/chunk": CHUNK, "/control": CONTROL,
+            "/episode": EPISODE,
+        }  # fmt: skip
+        self._file = RecordingFile(path, channels, dict(about) | {"observation": observation.describe()})
+        # Unix time that only goes forward.
+        self._since_ns = time.time_ns() - time.perf_counter_ns()
+        self._steps: SimpleQueue[Step | None] = SimpleQueue()
+        self._sequence = self._noted = self._given_bytes = self._episode = 0
+        self._acting: Acting | None = None
+        self._pending = Step(0)
+        self._sent: tuple[int, NDArray[np.float32]] | None = None
+        self._record: StepRecord | None = None
+        self._ended: Finished | None = None
+        self._thread = threading.Thread(target=self._write, name="specact recording", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def begin(self, robot: Robot, acting: Acting, episode: int) -> Robot:
+        """Begins an episode.
+
+        Args:
+            robot: the robot.
+            acting: what chooses its actions.
+            episode: its number.
+
+        Returns:
+            The robot to give to the control loop: what is observed and done there is recorded.
+        """
+        self._acting, self._episode = acting, episode
+        self._record = self._ended = None
+        return _Recorded(robot, self)
+
+    def note(self, tick: Tick) -> None:
+        """Records a control step, after it; never raises."""
+        assert self._acting is not None, "begin comes first"
+        try:
+            self._add_tick(tick, self._acting)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the robot goes on without a recording
+            self._file.fail(error)
+        self._noted += 1
+        self._put()
+
+    def end(self, told: Mapping[str, Any]) -> None:
+        """Ends the episode.
+
+        Args:
+            told: ``success`` and ``score`` where somebody judged it, otherwise nothing.
+        """
+        if self._acting is None:
+            return
+        self._acting = None
+        # What was sent after the last control step is the stop action.
+        self._add_action(Origin.FALLBACK)
+        success, score = bool(told.get("success", False)), float(told.get("score", 0.0))
+        self._add(
+            "/episode", {"number": self._episode, "judged": "success" in told, "success": success, "score": score}
+        )
+        self._put()
+
+    def close(self, within_s: float = _WRITTEN_WITHIN_S) -> dict[str, Any]:
+        """Writes what waits, for at most so long [s], and ends the file; one without a control step is removed.
+
+        Returns:
+            ``file``, ``steps`` in it, how many were ``dropped``, and the first ``error``, or None.
+        """
+        self.end({})
+        self._steps.put(None)
+        self._thread.join(within_s)
+        file = self._file
+        error = file.error
+        if self._thread.is_alive():
+            error = error or f"{self._path} could not be written within {within_s:g} s"
+        elif self._noted == 0:
+            self._path.unlink(missing_ok=True)
+        return {
+            "file": str(self._path), "steps": file.kept, "dropped": self._noted - file.kept, "error": error
+        }  # fmt: skip
+
+    def _now(self) -> int:
+        return self._since_ns + time.perf_counter_ns()
+
+    def _seen(self, observation: Observation) -> None:
+        """Copies an observation; one that cannot be used is not recorded."""
+        try:
+            arrays, instruction = read_observation(observation, self._observation)
+        except Exception:  # noqa: BLE001 - the policy, which is asked next, says what is wrong
+            return
+        now = self._now()
+        for name, array in arrays.items():
+            self._add(topic_of(name), {"array": array}, now)
+            self._pending.nbytes += array.nbytes
+        if instruction is not None:
+            self._add("/instruction", {"data": instruction}, now)
+
+    def _did(self, action: NDArray[np.float32]) -> None:
+        # A copy, which is read later.
+        self._sent = self._now(), np.array(action)
+
+    def _add_action(self, origin: Origin | None) -> None:
+        if self._sent is not None:
+            at_ns, action = self._sent
+            self._sent = None
+            name = (Origin.FALLBACK if origin is None else origin).name.lower()
+            self._add("/action", {"values": action, "origin": name}, at_ns)
+
+    def _add_tick(self, tick: Tick, acting: Acting) -> None:
+        now = self._now()
+        if acting.record is not None and acting.record is not self._record:
+            self._record = acting.record
+            self._add("/inference", _of_inference(acting.record), now)
+        ended = acting.ended if isinstance(acting, ChunkRunner) else None
+        if ended is not None and ended is not self._ended:
+            self._ended = ended
+            self._add("/chunk", _of_chunk(ended), now)
+        self._add_action(acting.origin)
+        unusable = "" if tick.unusable is None else tick.unusable.cause
+        self._add(
+            "/control",
+            {
+                "episode": self._episode, "late_s": tick.late_s, "stall_s": tick.stall_s, "acted": tick.acted,
+                "unusable": unusable,
+            },
+            now,
+        )  # fmt: skip
+
+    def _add(self, topic: str, values: Mapping[str, Any], at_ns: int | None = None) -> None:
+        self._pending.messages.append(Message(topic, self._now() if at_ns is None else at_ns, values))
+
+    def _put(self) -> None:
+        """Hands the step over, or drops it where there is no room; never waits."""
+        step = self._pending
+        control = any(message.topic == "/control" for message in step.messages)
+        # What does not belong to a control step is little, and without it the others say nothing.
+        if not control or self._given_bytes - self._file.taken_bytes + step.nbytes <= self._room_bytes:
+            self._given_bytes += step.nbytes
+            self._steps.put(step)
+        self._sequence += 1
+        self._pending = Step(self._sequence)
+
+    def _write(self) -> None:
+        while True:
+            try:
+                step = self._steps.get(timeout=FLUSHED_EVERY_S)
+            except Empty:
+                self._file.flush()
+                continue
+            if step is None:
+                self._file.finish()
+                return
+            self._file.write(step)
+
+
+class _Recorded:
+    """A robot whose observations and actions are recorded; everything else is its own."""
+
+    def __init__(self, robot: Robot, recorder: Recorder) -> None:
+        self._robot, self._recorder = robot, recorder
+
+    def observe(self) -> Observation:
+        seen = self._robot.observe()
+        # Now: acting may change its arrays.
+        self._recorder._seen(seen)
+        return seen
+
+    def act(self, action: NDArray[np.float32]) -> Any:
+        self._recorder._did(action)
+        return self._robot.act(action)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._robot, name)
+
+
+def _of_inference(record: StepRecord) -> dict[str, Any]:
+    decision, outcome, times = record.decision, record.outcome, record.times
+    offload = times.offload
+    return {
+        "step": record.address.step, "transmit": decision.transmit, "score": decision.score,
+        "threshold": decision.threshold, "reason": decision.reason, "sent_ahead": record.sent_ahead,
+        "unsent": record.unsent, "miss": record.miss or "",
+        "verified": 0 if outcome is None else outcome.verified, "accepted": 0 if outcome is None else outcome.accepted,
+        "kept": np.nan if outcome is None else outcome.kept, "drafted": record.proposal.actions,
+        "executed": record.actions, "origins": record.origins,
+        "draft_s": times.draft, "gate_s": times.gate, "encode_s": offload.encode, "network_s": offload.network,
+        "queue_s": offload.queue, "target_s": offload.target, "finish_s": times.finish,
+    }  # fmt: skip
+
+
+def _of_chunk(ended: Finished) -> dict[str, Any]:
+    answer = ended.answer
+    miss, actions = (answer.cause, np.zeros((0, 0))) if isinstance(answer, Miss) else ("", answer)
+    return {
+        "step": ended.address.step, "took_s": ended.took_s, "miss": miss,
+        "shape": np.array(actions.shape, np.uint32), "actions": actions,
+    }  # fmt: skip

@@ -1,0 +1,192 @@
+"""Recordings read again, and made into datasets: what a run saw and did is what a reader of the dataset gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mcap.writer import Writer
+from tests.lab import toys
+from tests.lab.recorded import ABOUT, Truth, drive, record
+
+from specact.errors import ConfigError, DataError
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.readers import read
+from specact.lab.data.recordings import Converted, read_recording, to_dataset
+from specact.robot.recording import Recorder
+from specact.robot.recording_file import JPEG_QUALITY
+from specact.wire.images import read_image, to_jpeg
+
+SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def convert(out: Path, *paths: Path) -> tuple[Converted, Episodes]:
+    """The dataset that recordings make, and what a reader finds in it."""
+    made = to_dataset(paths, out, lambda done, total: None)
+    return made, read(out)
+
+
+def check(found: Episodes, truth: Truth, spans: Sequence[tuple[int, int, int]]) -> None:
+    """That the episodes found are these parts of the true ones: (episode, first step, end)."""
+    np.testing.assert_array_equal(found.ends, np.cumsum([end - first for _, first, end in spans]))
+    seen = [row for episode, first, end in spans for row in truth.seen[episode][first:end]]
+    done = [row for episode, first, end in spans for row in truth.done[episode][first:end]]
+    np.testing.assert_array_equal(found.numbers("state"), np.stack([row["state"] for row in seen]))
+    np.testing.assert_array_equal(found.action, np.stack(done))
+    assert found.instructions == tuple(str(truth.seen[episode][first]["instruction"]) for episode, first, _ in spans)
+    frames = np.stack([row["image.top"] for row in seen])
+    shown = found.frames("image.top")[:]
+    # JPEG loses something, and nothing else does.
+    np.testing.assert_array_equal(shown, read_image(to_jpeg(frames, JPEG_QUALITY), "frames", frames.shape))
+    assert np.abs(shown.astype(int) - frames).mean() < 3.0
+    assert found.rate_hz == 20.0
+
+
+def test_a_recording_of_a_simulated_robot_becomes_the_dataset_of_what_it_saw_and_did(tmp_path: Path) -> None:
+    truth = record(tmp_path / "run.mcap")
+    made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
+    check(found, truth, [(episode, 0, len(steps)) for episode, steps in enumerate(truth.ticks)])
+    assert (made.left_out, made.cut) == (0, 0)
+    assert made.written.kept == {"go left": 2, "go right": 2} and made.written.steps == found.steps
+
+
+def test_several_recordings_make_one_dataset(tmp_path: Path) -> None:
+    truths = [record(tmp_path / f"{name}.mcap", 2) for name in "ab"]
+    _, found = convert(tmp_path / "out", tmp_path / "a.mcap", tmp_path / "b.mcap")
+    both = Truth(*([*getattr(truths[0], of), *getattr(truths[1], of)] for of in ("seen", "done", "ticks")))
+    check(found, both, [(episode, 0, len(steps)) for episode, steps in enumerate(both.ticks)])
+
+
+def test_an_episode_ends_where_nothing_usable_was_seen(tmp_path: Path) -> None:
+    truth = record(tmp_path / "run.mcap", 2, blind=frozenset({3, 4}))
+    made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
+    ends = [len(steps) for steps in truth.ticks]
+    check(found, truth, [(0, 0, 3), (0, 5, ends[0]), (1, 0, 3), (1, 5, ends[1])])
+    assert (made.left_out, made.cut) == (4, 2)
+
+
+def test_an_episode_ends_where_steps_were_dropped(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run.mcap", toys.pair.observation, ABOUT) as recorder:
+        put, count = recorder._put, 0
+
+        def forgetful() -> None:
+            nonlocal count
+            count += 1
+            recorder._room_bytes = 0 if count == 3 else 1 << 26
+            put()
+
+        recorder._put = forgetful  # type: ignore[method-assign]
+        truth = drive(recorder, 1)
+    recorded = read_recording(tmp_path / "run.mcap")
+    assert recorded.dropped == 1
+    made, found = convert(tmp_path / "out", tmp_path / "run.mcap")
+    check(found, truth, [(0, 0, 2), (0, 3, len(truth.ticks[0]))])
+    assert (made.left_out, made.cut) == (0, 1)
+
+
+def test_a_recording_that_is_cut_off_anywhere_gives_what_is_there(tmp_path: Path) -> None:
+    truth = record(tmp_path / "run.mcap")
+    content = (tmp_path / "run.mcap").read_bytes()
+    whole = read_recording(tmp_path / "run.mcap")
+    assert whole.whole and len(whole.steps) == sum(map(len, truth.ticks))
+    for length in [*range(0, len(content), 997), len(content) - 1]:
+        path = tmp_path / "torn.mcap"
+        path.write_bytes(content[:length])
+        try:
+            torn = read_recording(path)
+        except DataError as error:
+            assert "is no recording of a run" in str(error) and length < 3000
+            continue
+        assert not torn.whole and len(torn.steps) <= len(whole.steps)
+        for step, wanted in zip(torn.steps, whole.steps, strict=False):
+            assert step.number == wanted.number and step.action is not None and wanted.action is not None
+            assert step.action.tolist() == wanted.action.tolist()
+
+
+def test_a_damaged_recording_is_refused_or_cut_off_and_never_a_crash(tmp_path: Path) -> None:
+    record(tmp_path / "run.mcap", 1)
+    content, rng = (tmp_path / "run.mcap").read_bytes(), np.random.default_rng(0)
+    path = tmp_path / "bad.mcap"
+    for _ in range(100):
+        bad = bytearray(content)
+        for at in rng.integers(len(bad), size=3):
+            bad[at] = rng.integers(256)
+        path.write_bytes(bad)
+        try:
+            read_recording(path)
+        except DataError as error:
+            assert str(path) in str(error)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def foreign(path: Path, **metadata: str) -> Path:
+    """A valid MCAP file of somebody else."""
+    with path.open("wb") as file:
+        writer: Any = Writer(file)
+        writer.start()
+        if metadata:
+            writer.add_metadata("specact", metadata)
+        channel = writer.register_channel("/chatter", "json", writer.register_schema("Text", "jsonschema", b"{}"))
+        writer.add_message(channel, 1, b"{}", 1)
+        writer.finish()
+    return path
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a recording")
+    with pytest.raises(
+        DataError, match=r"notes\.txt is no recording of a run: it is no MCAP file; specact run --record"
+    ):
+        read_recording(tmp_path / "notes.txt")
+    with pytest.raises(DataError, match="is no recording of a run: it has no metadata of specact"):
+        read_recording(foreign(tmp_path / "chatter.mcap"))
+    with pytest.raises(DataError, match="a recording of version '7'; this version of specact reads 1"):
+        read_recording(foreign(tmp_path / "newer.mcap", version="7"))
+    with pytest.raises(DataError, match="metadata are damaged"):
+        read_recording(foreign(tmp_path / "odd.mcap", version="1", rate_hz="20", observation="{}"))
+    with pytest.raises(DataError, match="cannot be read: No such file or directory"):
+        read_recording(tmp_path / "nothing.mcap")
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read_recording(tmp_path)
+
+
+def test_recordings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    record(tmp_path / "a.mcap", 1)
+    with Recorder(tmp_path / "b.mcap", toys.pair.observation, ABOUT | {"rate_hz": 10.0}) as recorder:
+        drive(recorder, 1)
+    with pytest.raises(DataError, match=r"b\.mcap differ in rate_hz: 20\.0 and 10\.0; convert them into two datasets"):
+        convert(tmp_path / "out", tmp_path / "a.mcap", tmp_path / "b.mcap")
+    # What was begun is no dataset, and does not stand in the way of the next attempt.
+    _, found = convert(tmp_path / "out", tmp_path / "a.mcap")
+    assert len(found) == 1
+    with pytest.raises(ConfigError, match="holds a dataset already; choose another --out"):
+        convert(tmp_path / "out", tmp_path / "a.mcap")
+
+
+def test_a_recording_without_a_usable_step_makes_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="state"):
+        record(tmp_path / "run.mcap", 1, blind=frozenset({0}))
+    assert not (tmp_path / "run.mcap").exists()
+    foreign_observation = json.dumps(toys.pair.observation.describe())
+    path = foreign(tmp_path / "empty.mcap", version="1", rate_hz="20", observation=foreign_observation)
+    with pytest.raises(DataError, match="hold no control step with an observation and an action"):
+        convert(tmp_path / "out", path)
+
+
+def test_the_command_says_what_it_made(tmp_path: Path, specact_run: SpecactRun) -> None:
+    record(tmp_path / "run.mcap", 2, blind=frozenset({3}))
+    done = specact_run("data", "from-recording", tmp_path / "run.mcap", "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["episodes"] == 4 and counts["cut"] == 2 and counts["left_out"] == 2
+    assert read(tmp_path / "out").steps == counts["steps"]
+    refused = specact_run("data", "from-recording", tmp_path / "nothing.mcap", "--out", tmp_path / "other")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr and "cannot be read" in refused.stderr
+    assert not (tmp_path / "other").exists()
