@@ -64,10 +64,8 @@ class Service:
         self.limit = max_message_bytes(responder.dialect)
         self.telemetry = Telemetry(responder.name)
         self.batcher = Batcher(responder, settings)
-        self._welcome = welcome_fields(
-            Welcome(
-                responder.name, responder.fingerprint, __version__, self.limit, self.dialect.family, self.dialect.agreed
-            )
+        self.welcome = Welcome(
+            responder.name, responder.fingerprint, __version__, self.limit, self.dialect.family, self.dialect.agreed
         )
         self.access = Access(settings.token, settings.tokens)
         self.log = AccessLog(settings.access_log, settings.log_steps)
@@ -146,7 +144,7 @@ class Service:
         """
         hello = read_hello(fields)
         check_hello(hello, self.dialect)
-        return hello.robot, self._welcome
+        return hello.robot, welcome_fields(self.welcome)
 
     def answer(self, fields: Fields, arrived: float, sender: Sender, reply: Callable[[Fields], None]) -> Job | None:
         """Answers a request; with an error where there is no result, never with an exception.
