@@ -217,6 +217,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def handle_bytes(self, event: Frame) -> None:
         self._frames += 1
+        # A ping for each message is no flood.
+        self._controls = max(0, self._controls - 1)
         super().handle_bytes(event)
 
     def handle_ping(self) -> None:
