@@ -8,9 +8,12 @@ import dataclasses
 import gc
 import importlib
 import importlib.util
+import json
 import os
 import random
+import select
 import socket
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.remote.conftest import Peer
 from tests.remote.test_chunks import PATIENT_MS, SERVED, drive, pair_of
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
@@ -137,6 +141,38 @@ def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: S
 def test_a_pair_of_codes_is_refused() -> None:
     with pytest.raises(ConfigError, match="family is 'codes'"):
         openpi_endpoint("openpi:ws://127.0.0.1:1", None, None, specact.load_bundle("ball").codec.dialect)
+
+
+ARM = """
+import numpy as np
+
+class Arm:
+    def observe(self):
+        return {"state": np.zeros(12)}
+    def act(self, action):
+        pass
+    def stop(self):
+        pass
+"""
+
+
+def test_the_commands_of_the_documentation(
+    chunk_server: ServerProcess, tmp_path: Path, specact_run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "arms.py").write_text(ARM)
+    address = f"openpi:ws://127.0.0.1:{chunk_server.port}"
+    made = specact_run("pair", "--draft", SERVED, "--target", address, "--out", "mine", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    driven = ("--robot", "arms:Arm", "--seconds", "1.5", "--deadline-ms", "1000", "--json")
+    found = [
+        specact_run("run", *what, *driven, cwd=tmp_path)
+        for what in (("--bundle", "mine", "--server", address, "--gate", "always"), ("--policy", address))
+    ]
+    for done in found:
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout)
+        assert summary["line"]["answered"] > 0 and summary["line"]["connections"] == 1
+    assert json.loads(found[0].stdout)["transmission_rate"] == 1.0
 
 
 # ---- somebody else's server -----------------------------------------------------------------------------------------
@@ -361,6 +397,32 @@ def test_a_reply_that_comes_twice_answers_no_other_step(copies: int, wait_for: W
         assert answered > 20 and client.counts["connections"] > 5
 
 
+def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way(
+    listening: Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]], wait_for: WaitFor
+) -> None:
+    connections = list[Peer]()
+
+    def serve_again(side: socket.socket) -> None:
+        peer = Peer(side)
+        peer.greeting = openpi.encode({})
+        connections.append(peer)
+        for payload in peer.messages():
+            reply = openpi.encode(honest(openpi.decode(payload)))
+            peer.say(reply)
+            if len(connections) == 1:
+                # The next request has arrived, and is not read yet.
+                select.select([side], [], [], 60)
+                peer.say(reply)
+
+    with listening(serve_again) as port, asking(port, PATIENT_MS) as (client, ask):
+        assert good(ask(1), 1)
+        found = ask(2)
+        assert isinstance(found, str) and found == "disconnected"
+        assert client.problem is None or "answers no request" in client.problem
+        wait_for(lambda: client.counts["connections"] == 2)
+        assert all(good(ask(number), number) for number in range(3, 9))
+
+
 def test_a_server_that_speaks_unasked_is_hung_up_on(wait_for: WaitFor) -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
         connection.send(openpi.encode(honest(seen)))
@@ -578,7 +640,7 @@ def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle
         answer = pair.target.answer(Window(seen), StepAddress(0, 0, 0, 0))
         np.testing.assert_array_equal(answer, np.full((spec.chunk, spec.actions), 0.25))
         # Its address is not written down: who loads the pair says where the target is.
-        assert "openpi" not in (tmp_path / "pair" / "manifest.json").read_text()
+        assert "openpi:" not in (tmp_path / "pair" / "manifest.json").read_text()
         again = load_chunk_pair(tmp_path / "pair")
         with pytest.raises(BundleError, match="only on its server"):
             _ = again.target
