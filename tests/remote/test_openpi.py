@@ -584,7 +584,7 @@ def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.Monk
             loaded = load_policy(f"openpi:ws://127.0.0.1:{port}/some/where#robot.toml")
             assert loaded.units is not None and (loaded.name, loaded.fingerprint) == ("127.0.0.1", "")
             front = np.arange(72, dtype=np.uint8).reshape(1, 4, 6, 3)
-            arrays = {
+            arrays: dict[str, np.ndarray] = {
                 "state": np.array([[1, 2], [600, 4]], np.float32),
                 "gripper": np.array([[0.5]], np.float32),
                 "image.front": front,

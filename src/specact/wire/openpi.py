@@ -118,7 +118,7 @@ def _unpack(given: dict[Any, Any]) -> Any:
     if "__npgeneric__" in fields:
         return _scalar(fields.get("data"), _dtype(fields.get("dtype")))
     if {"nd", "type", "data"} <= fields.keys():
-        return _array(fields, "type") if fields["nd"] else _bytes_scalar(fields)
+        return _array(fields, "type") if fields["nd"] else _array({**fields, "shape": []}, "type")[()]
     return fields
 
 
@@ -135,11 +135,6 @@ def _array(fields: Mapping[str, Any], named: str) -> NDArray[Any]:
     # A copy is aligned, can be written to, and keeps nothing else of the frame alive.
     array: NDArray[Any] = np.ndarray(shape, dtype, data).copy()
     return array
-
-
-def _bytes_scalar(fields: Mapping[str, Any]) -> np.generic:
-    scalar: np.generic = _array({**fields, "shape": []}, "type")[()]
-    return scalar
 
 
 def _scalar(data: Any, dtype: np.dtype[Any]) -> np.generic:
