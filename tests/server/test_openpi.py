@@ -193,6 +193,8 @@ def test_names_and_shapes_that_mean_the_same(seer: Server, changed: Fields) -> N
         ({name: value for name, value in seen().items() if name != "observation/state"}, "has no 'state'"),
         (seen() | {"observation/state": np.zeros(4)}, "shape"),
         (seen() | {"observation/state": "x"}, "not an array of numbers"),
+        (seen() | {"observation/state": [[1.0], [2.0, 3.0]]}, "not an array of numbers"),
+        (seen() | {"observation/state": [[1.0, 2.0, 3.0]] * 2}, "shape"),
         (seen(state=np.zeros(3)), "state is given twice"),
         (seen() | {"observation.images.front": FRONT.astype(np.float32)}, "must be uint8"),
         (seen() | {"observation.images.front": FRONT[:3]}, "must be uint8"),

@@ -125,6 +125,7 @@ def array_of(**changed: Any) -> dict[str, Any]:
         {"\u00e9".encode(): 2},
         {str(number): number for number in range(65)},
         [0] * 1025,
+        [{}] * 128,
         msgpack.ExtType(1, b"\x00\x01\x02\x00\x00\x00"),
     ],
     ids=lambda message: ascii(message)[:60],

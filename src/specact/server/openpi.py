@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from specact.wire import openpi
 from specact.wire.checks import PROTOCOL, ErrorCode, bad
 from specact.wire.messages import LONGEST_DEADLINE_MS
 
-_DEEPEST = 4
+# Of an observation's names; ours are shorter.
+_DEEPEST, _LONGEST_NAME = 4, 128
 # Bytes (RFC 6455, 5.5.1).
 _LONGEST_REASON = 123
 _RESET_DONE = "reset successful"
@@ -102,10 +104,10 @@ class Requests:
             if endpoint != "infer":
                 raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
             fields = self._request(message)
-        except (WireError, ObservationError) as error:
-            refusal = error if isinstance(error, WireError) else bad(str(error))
-            self._service.refuse("openpi", refusal, self._sender.peer, self._sender.robot)
-            self._websocket.refuse(str(refusal), CloseCode.INTERNAL_ERROR)
+        # The border of the process: no message may cost its sender more than this.
+        except Exception as error:  # noqa: BLE001
+            refusal = bad(str(error)) if isinstance(error, ObservationError) else error
+            self._reply(self._service.refused("openpi", refusal, {}, self._sender))
             return
         if self._connection is not None:
             self._service.connections.prove(self._connection)
@@ -167,14 +169,16 @@ def read_window(message: Mapping[str, Any], spec: ObservationSpec, history: Obse
         if name is not None:
             seen[name] = _channels_last(value, spec[name])
     told = message.get("prompt", message.get("instruction"))
-    if len(seen) == len(spec.fields) and all(
-        np.shape(seen[name]) == field.window_shape for name, field in spec.fields.items()
-    ):
+    if all(_shape(seen.get(name)) == field.window_shape for name, field in spec.fields.items()):
         arrays = {name: _numbers(seen[name], field) for name, field in spec.fields.items()}
         if spec.instruction and not isinstance(told, str):
             raise bad("the observation has no prompt; this policy needs one, as text")
         return Window(arrays, told if spec.instruction else None)
     return history.push(seen if told is None else {**seen, "instruction": told})
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return value.shape if isinstance(value, np.ndarray) else None
 
 
 def _numbers(value: Any, field: Field) -> Any:
@@ -198,6 +202,11 @@ def _flat(given: Mapping[str, Any], above: str, depth: int) -> Iterator[tuple[st
     for key, value in given.items():
         name = f"{above}{key}"
         if not isinstance(value, dict):
-            yield lerobot_name(name.replace("/", ".")), value
+            yield _ours(name[:_LONGEST_NAME]), value
         elif depth > 1:
             yield from _flat(value, f"{name}.", depth - 1)
+
+
+@lru_cache(1024)
+def _ours(name: str) -> str:
+    return lerobot_name(name.replace("/", "."))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import msgpack
@@ -23,7 +24,7 @@ _DTYPES = {
     for dtype in map(np.dtype, ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"))
     for name in (dtype.str, dtype.name)
 }
-_MOST_KEYS, _MOST_ENTRIES = 64, 1024
+_MOST_KEYS, _MOST_ENTRIES, _MOST_MAPS = 64, 1024, 128
 # Name of a chunk among the arrays of a reply of ours.
 CHUNK = "chunk"
 
@@ -40,10 +41,18 @@ def decode(payload: bytes) -> dict[str, Any]:
     Raises:
         WireError: ``bad_message`` for anything that is not one map of plain values and arrays.
     """
+    maps = count(1)
+
+    def unpack(given: dict[Any, Any]) -> Any:
+        # Each costs a call, and a frame has room for a map per byte.
+        if next(maps) > _MOST_MAPS:
+            raise bad(f"a message has at most {_MOST_MAPS} maps, arrays included")
+        return _unpack(given)
+
     try:
         fields = msgpack.unpackb(
             payload,
-            object_hook=_unpack,
+            object_hook=unpack,
             ext_hook=_no_extension,
             strict_map_key=False,
             max_map_len=_MOST_KEYS,

@@ -154,7 +154,11 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = LONGEST_DEADLINE_MS /
         RemoteError: if there is no connection.
     """
     client = Client(found.endpoint, ChunkCodec(found.spec).dialect)
-    client.connect(_CONNECT_WITHIN_S)
+    try:
+        client.connect(_CONNECT_WITHIN_S)
+    except BaseException:
+        client.close()
+        raise
 
     def ask(window: Window, rng: np.random.Generator) -> Any:
         # A server of this package draws from this address; others draw as they like.
