@@ -202,6 +202,9 @@ def test_names_and_shapes_that_mean_the_same(seer: Server, changed: Fields) -> N
         (seen(prompt=3), "must be text"),
         (seen(prompt="x" * 1001), "at most 1000"),
         (seen(endpoint="kill"), "infer or reset"),
+        (seen(endpoint=np.zeros(3)), "infer or reset"),
+        (seen(prompt=np.zeros(3)), "must be text"),
+        (seen(address=np.zeros(4)), "address must be"),
         (seen(address=[1, 2, 3]), "address must be"),
         ({}, "has no 'state'"),
         (b"", "not a msgpack message"),
@@ -287,6 +290,15 @@ def test_who_says_nothing_makes_room_for_others(launch: Start) -> None:
     server = launch("--policy", "ball-chase-flow", "--max-pending", "4")
     with client(server) as (robot, _):
         actions(robot, {"state": np.zeros(12)})
+        idle = [server.raw() for _ in range(12)]
+        assert actions(robot, {"state": np.ones(12)}).shape == (16, 2)
+        for side in idle:
+            side.close()
+
+
+def test_a_token_is_enough_to_stay(launch: Start) -> None:
+    server = launch("--policy", "ball-chase-flow", "--max-pending", "4", token=TOKEN)
+    with client(server, Authorization=f"Api-Key {TOKEN}") as (robot, _):
         idle = [server.raw() for _ in range(12)]
         assert actions(robot, {"state": np.ones(12)}).shape == (16, 2)
         for side in idle:

@@ -54,6 +54,8 @@ async def serve_openpi(socket: WebSocket, service: Service) -> None:
     async def dismiss() -> None:
         websocket.refuse(str(unauthorized()), CloseCode.POLICY_VIOLATION)
 
+    if caller.shown and connection is not None:
+        service.connections.prove(connection)
     with service.robot(caller, "openpi", peer(socket.scope), dismiss) as sender:
         websocket.write(openpi.encode(openpi.metadata(service.welcome, service.dialect)))
         requests = Requests(service, sender, websocket, connection)
@@ -74,7 +76,7 @@ class Requests:
         service: answers them.
         sender: the client.
         websocket: of the client.
-        connection: pending until the first observation that can be used.
+        connection: pending until the first observation that can be used, or the right token.
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class Requests:
                 raise bad("messages are binary frames of msgpack, this one is text")
             message = openpi.decode(payload)
             endpoint = message.get("endpoint", "infer")
+            if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
+                raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
             if endpoint == "reset":
                 self._reset()
                 return
-            if endpoint != "infer":
-                raise bad(f"endpoint must be infer or reset, got {ascii(endpoint)[:32]}")
             fields = self._request(message)
         # The border of the process: no message may cost its sender more than this.
         except Exception as error:  # noqa: BLE001

@@ -24,6 +24,7 @@ from specact.rng import StepAddress
 from specact.toml import build, read_toml
 from specact.types import Miss
 from specact.units import ActionUnits
+from specact.wire.checks import printable
 from specact.wire.dialect import Dialect
 from specact.wire.messages import LONGEST_DEADLINE_MS, Request
 from specact.wire.openpi import CHUNK
@@ -114,8 +115,8 @@ def openpi_source(
         replace(endpoint, dialect=ChunkCodec(spec).dialect),
         spec,
         units,
-        name if isinstance(name, str) else endpoint.host,
-        fingerprint if isinstance(fingerprint, str) else "",
+        printable(name, 64) if isinstance(name, str) else endpoint.host,
+        printable(fingerprint, 64) if isinstance(fingerprint, str) else "",
     )
 
 
