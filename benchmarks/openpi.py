@@ -3,7 +3,10 @@
 The network is the ball pair's target. openpi's server answers with its outputs as they are; ours checks the request,
 makes distributions of them and keeps its books. Both servers are asked by the same load generator, in turn.
 
-Run: python benchmarks/openpi.py --openpi CHECKOUT [--rounds N] [--seconds S] [--steps N]
+With ``--parts chunks`` both answer with chunks of actions of one policy, ours on its own stream and at its endpoint of
+openpi's protocol: the ball pair's target, and a flow policy of ten steps.
+
+Run: python benchmarks/openpi.py --openpi CHECKOUT [--rounds N] [--seconds S] [--steps N] [--parts PARTS]
 
 CHECKOUT is a checkout of https://github.com/Physical-Intelligence/openpi: its server class and its client are loaded
 from there. The results are kept in benchmarks/results/openpi.json, and the tables of docs/speed.md are written from it.
@@ -24,25 +27,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from pages import fill
 
 from specact import SpeculativePolicy, load_bundle
+from specact.families.chunks.sources import load_policy
+from specact.families.chunks.wire import ChunkCodec
 from specact.families.codes.bundle import Bundle
 from specact.gates import Always
 from specact.lab.evaluation.load import Speech, run_load, speech_of
-from specact.lab.processes import serving
+from specact.lab.processes import ServerProcess, serving
+from specact.observation import ObservationSpec, Window
 from specact.remote import Client, Endpoint, RemoteTarget, remote_verifier
 from specact.rng import StepAddress
+from specact.wire import openpi
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "results" / "openpi.json"
 ROBOTS, PACED = (1, 16, 64), (60, 120, 170, 240, 340)
 RATE_HZ, WITHIN_MS = 20.0, 50.0
-OURS, THEIRS = "specact", "openpi"
+OURS, ENDPOINT, THEIRS = "specact", "endpoint", "openpi"
+POLICIES = ("ball#target", "ball-chase-flow")
 Call = Callable[[], object]
+Infer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def main() -> None:
@@ -53,52 +63,105 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--parts", default="throughput,paced,device")
     parser.add_argument("--serve", type=int, help="serve as openpi does on this port; what the others start")
+    parser.add_argument(
+        "--policy", default="", help="with --serve: a chunk policy; the ball pair's network if not given"
+    )
     asked = parser.parse_args()
     sys.path.insert(0, str(asked.openpi / "packages" / "openpi-client" / "src"))
     pair = load_bundle("ball")
     if asked.serve is not None:
-        serve_as_openpi(asked.openpi, pair, asked.serve)
+        serve_as_openpi(asked.openpi, chunks_of(asked.policy) if asked.policy else outputs_of(pair), asked.serve)
         return
     found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    found |= {"rounds": asked.rounds, "seconds": asked.seconds, "steps": asked.steps}
-    with serving("ball") as ours, openpi_server(asked.openpi) as port:
-        sides = {OURS: (ours.port, speech_of(pair)), THEIRS: (port, openpi_speech(pair))}
-        if "throughput" in asked.parts:
-            found["throughput"] = throughput(sides, asked.rounds, asked.seconds)
-        if "paced" in asked.parts:
-            found["paced"] = paced(sides, asked.rounds, asked.seconds)
-        if "device" in asked.parts:
-            found["device"] = device(pair, ours.port, port, asked.rounds, asked.steps)
+    if "chunks" in asked.parts:
+        found["chunks"] = {policy: chunks(asked.openpi, policy, asked.rounds, asked.seconds) for policy in POLICIES}
+    if asked.parts != "chunks":
+        whole_requests(asked, pair, found)
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
     text = tables(found)
     print(text)
     fill(ROOT / "docs" / "speed.md", "openpi", text)
 
 
-def serve_as_openpi(checkout: Path, pair: Bundle, port: int) -> None:
-    """Runs openpi's server class, with nothing but ``session.run`` behind it."""
+def whole_requests(asked: argparse.Namespace, pair: Bundle, found: dict[str, Any]) -> None:
+    """Distributions beside the network's outputs."""
+    found |= {"rounds": asked.rounds, "seconds": asked.seconds, "steps": asked.steps}
+    with serving("ball") as ours, openpi_server(asked.openpi) as (port, _):
+        sides = {OURS: (ours.port, speech_of(pair.codec.dialect)), THEIRS: (port, openpi_speech(pair))}
+        if "throughput" in asked.parts:
+            found["throughput"] = throughput(sides, asked.rounds, asked.seconds)
+        if "paced" in asked.parts:
+            found["paced"] = paced(sides, asked.rounds, asked.seconds)
+        if "device" in asked.parts:
+            found["device"] = device(pair, ours.port, port, asked.rounds, asked.steps)
+
+
+def chunks(checkout: Path, policy: str, rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """Steps per second of the server's processor time, by the number of robots and the way to ask for a chunk.
+
+    What else the machine does changes them little.
+    """
+    dialect = ChunkCodec(load_policy(policy).policy.spec).dialect
+    seen = [openpi.encode(one) for one in observations(dialect.observation, 64)]
+    asking = Speech("/", None, seen, lambda reply: int(b"actions" in reply))
+    found: dict[str, dict[str, list[float]]] = {}
+    with ServerProcess(["serve", "--policy", policy, "--port", "0"]) as ours, openpi_server(checkout, policy) as theirs:
+        sides = {
+            OURS: (ours.port, ours.pid, speech_of(dialect)),
+            ENDPOINT: (ours.port, ours.pid, asking),
+            THEIRS: (*theirs, asking),
+        }
+        for turn in range(rounds + 1):
+            for robots in ROBOTS:
+                for name, (port, process, speech) in in_turn(sides, turn):
+                    before = processor_s(process)
+                    load = run_load(port, speech, robots, seconds, None)
+                    steps = len(load.latencies_ms) / (processor_s(process) - before)
+                    if turn:  # the first round warms up
+                        found.setdefault(str(robots), {}).setdefault(name, []).append(steps)
+    return found
+
+
+def processor_s(process: int) -> float:
+    """What all threads of a process have had of a processor so far [s]."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def chunks_of(policy: str) -> Infer:
+    """A chunk policy as what is behind openpi's server."""
+    loaded, rng = load_policy(policy).policy, np.random.default_rng(0)
+    return lambda observation: {"actions": loaded.infer(Window(observation), rng)}
+
+
+def outputs_of(pair: Bundle) -> Infer:
+    """Nothing but ``session.run``."""
+    session = pair.target._session
+
+    def infer(observation: dict[str, Any]) -> dict[str, Any]:
+        logits, offsets = session.run(None, {name: value[None] for name, value in observation.items()})
+        return {"logits": logits[0], "offsets": offsets[0]}
+
+    return infer
+
+
+def serve_as_openpi(checkout: Path, infer: Infer, port: int) -> None:
+    """Runs openpi's server class."""
     path = checkout / "src" / "openpi" / "serving" / "websocket_policy_server.py"
     spec = importlib.util.spec_from_file_location("websocket_policy_server", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     logging.disable(logging.INFO)
-    session = pair.target._session
-
-    class Policy:
-        def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
-            logits, offsets = session.run(None, {name: value[None] for name, value in observation.items()})
-            return {"logits": logits[0], "offsets": offsets[0]}
-
-    module.WebsocketPolicyServer(Policy(), host="127.0.0.1", port=port).serve_forever()
+    module.WebsocketPolicyServer(SimpleNamespace(infer=infer), host="127.0.0.1", port=port).serve_forever()
 
 
 @contextmanager
-def openpi_server(checkout: Path) -> Iterator[int]:
-    """openpi's server in a process of its own; yields its port."""
+def openpi_server(checkout: Path, policy: str = "") -> Iterator[tuple[int, int]]:
+    """openpi's server in a process of its own; yields its port and the number of the process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    command = [sys.executable, __file__, "--openpi", str(checkout), "--serve", str(port)]
+    command = [sys.executable, __file__, "--openpi", str(checkout), "--serve", str(port), "--policy", policy]
     process = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
     try:
         until = time.monotonic() + 60.0
@@ -108,14 +171,14 @@ def openpi_server(checkout: Path) -> Iterator[int]:
                 break
             except ConnectionRefusedError:
                 time.sleep(0.05)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait()
 
 
-def observations(pair: Bundle, count: int) -> list[dict[str, np.ndarray]]:
-    rng, fields = np.random.default_rng(0), pair.spec.target.fields
+def observations(spec: ObservationSpec, count: int) -> list[dict[str, np.ndarray]]:
+    rng, fields = np.random.default_rng(0), spec.fields
     return [
         {name: rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in fields.items()}
         for _ in range(count)
@@ -125,7 +188,7 @@ def observations(pair: Bundle, count: int) -> list[dict[str, np.ndarray]]:
 def openpi_speech(pair: Bundle) -> Speech:
     from openpi_client import msgpack_numpy
 
-    requests = [msgpack_numpy.packb(seen) for seen in observations(pair, 64)]
+    requests = [msgpack_numpy.packb(seen) for seen in observations(pair.spec.target, 64)]
     return Speech("/", None, requests, lambda reply: int(b"offsets" in reply))
 
 
@@ -166,7 +229,7 @@ def device(pair: Bundle, port: int, openpi_port: int, rounds: int, steps: int) -
     from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
     theirs = WebsocketClientPolicy("127.0.0.1", openpi_port)
-    seen = observations(pair, 64)
+    seen = observations(pair.spec.target, 64)
     shapes = pair.observation.fields
     rng = np.random.default_rng(0)
     inputs = [{name: rng.uniform(-1, 1, field.shape) for name, field in shapes.items()} for _ in range(64)]
@@ -247,6 +310,17 @@ def tables(found: dict[str, Any]) -> str:
                 "- | -" if row is theirs else " | ".join(ratio(row[kind], theirs[kind]) for kind in ("wall", "cpu"))
             )
             lines.append(f"| {name}, {pace} | {np.median(row['wall']):.2f} | {np.median(row['cpu']):.2f} | {ratios} |")
+    lines += [
+        "",
+        "| chunks, robots, as fast as possible, steps per second of the server's processor time | specact's stream "
+        "| specact for openpi's clients | openpi | stream, ratio by round | openpi's clients, ratio by round |",
+        "|---|---|---|---|---|---|",
+    ]
+    for policy, counts in found.get("chunks", {}).items():
+        for robots, sides in counts.items():
+            medians = " | ".join(f"{np.median(sides[name]):.0f}" for name in (OURS, ENDPOINT, THEIRS))
+            ratios = " | ".join(ratio(sides[name], sides[THEIRS]) for name in (OURS, ENDPOINT))
+            lines.append(f"| {policy}, {robots} | {medians} | {ratios} |")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from types import TracebackType
 import numpy as np
 
 from specact.errors import ConfigError, MissError
+from specact.families.chunks.openpi import PREFIX, openpi_source
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
 from specact.observation import Observation, ObservationHistory, Window
@@ -166,7 +167,8 @@ def connect(
     """The chunk policy that a server serves; what it needs to see is asked of the server.
 
     Args:
-        url: ``ws://host:port``; ``wss``, ``http`` and ``https`` likewise.
+        url: ``ws://host:port``; ``wss``, ``http`` and ``https`` likewise. Or ``openpi:ws://host:port#FILE.toml``, see
+            :func:`~specact.families.chunks.openpi.openpi_source`.
         deadline_ms: how long a call waits for its answer [ms].
         token: the server's bearer token, where it has one.
         ca: PEM file of the authority that signed the server's certificate; the system's if not given.
@@ -180,8 +182,25 @@ def connect(
         ConfigError: if an argument cannot be used, or the server has no chunk policy.
         BundleError: if what the server says of its policy is not a spec.
     """
-    endpoint = Endpoint.parse(url, token, trusting(None if ca is None else Path(ca)))
+    tls = trusting(None if ca is None else Path(ca))
     positive_deadline(deadline_ms)
+    endpoint: Endpoint
+    if url.startswith(PREFIX):
+        found = openpi_source(url, token, tls, timeout)
+        endpoint, spec = found.endpoint, found.spec
+    else:
+        endpoint = Endpoint.parse(url, token, tls)
+        spec = _served_spec(endpoint, robot, timeout)
+    client = Client(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
+    try:
+        client.connect(timeout)
+        return RemotePolicy(client, spec, deadline_ms, seed=seed)
+    except BaseException:
+        client.close()
+        raise
+
+
+def _served_spec(endpoint: Endpoint, robot: str, timeout: float) -> ChunkSpec:
     transport, welcome = greet(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
     transport.close()
     if welcome.family != FAMILY:
@@ -190,11 +209,4 @@ def connect(
             f"pair on this device can use: specact.load_bundle({welcome.bundle!r}) and "
             "specact.remote.remote_verifier(client, bundle, deadline_ms)"
         )
-    spec = spec_of(welcome.spec)
-    client = Client(endpoint, ChunkCodec(spec).dialect, robot, jpeg_quality=jpeg_quality)
-    try:
-        client.connect(timeout)
-        return RemotePolicy(client, spec, deadline_ms, seed=seed)
-    except BaseException:
-        client.close()
-        raise
+    return spec_of(welcome.spec)

@@ -71,6 +71,7 @@ class Peer:
     def __init__(self, side: socket.socket) -> None:
         self.side, self.protocol = side, ServerProtocol(max_size=None)
         self.path, self.headers = "", dict[str, str]()
+        self.greeting = b""
         self.pings, self.pongs = list[bytes](), list[bytes]()
         self._lock = threading.Lock()
 
@@ -96,14 +97,21 @@ class Peer:
         self.side.close()
 
     def messages(self) -> Iterator[bytes]:
-        """What the device sends, until it or we end the connection; answers the opening handshake, pings, closing."""
+        """What the device sends, until it or we end the connection; answers the opening handshake, pings, closing.
+
+        A ``greeting`` is said after the opening handshake.
+        """
         while data := self.side.recv(65536):
             self.protocol.receive_data(data)
             for event in self.protocol.events_received():
                 if isinstance(event, Request):
                     self.path, self.headers = event.path, dict(event.headers.raw_items())
                     self.protocol.send_response(self.protocol.accept(event))
+                    if self.greeting:
+                        self.protocol.send_binary(self.greeting)
                 elif isinstance(event, Frame) and event.opcode is Opcode.BINARY:
+                    # As libraries do: a ping is answered before what came after it.
+                    self.raw(b"".join(self.protocol.data_to_send()))
                     yield bytes(event.data)
                 elif isinstance(event, Frame) and event.opcode in (Opcode.PING, Opcode.PONG):
                     (self.pings if event.opcode is Opcode.PING else self.pongs).append(bytes(event.data))

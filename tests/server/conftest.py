@@ -93,7 +93,7 @@ class Server:
             self.process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=stderr)
         self.tls: ssl.SSLContext | None = None
         until(lambda: "status page" in self.log or self.process.poll() is not None, "the server starts")
-        found = re.search(r"^serving \w+ on wss?://127\.0\.0\.1:(\d+); status page ", self.log, re.MULTILINE)
+        found = re.search(r"^serving [\w-]+ on wss?://127\.0\.0\.1:(\d+); status page ", self.log, re.MULTILINE)
         assert found, self.log
         self.port = int(found[1])
 

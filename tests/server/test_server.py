@@ -597,7 +597,7 @@ def test_bodies_that_are_no_message_are_typed_errors(
 
 
 def test_a_websocket_elsewhere_is_refused(server: Server) -> None:
-    for path in ("/", "/v1/infer", "/v1/stream/more"):
+    for path in ("/v1", "/v1/infer", "/v1/stream/more"):
         with pytest.raises(InvalidStatus) as refused, server.connect(path):
             pass
         assert refused.value.response.status_code == 403

@@ -143,7 +143,7 @@ class Server:
             raise ConfigError(f"--neighbours must not be negative; got {self.neighbours}")
         _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
-        speech = speech_of(pair)
+        speech = speech_of(pair.codec.dialect)
         with ExitStack() as stack, progress_bars() as update:
             servers = {
                 size: stack.enter_context(serving(pair.path, "--max-batch", str(size), "--max-queue", "1024"))

@@ -18,8 +18,9 @@ def pair(
     """Make a pair of two chunk policies: a folder that calibrate, eval, serve and run take as their bundle.
 
     A policy is a flow bundle, BUNDLE#draft or BUNDLE#target of a pair of action codes, a .toml file that describes an
-    ONNX file, lerobot:PATH@HZ for what LeRobot saved and its control rate, or MODULE:NAME. The last three have to be
-    named again, with --draft or --target, whenever the pair is used.
+    ONNX file, lerobot:PATH@HZ for what LeRobot saved and its control rate, openpi:ws://HOST:PORT#FILE.toml for a policy
+    on a server of openpi's protocol, or MODULE:NAME. The last four have to be named again, with --draft or --target,
+    whenever the pair is used.
 
     Args:
         draft: the small policy, on the robot.

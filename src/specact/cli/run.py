@@ -41,7 +41,8 @@ class PairOptions:
 
     server: str | None = None
     """Of the pair's target: ws:// or wss:// (WebSocket), http:// or https:// (JSON, as in the paper), host and port;
-    ws://127.0.0.1:8600 if not given."""
+    ws://127.0.0.1:8600 if not given. openpi:ws://HOST:PORT#FILE.toml is a server of openpi's protocol, see
+    docs/openpi.md."""
     draft: str | None = None
     """Of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file."""
     decoding: str = ""
@@ -100,7 +101,7 @@ class RunOptions:
     policy: str | None = None
     """Instead, a chunk policy alone: ws://, wss://, http:// or https:// with host and port of a server that serves one,
     or for inference on this device a flow bundle, BUNDLE#target, a .toml file that describes an ONNX file,
-    lerobot:PATH@HZ, or MODULE:NAME."""
+    lerobot:PATH@HZ, or MODULE:NAME; openpi:ws://HOST:PORT#FILE.toml is a policy on a server of openpi's protocol."""
     robot: str | None = None
     """MODULE:CLASS with observe() and act(action), optionally stop() and roll_forward(observation, actions), created
     without arguments; a simulated robot if not given."""
@@ -210,6 +211,7 @@ def _refuse_unfit(options: RunOptions) -> None:
 def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
     """A pair whose target is on a server; the stack closes the client."""
     from specact.cli.gating import audit_estimator, deciding_gate, true_skip_of, wanted_budget, watch
+    from specact.families.chunks.openpi import PREFIX, openpi_endpoint
     from specact.families.load import load_pair, of_codes
     from specact.families.staged.wire import split_dialect
     from specact.gates.prefetch import PrefetchPredictor
@@ -229,7 +231,11 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     # Where verdicts are late the draft's actions run at once.
     age_s = _age_s(options, chunk_s + (period_s if late else max(period_s, deadline_s)))
     token, server = read_token(options.token_file), pair.server or "ws://127.0.0.1:8600"
-    endpoint = Endpoint.parse(server, token, trusting(options.ca))
+    tls = trusting(options.ca)
+    if server.startswith(PREFIX):
+        endpoint: Endpoint = openpi_endpoint(server, token, tls, loaded.codec.dialect)
+    else:
+        endpoint = Endpoint.parse(server, token, tls)
     if pair.link_share_kbit is not None and (endpoint.scheme not in ("ws", "wss") or pair.sampling != "device"):
         raise ConfigError(
             "--link-share-kbit needs ws:// or wss:// and sampling on the device; leave out http:// and "

@@ -16,6 +16,7 @@ import numpy as np
 
 from specact.errors import ConfigError, RemoteError, WireError
 from specact.remote.http import HttpTransport
+from specact.remote.openpi import OpenpiEndpoint, OpenpiTransport
 from specact.remote.transport import Endpoint, Fields, Transport, TransportClosedError
 from specact.remote.websocket import WebSocketTransport
 from specact.types import Cause
@@ -350,9 +351,13 @@ def greet(endpoint: Endpoint, hello: Hello, timeout: float, limit: int) -> tuple
     Raises:
         RemoteError: if there is none in time, or the server refuses this device.
     """
-    kind = WebSocketTransport if endpoint.scheme in ("ws", "wss") else HttpTransport
     until = time.monotonic() + timeout
-    transport = kind(endpoint, timeout, limit)
+    transport: Transport
+    if isinstance(endpoint, OpenpiEndpoint):
+        transport = OpenpiTransport(endpoint, timeout, limit)
+    else:
+        kind = WebSocketTransport if endpoint.scheme in ("ws", "wss") else HttpTransport
+        transport = kind(endpoint, timeout, limit)
     try:
         transport.send("hello", transport.encode(hello_fields(hello)), until - time.monotonic())
         payload = transport.receive(until - time.monotonic())
@@ -368,9 +373,10 @@ def greet(endpoint: Endpoint, hello: Hello, timeout: float, limit: int) -> tuple
 
 
 def _check_jpeg(quality: int, endpoint: Endpoint) -> None:
-    if not 1 <= quality <= 95 or endpoint.scheme in ("http", "https"):
+    if not 1 <= quality <= 95 or endpoint.scheme in ("http", "https") or isinstance(endpoint, OpenpiEndpoint):
         raise ConfigError(
-            f"JPEG frames need a quality from 1 to 95 and a ws or wss server, got {quality} and {endpoint}"
+            f"JPEG frames need a quality from 1 to 95 and a ws or wss server of specact's own protocol, got {quality} "
+            f"and {endpoint}"
         )
     # Whatever is missing is found before a robot moves.
     to_jpeg(np.zeros((1, 8, 8, 3), np.uint8), quality)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import NamedTuple
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus
@@ -28,6 +29,20 @@ _MOST_FRAMES = 64
 _EARNING_BYTES, _EARNING_S, _MOST_SAVED = 8, 0.1, 128
 
 
+class Message(NamedTuple):
+    """What arrived.
+
+    Attributes:
+        payload: its content.
+        text: whether it came in frames of text.
+        after: the mark that the last pong before it carried, see :meth:`WebSocketTransport.send`.
+    """
+
+    payload: bytes
+    text: bool
+    after: bytes
+
+
 class WebSocketTransport:
     """Binary msgpack over one WebSocket; see :class:`~specact.remote.transport.Transport`.
 
@@ -35,6 +50,8 @@ class WebSocketTransport:
         endpoint: where to.
         timeout: for connecting and the opening handshake together [s].
         max_message_bytes: a larger reply closes the transport before it is read.
+        path: of the URL.
+        scheme: in which the token is shown.
 
     Raises:
         RemoteError: if the server cannot be reached in time, or does not let us in.
@@ -42,19 +59,21 @@ class WebSocketTransport:
 
     pings, busy = True, False
 
-    def __init__(self, endpoint: Endpoint, timeout: float, max_message_bytes: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, timeout: float, max_message_bytes: int, path: str = _PATH, scheme: str = "Bearer"
+    ) -> None:
         until = time.monotonic() + timeout
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[Message] = deque()
         self._parts: list[bytes] = []
         # What has arrived and waits to be parsed, and how much of the frame is missing that is being parsed.
         self._unparsed, self._rest = bytearray(), 0
         self.heard = self._credited = time.monotonic()
         self._credit = float(_MOST_SAVED)
-        self._text = False
-        self._protocol = ClientProtocol(parse_uri(f"{endpoint}{_PATH}"), max_size=max_message_bytes)
+        self._text, self._after = False, b""
+        self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
         self._socket = endpoint.connect(until)
         try:
-            self._open(endpoint, until)
+            self._open(endpoint, until, scheme)
         except (TransportClosedError, InvalidHandshake) as error:
             self.close()
             hint = "" if endpoint.encrypted else "; for a server with TLS use wss://"
@@ -69,13 +88,27 @@ class WebSocketTransport:
     def decode(self, payload: bytes) -> Fields:
         return msgpack.decode(payload)
 
-    def send(self, kind: str, payload: bytes, timeout: float) -> None:
+    def send(self, kind: str, payload: bytes, timeout: float, mark: bytes = b"") -> None:
+        """See :class:`~specact.remote.transport.Transport`.
+
+        A mark, of at most 125 bytes, goes before the message as a ping. What arrives before its pong left the server
+        before the message was read there, so that it answers something else.
+        """
         if self._protocol.state is not State.OPEN:
             raise TransportClosedError("the connection is closed")
+        if mark:
+            self._protocol.send_ping(mark)
+            self._credit += 1.0
         self._protocol.send_binary(payload)
         self._flush(timeout)
 
     def receive(self, timeout: float) -> bytes | None:
+        message = self.next(timeout)
+        # Text is no message of ours, whatever it says.
+        return None if message is None else b"" if message.text else message.payload
+
+    def next(self, timeout: float) -> Message | None:
+        """As :meth:`receive`, with what else is known of the message."""
         until = time.monotonic() + timeout
         while not self._messages:
             self._read(max(0.0, until - time.monotonic()))
@@ -99,10 +132,10 @@ class WebSocketTransport:
             pass
         self._socket.close()
 
-    def _open(self, endpoint: Endpoint, until: float) -> None:
+    def _open(self, endpoint: Endpoint, until: float, scheme: str) -> None:
         request = self._protocol.connect()
         if endpoint.token is not None:
-            request.headers["Authorization"] = f"Bearer {endpoint.token}"
+            request.headers["Authorization"] = f"{scheme} {endpoint.token}"
         self._protocol.send_request(request)
         self._flush(until - time.monotonic())
         while self._protocol.state is State.CONNECTING:
@@ -180,6 +213,8 @@ class WebSocketTransport:
         self._credited = now
 
     def _take(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.PONG:
+            self._after = bytes(frame.data)
         if frame.opcode not in _DATA:
             return
         if frame.opcode is not Opcode.CONT:
@@ -187,8 +222,7 @@ class WebSocketTransport:
         if frame.data:
             self._parts.append(bytes(frame.data))
         if frame.fin:
-            # Text is no message of ours, whatever it says.
-            self._messages.append(b"" if self._text else b"".join(self._parts))
+            self._messages.append(Message(b"".join(self._parts), self._text, self._after))
             self._parts.clear()
 
     def _broken(self) -> None:

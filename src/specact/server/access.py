@@ -17,6 +17,8 @@ from specact.wire.checks import ErrorCode
 
 SHORTEST_TOKEN = 16
 _LONGEST_NAME, _MOST = 64, 10_000
+# How a client of openpi's shows its token.
+_API_KEY = b"Api-Key "
 
 
 def check_token(token: str) -> None:
@@ -128,6 +130,8 @@ class Access:
         if self._open:
             return Caller() if _is_address(host) else None
         shown = headers.get("authorization", "").encode("utf-8", "surrogateescape")
+        if shown.startswith(_API_KEY):
+            shown = b"Bearer " + shown.removeprefix(_API_KEY)
         found = None
         # All of them, also after one was right.
         for caller in self._callers:

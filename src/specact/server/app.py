@@ -16,6 +16,7 @@ from specact import __version__
 from specact.errors import WireError
 from specact.server.http import STATUS, let_in, message_routes, peer
 from specact.server.openapi import refusals
+from specact.server.openpi import serve_openpi
 from specact.server.service import Service, refusal
 from specact.server.stream import serve_stream
 from specact.wire.checks import ErrorCode
@@ -47,6 +48,10 @@ def create_app(service: Service) -> FastAPI:
     @app.websocket("/v1/stream")
     async def stream(socket: WebSocket) -> None:
         await serve_stream(socket, service)
+
+    @app.websocket("/")
+    async def openpi(socket: WebSocket) -> None:
+        await serve_openpi(socket, service)
 
     @app.get("/healthz", summary="Whether requests are answered now", responses={503: {"description": "not now"}})
     async def healthz() -> Response:

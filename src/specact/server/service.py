@@ -64,10 +64,8 @@ class Service:
         self.limit = max_message_bytes(responder.dialect)
         self.telemetry = Telemetry(responder.name)
         self.batcher = Batcher(responder, settings)
-        self._welcome = welcome_fields(
-            Welcome(
-                responder.name, responder.fingerprint, __version__, self.limit, self.dialect.family, self.dialect.agreed
-            )
+        self.welcome = Welcome(
+            responder.name, responder.fingerprint, __version__, self.limit, self.dialect.family, self.dialect.agreed
         )
         self.access = Access(settings.token, settings.tokens)
         self.log = AccessLog(settings.access_log, settings.log_steps)
@@ -146,7 +144,7 @@ class Service:
         """
         hello = read_hello(fields)
         check_hello(hello, self.dialect)
-        return hello.robot, self._welcome
+        return hello.robot, welcome_fields(self.welcome)
 
     def answer(self, fields: Fields, arrived: float, sender: Sender, reply: Callable[[Fields], None]) -> Job | None:
         """Answers a request; with an error where there is no result, never with an exception.
@@ -171,7 +169,7 @@ class Service:
                 times = outcome.times(arrived)
                 reply(reply_fields(Reply(request.id, self.dialect.exchanges[kind].answer, outcome.arrays, times)))
             except Exception as error:  # noqa: BLE001
-                reply(self._refused(kind, error, fields, sender))
+                reply(self.refused(kind, error, fields, sender))
             else:
                 # After the reply: nobody waits for the books.
                 self._note(kind, times, sender)
@@ -185,7 +183,7 @@ class Service:
             job = self.batcher.submit(sender.lane, request, arrived, finish)
         # The border of the process: no message may cost its sender more than an error reply.
         except Exception as error:  # noqa: BLE001
-            reply(self._refused(kind, error, fields, sender))
+            reply(self.refused(kind, error, fields, sender))
             return None
         self._under_way += 1
         return job
@@ -201,17 +199,18 @@ class Service:
             written = {"queue_ms": times.queue_ms, "total_ms": times.total_ms, "batch": times.batch}
             self.log.write("step", what=kind, peer=sender.peer, robot=sender.name, **written)
 
-    def refuse(self, what: str, error: WireError, peer: str | None, robot: Robot | None = None) -> None:
-        """Notes an error reply in the books and in the log."""
-        self.telemetry.refused(what, error.code, robot)
-        self.log.refused(what, error.code, peer, str(error), None if robot is None else robot.name)
-
-    def _refused(self, kind: str, error: Exception, fields: Fields, sender: Sender) -> Fields:
+    def refused(self, kind: str, error: Exception, fields: Fields, sender: Sender) -> Fields:
+        """The reply to a request that cannot be answered, noted in the books; what went wrong inside is not said."""
         if not isinstance(error, WireError):
             _log.error("a request failed", exc_info=error)
             error = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
         self.refuse(kind, error, sender.peer, sender.robot)
         return reply_fields(ErrorReply(request_id(fields), ErrorCode(error.code), str(error)))
+
+    def refuse(self, what: str, error: WireError, peer: str | None, robot: Robot | None = None) -> None:
+        """Notes an error reply in the books and in the log."""
+        self.telemetry.refused(what, error.code, robot)
+        self.log.refused(what, error.code, peer, str(error), None if robot is None else robot.name)
 
     def _dropped(self, connection: Connection, why: str) -> None:
         self.log.refused("connection", "dropped", connection.peer, why)

@@ -26,7 +26,7 @@ async def serve_stream(socket: WebSocket, service: Service) -> None:
     """Lets a robot in, agrees on what is spoken, and answers its requests as they come, each on its own."""
     try:
         caller = caller_of(socket, service)
-        _check_room(service)
+        check_room(service)
     except WireError as error:
         service.refuse("hello", error, peer(socket.scope))
         await socket.send_denial_response(JSONResponse(refusal(error), STATUS[ErrorCode(error.code)]))
@@ -72,7 +72,12 @@ async def _dismiss(socket: WebSocket) -> None:
             connection.abort()
 
 
-def _check_room(service: Service) -> None:
+def check_room(service: Service) -> None:
+    """Raises where there is no room for another robot.
+
+    Raises:
+        WireError: ``shutting_down`` or ``overloaded``.
+    """
     if service.draining:
         raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
     if len(service.telemetry.robots) >= service.max_robots:
@@ -84,7 +89,7 @@ async def _agree(socket: WebSocket, service: Service, caller: Caller) -> tuple[s
     try:
         name, welcome = service.hello(await _first(socket))
         # Again: others may have come in, and tokens gone, while this one was silent.
-        _check_room(service)
+        check_room(service)
         if not service.access.knows(caller):
             raise unauthorized()
     except WireError as error:

@@ -217,6 +217,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def handle_bytes(self, event: Frame) -> None:
         self._frames += 1
+        # A ping for each message is no flood.
+        self._controls = max(0, self._controls - 1)
         super().handle_bytes(event)
 
     def handle_ping(self) -> None:
@@ -289,11 +291,29 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().resume_writing()
         self.hand_over()
 
-    def write(self, payload: bytes) -> None:
-        """Sends a message, if the connection still takes one."""
+    def write(self, payload: bytes | str) -> None:
+        """Sends a message, text as a text frame, if the connection still takes one."""
         if self.conn.state is State.OPEN and not self.transport.is_closing():
-            self.conn.send_binary(payload)
+            if isinstance(payload, str):
+                self.conn.send_text(payload.encode())
+            else:
+                self.conn.send_binary(payload)
             self.transport.write(b"".join(self.conn.data_to_send()))
+
+    def refuse(self, text: str, code: CloseCode) -> None:
+        """Sends a text that says why, and closes; nothing that came since is taken on."""
+        if self.conn.state is not State.OPEN or self.transport.is_closing():
+            return
+        self._ahead.clear()
+        self.write(text)
+        self.conn.send_close(code)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": ""})
+        # As uvicorn does: who does not answer in time is not waited for.
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
+        # Its answer is read.
+        self.hand_over()
 
     def _hang_up(self, why: str) -> None:
         self.frames = []

@@ -119,7 +119,7 @@ def chunk_policy(
     """
     fields = {name: field if isinstance(field, Field) else Field(tuple(field)) for name, field in observation.items()}
     spec = ChunkSpec(ObservationSpec(fields, instruction), chunk, actions, rate_hz)
-    units = _units(low, high, actions)
+    units = units_of(low, high, actions)
 
     def decorate(function: Function) -> FunctionPolicy:
         return FunctionPolicy(spec, function, units=units, fingerprint=fingerprint, seeded=seeded)
@@ -127,7 +127,7 @@ def chunk_policy(
     return decorate
 
 
-def _units(low: object, high: object, actions: int) -> ActionUnits | None:
+def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
     """Units of a range of actions, or None where none is given.
 
     Raises:
@@ -148,8 +148,14 @@ def _units(low: object, high: object, actions: int) -> ActionUnits | None:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """What the description of an ONNX file says of an observation."""
+class Entry:
+    """What a description says of an observation.
+
+    Attributes:
+        shape, dtype, history: see :class:`~specact.observation.Field`.
+        input: what the policy calls it; the observation's name if empty.
+        channels_first: whether the policy takes camera frames as ``[3, H, W]``.
+    """
 
     shape: tuple[int, ...]
     dtype: Literal["float32", "uint8"] = "float32"
@@ -161,6 +167,11 @@ class _Entry:
         if self.channels_first and self.dtype != "uint8":
             raise ConfigError("channels_first is for uint8 frames alone")
 
+    @property
+    def field(self) -> Field:
+        """Of a spec."""
+        return Field(self.shape, self.dtype, self.history)
+
 
 @dataclass(frozen=True)
 class _Description:
@@ -170,7 +181,7 @@ class _Description:
     chunk: int
     actions: int
     rate_hz: float
-    observation: dict[str, _Entry]
+    observation: dict[str, Entry]
     output: str = ""
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
@@ -209,9 +220,9 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
     """
     try:
         said = build(_Description, read_toml(description, "description of an ONNX file"), "description")
-        fields = {name: Field(entry.shape, entry.dtype, entry.history) for name, entry in said.observation.items()}
+        fields = {name: entry.field for name, entry in said.observation.items()}
         spec = ChunkSpec(ObservationSpec(fields), said.chunk, said.actions, said.rate_hz)
-        units = _units(said.low, said.high, spec.actions)
+        units = units_of(said.low, said.high, spec.actions)
         file = description.parent / said.onnx
         content = file.read_bytes()
     except SpecactError as error:

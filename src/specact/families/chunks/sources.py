@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,10 +43,12 @@ class LoadedPolicy:
     env: str = ""
 
 
-def kind_of_source(source: str) -> Literal["lerobot", "description", "part", "code", "folder"]:
+def kind_of_source(source: str) -> Literal["lerobot", "openpi", "description", "part", "code", "folder"]:
     """What a name means: a ``.toml`` file, a policy of a pair, a Python object (loading it runs code), or a bundle."""
     if source.startswith("lerobot:"):
         return "lerobot"
+    if source.startswith("openpi:"):
+        return "openpi"
     name, _, part = source.rpartition("#")
     if source.endswith(".toml"):
         return "description"
@@ -63,18 +66,26 @@ def load_policy(
         source: the folder or name of a bundle of a flow, of a regression or of tokens; ``BUNDLE#draft`` or
             ``BUNDLE#target``, one policy of a pair of action codes; a ``.toml`` file that describes an ONNX file, see
             :func:`~specact.families.chunks.adapters.onnx_policy`; ``lerobot:PATH@HZ``, a folder that LeRobot's
-            ``save_pretrained`` wrote, and the policy's control rate; or ``MODULE:NAME``, a
-            :class:`~specact.families.chunks.policy.ChunkPolicy`, or a class of one, that is made without arguments.
+            ``save_pretrained`` wrote, and the policy's control rate; ``openpi:ws://HOST:PORT#FILE.toml``, a server of
+            openpi's protocol, see :func:`~specact.families.chunks.openpi.openpi_source`, which is shown the token in
+            the variable SPECACT_TOKEN; or ``MODULE:NAME``, a :class:`~specact.families.chunks.policy.ChunkPolicy`, or a
+            class of one, that is made without arguments.
         steps: Euler steps of a flow policy.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
         ConfigError: if there is none of that name.
         BundleError: if it cannot be used.
+        RemoteError: if a server does not answer.
     """
     kind = kind_of_source(source)
     if kind == "lerobot":
         return _lerobot(source, steps)
+    if kind == "openpi":
+        from specact.families.chunks.openpi import openpi_policy, openpi_source
+
+        server = openpi_source(source, os.environ.get("SPECACT_TOKEN") or None)
+        return LoadedPolicy(server.name, openpi_policy(server), server.units, server.fingerprint)
     if kind == "description":
         found = onnx_policy(Path(source), provider=provider, threads=threads)
         return LoadedPolicy(Path(source).stem, found, found.units, found.fingerprint)

@@ -21,6 +21,7 @@ from specact.lab.processes import ServerProcess
 from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
 from specact.wire import msgpack
+from specact.wire.dialect import Dialect
 from specact.wire.handshake import Hello, hello_fields
 from specact.wire.messages import Request, request_fields
 
@@ -104,10 +105,10 @@ def run_load(
     return uvloop.run(_run(port, speech, robots, seconds, offered_hz, under_way, started))
 
 
-def speech_of(bundle: Bundle, deadline_ms: float = 10_000.0) -> Speech:
-    """Requests about random observations, as a device with this bundle makes them."""
-    rng, dialect = np.random.default_rng(0), bundle.codec.dialect
-    requests = [_encoded_request(bundle.spec.target, rng, number, deadline_ms) for number in range(_MOST_REQUESTS)]
+def speech_of(dialect: Dialect, deadline_ms: float = 10_000.0) -> Speech:
+    """Requests about random observations, as a device that speaks this makes them."""
+    rng = np.random.default_rng(0)
+    requests = [_encoded_request(dialect.observation, rng, number, deadline_ms) for number in range(_MOST_REQUESTS)]
     hello = Hello("load", dialect.family, dialect.agreed)
     return Speech("/v1/stream", msgpack.encode(hello_fields(hello)), requests, _batch)
 
@@ -130,7 +131,7 @@ def run_soak(
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-    began, samples, speech = time.monotonic(), [], speech_of(bundle)
+    began, samples, speech = time.monotonic(), [], speech_of(bundle.codec.dialect)
     while (passed := time.monotonic() - began) < seconds:
         progress(int(passed), int(seconds))
         run_load(server.port, speech, _SOAK_ROBOTS, min(_SOAK_LOOK_S, seconds), _SOAK_HZ)

@@ -41,7 +41,7 @@ def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> dict[s
     try:
         if neighbours and not ready.wait(_READY_WITHIN_S):
             raise RemoteError(f"{neighbours} neighbours did not start within {_READY_WITHIN_S:.0f} s")
-        found = run_load(port, speech_of(bundle, DEADLINE_MS), 1, seconds, RATE_HZ)
+        found = run_load(port, speech_of(bundle.codec.dialect, DEADLINE_MS), 1, seconds, RATE_HZ)
     finally:
         if neighbours:
             flooding.kill()
@@ -59,4 +59,6 @@ def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> dict[s
 
 
 def _flood(port: int, path: Path, robots: int, seconds: float, ready: Event) -> None:
-    run_load(port, speech_of(load_bundle(path)), robots, seconds, None, under_way=UNDER_WAY, started=ready.set)
+    run_load(
+        port, speech_of(load_bundle(path).codec.dialect), robots, seconds, None, under_way=UNDER_WAY, started=ready.set
+    )

@@ -1,0 +1,223 @@
+"""A policy on a server of openpi's protocol, by the server's address and a description of what it takes and gives."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from specact.errors import BundleError, ConfigError, MissError, SpecactError
+from specact.families.chunks.adapters import Entry, FunctionPolicy, Inputs, units_of
+from specact.families.chunks.policy import ChunkSpec
+from specact.families.chunks.wire import FAMILY, ChunkCodec
+from specact.observation import ObservationSpec, Window, read_spec
+from specact.remote.client import Client
+from specact.remote.openpi import Key, OpenpiEndpoint, OpenpiTransport
+from specact.remote.pending import PendingRequest
+from specact.rng import StepAddress
+from specact.toml import build, read_toml
+from specact.types import Miss
+from specact.units import ActionUnits
+from specact.wire.checks import printable
+from specact.wire.dialect import Dialect
+from specact.wire.messages import LONGEST_DEADLINE_MS, Request
+from specact.wire.openpi import CHUNK
+from specact.wire.sizes import HANDSHAKE_BYTES
+
+PREFIX = "openpi:"
+_PORT, _FORM = 8000, "openpi:ws://HOST:PORT#FILE.toml"
+# For a first connection [s].
+_CONNECT_WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class OpenpiSource:
+    """A policy on a server of openpi's protocol.
+
+    Attributes:
+        endpoint: where it is, with the dialect of the policy.
+        spec: what it needs to see, and what it gives.
+        units: of its actions, or None where nobody said their range.
+        name, fingerprint: what the server says of itself; its host and nothing where it says neither.
+    """
+
+    endpoint: OpenpiEndpoint
+    spec: ChunkSpec
+    units: ActionUnits | None
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What the description of such a policy says."""
+
+    chunk: int
+    actions: int
+    rate_hz: float
+    observation: dict[str, Entry]
+    instruction: bool = False
+    endpoint: bool = False
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+
+def openpi_source(
+    source: str, token: str | None = None, tls: ssl.SSLContext | None = None, timeout: float = _CONNECT_WITHIN_S
+) -> OpenpiSource:
+    """Asks a server for its metadata, and reads the description of its policy.
+
+    The description is a TOML file. A server of this package says the same in its metadata, and needs none. ::
+
+        chunk = 10
+        actions = 7
+        rate_hz = 20.0
+        instruction = true                    # sent as "prompt"
+        endpoint = false                      # true sends "endpoint", which RoboArena's servers need
+        low = [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0]      # range of the actions, where known
+        high = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+        [observation.state]
+        shape = [8]
+        history = 1                           # without a time axis on the wire; longer ones go as [T, 8]
+        input = "observation/state"           # the key at the server; observation/NAME, if left out
+        [observation."image.front"]
+        shape = [224, 224, 3]
+        dtype = "uint8"
+        input = "observation/image"
+        channels_first = false                # true sends [3, 224, 224]
+
+    Args:
+        source: ``openpi:ws://HOST:PORT`` (``wss`` likewise; port 8000 if not given), a path where the server has
+            another than ``/``, and ``#FILE.toml``, the description.
+        token: sent as openpi's API key, or None.
+        tls: context for ``wss``; None for the system's certificates.
+        timeout: for the connection and the metadata [s].
+
+    Raises:
+        ConfigError: if it is no such name, or the description cannot be used.
+        RemoteError: if the server does not answer.
+        BundleError: if there is no description, and the metadata does not say enough.
+    """
+    endpoint, spec, units = _parse(source, token, tls)
+    transport = OpenpiTransport(endpoint, timeout, HANDSHAKE_BYTES)
+    transport.close()
+    said = transport.metadata
+    if spec is None:
+        spec = _spec_of(said, source)
+    name, fingerprint = (said.get(key) for key in ("bundle", "fingerprint"))
+    return OpenpiSource(
+        replace(endpoint, dialect=ChunkCodec(spec).dialect),
+        spec,
+        units,
+        printable(name, 64) if isinstance(name, str) else endpoint.host,
+        printable(fingerprint, 64) if isinstance(fingerprint, str) else "",
+    )
+
+
+def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, dialect: Dialect) -> OpenpiEndpoint:
+    """Where a pair's target is; nothing is asked.
+
+    Args:
+        source, token, tls: see :func:`openpi_source`.
+        dialect: of the pair; a description need say no more than this, and must not say otherwise.
+
+    Raises:
+        ConfigError: if it is no such name, the description cannot be used, or the pair is not one of chunk policies.
+    """
+    if dialect.family != FAMILY:
+        raise ConfigError(
+            f"openpi's protocol answers with chunks of actions, and this pair's family is {dialect.family!r}; make a "
+            "pair with such a target: specact pair"
+        )
+    endpoint, spec, _ = _parse(source, token, tls)
+    if spec is not None and spec.describe() != dialect.agreed:
+        raise ConfigError(
+            f"{source} describes a policy with {spec.describe()}, but the pair was made for one with "
+            f"{dict(dialect.agreed)}; make it again with specact pair"
+        )
+    return replace(endpoint, dialect=dialect)
+
+
+def openpi_policy(found: OpenpiSource, deadline_s: float = LONGEST_DEADLINE_MS / 1e3) -> FunctionPolicy:
+    """The policy, asked for one window after the other, as the protocol knows no batches; it has no deadline of a step.
+
+    Args:
+        found: where it is.
+        deadline_s: how long an answer is waited for [s]; the first one of a policy that is compiled takes long.
+
+    Raises:
+        RemoteError: if there is no connection.
+    """
+    client = Client(found.endpoint, ChunkCodec(found.spec).dialect)
+    try:
+        client.connect(_CONNECT_WITHIN_S)
+    except BaseException:
+        client.close()
+        raise
+
+    def ask(window: Window, rng: np.random.Generator) -> Any:
+        # A server of this package draws from this address; others draw as they like.
+        address = StepAddress(int(rng.integers(2**63)), 0, 0, 0)
+
+        def request(identity: int) -> Request:
+            return Request("infer", identity, 1e3 * deadline_s, window, address)
+
+        answer = PendingRequest(client, "infer", request, deadline_s).reply(time.monotonic())
+        if isinstance(answer, Miss):
+            why = f": {client.problem}" if client.problem else ""
+            raise MissError(f"{found.endpoint} gave no usable answer ({answer.cause}{why})", answer.cause)
+        return answer[0][CHUNK]
+
+    def answer(inputs: Inputs, rngs: Sequence[np.random.Generator], instruction: Sequence[str] = ()) -> Any:
+        return np.stack(
+            [
+                ask(Window({name: array[row] for name, array in inputs.items()}, *instruction[row : row + 1]), rng)
+                for row, rng in enumerate(rngs)
+            ]
+        )
+
+    return FunctionPolicy(found.spec, answer, units=found.units, fingerprint=found.fingerprint, seeded=True)
+
+
+def _parse(
+    source: str, token: str | None, tls: ssl.SSLContext | None
+) -> tuple[OpenpiEndpoint, ChunkSpec | None, ActionUnits | None]:
+    """The endpoint without a dialect, and what the description says, where there is one."""
+    address, _, file = source.removeprefix(PREFIX).partition("#")
+    try:
+        parts = urlsplit(address)
+        port = _PORT if parts.port is None else parts.port
+    except ValueError as error:
+        raise ConfigError(f"{source!r} is not the address of a server ({error}); write {_FORM}") from None
+    if parts.scheme not in ("ws", "wss") or not parts.hostname or parts.query or parts.username is not None:
+        raise ConfigError(f"{source!r} is not the address of a server of openpi's protocol; write {_FORM}")
+    endpoint = OpenpiEndpoint(parts.scheme, parts.hostname, port, token, tls, parts.path or "/")
+    if not file:
+        return endpoint, None, None
+    path = Path(file)
+    try:
+        said = build(_Description, read_toml(path, "description of a policy"), "description")
+        fields = {name: entry.field for name, entry in said.observation.items()}
+        spec = ChunkSpec(ObservationSpec(fields, said.instruction), said.chunk, said.actions, said.rate_hz)
+        units = units_of(said.low, said.high, spec.actions)
+    except SpecactError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    keys = {name: Key(entry.input, entry.channels_first) for name, entry in said.observation.items()}
+    return replace(endpoint, keys=keys, names_endpoint=said.endpoint), spec, units
+
+
+def _spec_of(said: Mapping[str, Any], source: str) -> ChunkSpec:
+    try:
+        observation = read_spec({"fields": said["observation"], "instruction": said["instruction"]})
+        return ChunkSpec(observation, said["action_horizon"], said["action_dim"], said["rate_hz"])
+    except (KeyError, BundleError) as error:
+        raise BundleError(
+            f"the server at {source} does not say what its policy takes and gives ({error}); describe it in a TOML "
+            f"file and name that as well: {source}#FILE.toml"
+        ) from None

@@ -1,0 +1,176 @@
+"""openpi's messages: msgpack maps with NumPy arrays as maps, in the three forms that are in use.
+
+Written are openpi's own markers. Those of vLLM and of the package msgpack-numpy are read as well, and keys of all three
+as text or as bytes. There are no objects and no pickles; whoever reads bounds the frame first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from specact.wire.checks import MOST_DIMENSIONS, bad, is_plain
+from specact.wire.dialect import ArraySpec, Dialect
+from specact.wire.handshake import Welcome
+
+_DTYPES = {
+    name: dtype
+    for dtype in map(np.dtype, ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"))
+    for name in (dtype.str, dtype.name)
+}
+_MOST_KEYS, _MOST_ENTRIES, _MOST_MAPS = 64, 1024, 128
+# Name of a chunk among the arrays of a reply of ours.
+CHUNK = "chunk"
+
+
+def encode(fields: Mapping[str, Any]) -> bytes:
+    """A message as bytes; arrays and NumPy's scalars in openpi's form."""
+    packed: bytes = msgpack.packb(fields, default=_pack)
+    return packed
+
+
+def decode(payload: bytes) -> dict[str, Any]:
+    """The message in a frame that is already bounded in size; arrays are checked and copied, keys are text.
+
+    Raises:
+        WireError: ``bad_message`` for anything that is not one map of plain values and arrays.
+    """
+    maps = count(1)
+
+    def unpack(given: dict[Any, Any]) -> Any:
+        # Each costs a call, and a frame has room for a map per byte.
+        if next(maps) > _MOST_MAPS:
+            raise bad(f"a message has at most {_MOST_MAPS} maps, arrays included")
+        return _unpack(given)
+
+    try:
+        fields = msgpack.unpackb(
+            payload,
+            object_hook=unpack,
+            ext_hook=_no_extension,
+            strict_map_key=False,
+            max_map_len=_MOST_KEYS,
+            max_array_len=_MOST_ENTRIES,
+            timestamp=0,
+        )
+    # What msgpack raises for truncated, oversized, too deep or otherwise broken input has only ValueError in common.
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise bad(f"the frame is not a msgpack message ({type(error).__name__}: {error})"[:200]) from None
+    if not isinstance(fields, dict):
+        raise bad("a message must be one map")
+    return fields
+
+
+def chunk_of(dialect: Dialect) -> ArraySpec | None:
+    """The chunk of actions ``[H, A]`` that answers a plain request, or None where the answer holds none."""
+    return dialect.exchanges["infer"].reply.get(CHUNK)
+
+
+def metadata(welcome: Welcome, dialect: Dialect) -> dict[str, Any]:
+    """What a server of ours says first to a client of openpi's: the welcome of the stream, and what is in it by name.
+
+    Args:
+        welcome: of the stream.
+        dialect: of a target that answers with a chunk.
+    """
+    return {
+        "bundle": welcome.bundle,
+        "fingerprint": welcome.target,
+        "specact": welcome.version,
+        "max_message_bytes": welcome.max_message_bytes,
+        **_agreed(dialect),
+    }
+
+
+def differing(said: Mapping[str, Any], dialect: Dialect) -> list[str]:
+    """What the metadata of a server of ours says otherwise than this device; what others say means what they like."""
+    ours = _agreed(dialect) if "specact" in said else {}
+    return [
+        f"{name} {ascii(said.get(name))[:80]} / {ascii(wanted)[:80]}"
+        for name, wanted in ours.items()
+        if not is_plain(said.get(name)) or said.get(name) != wanted
+    ]
+
+
+def _agreed(dialect: Dialect) -> dict[str, Any]:
+    chunk = chunk_of(dialect)
+    assert chunk is not None, "looked at before"
+    horizon, actions = chunk.shape
+    described = dialect.observation.describe()
+    rate = dialect.agreed.get("rate_hz")
+    return {
+        "action_horizon": horizon,
+        "action_dim": actions,
+        "observation": described["fields"],
+        "instruction": described["instruction"],
+    } | ({} if rate is None else {"rate_hz": rate})
+
+
+def _pack(value: Any) -> dict[bytes, Any]:
+    if isinstance(value, np.ndarray) and value.dtype.str in _DTYPES:
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    if isinstance(value, np.generic) and value.dtype.str in _DTYPES:
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"cannot send {type(value).__name__} {getattr(value, 'dtype', '')}")
+
+
+def _unpack(given: dict[Any, Any]) -> Any:
+    fields = {_text(key): value for key, value in given.items()}
+    if "__ndarray__" in fields:
+        return _array(fields, "dtype")
+    if "__npgeneric__" in fields:
+        return _scalar(fields.get("data"), _dtype(fields.get("dtype")))
+    if {"nd", "type", "data"} <= fields.keys():
+        return _array(fields, "type") if fields["nd"] else _array({**fields, "shape": []}, "type")[()]
+    return fields
+
+
+def _array(fields: Mapping[str, Any], named: str) -> NDArray[Any]:
+    dtype, shape, data = _dtype(fields.get(named)), fields.get("shape"), fields.get("data")
+    whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not isinstance(shape, list) or not whole or len(shape) > MOST_DIMENSIONS or not isinstance(data, bytes):
+        raise bad(f"an array needs data (bytes) and shape (at most {MOST_DIMENSIONS} integers of at least 0)")
+    # Plain integers: a product of huge dimensions cannot wrap around.
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise bad(f"an array of {dtype} {ascii(shape)[:60]} does not have {len(data)} bytes of content")
+    if dtype.kind == "b" and max(data, default=0) > 1:
+        raise bad("the bytes of a bool array must be 0 or 1")
+    # A copy is aligned, can be written to, and keeps nothing else of the frame alive.
+    array: NDArray[Any] = np.ndarray(shape, dtype, data).copy()
+    return array
+
+
+def _scalar(data: Any, dtype: np.dtype[Any]) -> np.generic:
+    if not isinstance(data, bool | int | float):
+        raise bad("a NumPy scalar needs data, a number")
+    try:
+        with np.errstate(over="ignore"):
+            scalar: np.generic = dtype.type(data)
+    except (OverflowError, ValueError):
+        raise bad(f"a NumPy scalar of {dtype} does not hold {ascii(data)[:32]}") from None
+    return scalar
+
+
+def _dtype(named: Any) -> np.dtype[Any]:
+    dtype = _DTYPES.get(_text(named)) if isinstance(named, str | bytes) else None
+    if dtype is None:
+        raise bad(f"an array's dtype is bool, or little-endian integers or floats of NumPy; got {ascii(named)[:32]}")
+    return dtype
+
+
+def _text(key: Any) -> str:
+    if isinstance(key, bytes) and key.isascii():
+        return key.decode()
+    if not isinstance(key, str):
+        raise bad("the keys of a map must be text")
+    return key
+
+
+def _no_extension(kind: int, body: bytes) -> None:
+    raise bad(f"unknown extension type {kind}; arrays are maps here")

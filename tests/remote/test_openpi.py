@@ -1,0 +1,752 @@
+"""A target on a server of openpi's protocol: ours, openpi's own, and one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import random
+import select
+import socket
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.remote.conftest import Peer
+from tests.remote.test_chunks import PATIENT_MS, SERVED, drive, pair_of
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
+
+import specact
+from specact import SpeculativePolicy
+from specact.errors import BundleError, ConfigError, RemoteError
+from specact.families.chunks.adapters import chunk_policy
+from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.families.chunks.folder import PairSettings, load_chunk_pair, make_pair
+from specact.families.chunks.openpi import openpi_endpoint, openpi_source
+from specact.families.chunks.pair import ChunkPair
+from specact.families.chunks.sources import load_policy
+from specact.gates import Always
+from specact.gates.prefetch import PrefetchPredictor
+from specact.lab.processes import ServerProcess, serving
+from specact.observation import Field, Window
+from specact.remote.client import Client, ClientSettings
+from specact.remote.openpi import Key, OpenpiEndpoint
+from specact.remote.target import RemoteTarget, remote_verifier
+from specact.rng import StepAddress
+from specact.types import Miss, Origin
+from specact.units import ActionUnits
+from specact.wire import openpi
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+QUICK = ClientSettings(first_delay_s=0.01, longest_delay_s=0.05, silence_s=0.3)
+WaitFor = Callable[..., float]
+
+
+@pytest.fixture(scope="module")
+def flow() -> FlowBundle:
+    return load_flow(SERVED)
+
+
+@pytest.fixture(scope="module")
+def chunk_server() -> Iterator[ServerProcess]:
+    """One request per inference: a remote chunk is the local one to its last bit."""
+    with serving(SERVED, "--max-batch", "1") as process:
+        yield process
+
+
+def endpoint(pair: ChunkPair, port: int, more: str = "") -> OpenpiEndpoint:
+    return openpi_endpoint(f"openpi:ws://127.0.0.1:{port}{more}", None, None, pair.codec.dialect)
+
+
+# ---- our own server -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accept_within", [0.0, 0.3])
+def test_a_robot_does_what_it_does_with_a_local_target(
+    flow: FlowBundle, chunk_server: ServerProcess, accept_within: float
+) -> None:
+    pair = pair_of(flow, accept_within)
+    records, actions = drive(SpeculativePolicy(pair, Always(), seed=3, robot=1), flow)
+    device = dataclasses.replace(pair, load_target=None)
+    with Client(endpoint(pair, chunk_server.port), pair.codec.dialect) as client:
+        welcome = client.connect(10.0)
+        assert (welcome.bundle, welcome.target) == (SERVED, flow.fingerprint)
+        policy = SpeculativePolicy(
+            device, Always(), verifier=remote_verifier(client, device, PATIENT_MS), seed=3, robot=1
+        )
+        remote_records, remote_actions = drive(policy, flow)
+    np.testing.assert_array_equal(remote_actions, actions)
+    assert [record.miss for record in remote_records] == [None] * len(records)
+    assert [record.origins.tolist() for record in remote_records] == [record.origins.tolist() for record in records]
+    assert client.counts == {"connections": 1, "sent": len(records), "answered": len(records)}
+    assert all(record.outcome is not None and record.outcome.times.target > 0.0 for record in remote_records)
+
+
+def test_requests_leave_ahead_of_the_draft(flow: FlowBundle, chunk_server: ServerProcess) -> None:
+    pair = pair_of(flow, 0.3)
+    _, actions = drive(SpeculativePolicy(pair, Always(), seed=3), flow)
+    with Client(endpoint(pair, chunk_server.port), pair.codec.dialect) as client:
+        client.connect(10.0)
+        gate, verifier = Always(), remote_verifier(client, pair, PATIENT_MS)
+        policy = SpeculativePolicy(pair, gate, verifier=verifier, prefetch=PrefetchPredictor(gate), seed=3)
+        records, ahead = drive(policy, flow)
+    np.testing.assert_array_equal(ahead, actions)
+    assert any(record.sent_ahead for record in records)
+
+
+def test_more_steps_than_pings_are_allowed(flow: FlowBundle, chunk_server: ServerProcess) -> None:
+    with specact.connect(f"openpi:ws://127.0.0.1:{chunk_server.port}", deadline_ms=PATIENT_MS) as policy:
+        state = np.zeros(12)
+        for _ in range(450):
+            policy({"state": state})
+        assert not policy.inpaints
+        assert policy.client.counts["connections"] == 1
+
+
+def test_a_policy_by_its_address_alone(flow: FlowBundle, chunk_server: ServerProcess) -> None:
+    ours = f"ws://127.0.0.1:{chunk_server.port}"
+    with (
+        specact.connect(f"openpi:{ours}", deadline_ms=PATIENT_MS, seed=4) as there,
+        specact.connect(ours, deadline_ms=PATIENT_MS, seed=4) as here,
+    ):
+        assert there.spec == here.spec == flow.spec
+        for step in range(4):
+            np.testing.assert_array_equal(
+                there({"state": np.full(12, step / 9)}), here({"state": np.full(12, step / 9)})
+            )
+
+
+def test_a_pair_with_another_policy_is_refused(flow: FlowBundle, chunk_server: ServerProcess) -> None:
+    pair = pair_of(flow, 0.0)
+    other = dataclasses.replace(pair, target_spec=dataclasses.replace(flow.spec, chunk=flow.spec.chunk + 1))
+    with (
+        Client(endpoint(other, chunk_server.port), other.codec.dialect) as client,
+        pytest.raises(RemoteError, match="differ in action_horizon 16 / 17"),
+    ):
+        client.connect(0.5)
+
+
+def test_a_pair_of_codes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="family is 'codes'"):
+        openpi_endpoint("openpi:ws://127.0.0.1:1", None, None, specact.load_bundle("ball").codec.dialect)
+
+
+ARM = """
+import numpy as np
+
+class Arm:
+    def observe(self):
+        return {"state": np.zeros(12)}
+    def act(self, action):
+        pass
+    def stop(self):
+        pass
+"""
+
+
+def test_the_commands_of_the_documentation(
+    chunk_server: ServerProcess, tmp_path: Path, specact_run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (tmp_path / "arms.py").write_text(ARM)
+    address = f"openpi:ws://127.0.0.1:{chunk_server.port}"
+    made = specact_run("pair", "--draft", SERVED, "--target", address, "--out", "mine", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    driven = ("--robot", "arms:Arm", "--seconds", "1.5", "--deadline-ms", "1000", "--json")
+    found = [
+        specact_run("run", *what, *driven, cwd=tmp_path)
+        for what in (("--bundle", "mine", "--server", address, "--gate", "always"), ("--policy", address))
+    ]
+    for done in found:
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout)
+        assert summary["line"]["answered"] > 0 and summary["line"]["connections"] == 1
+    assert json.loads(found[0].stdout)["transmission_rate"] == 1.0
+
+
+# ---- somebody else's server -----------------------------------------------------------------------------------------
+
+DESCRIPTION = """
+chunk = 3
+actions = 2
+rate_hz = 20.0
+low = [-500.0, -500.0]
+high = [500.0, 500.0]
+[observation.state]
+shape = [2]
+"""
+RANGE = ActionUnits.of_range(np.full(2, -500, np.float32), np.full(2, 500, np.float32))
+
+
+def answer_to(number: float) -> np.ndarray:
+    """The chunk for the state that begins with this number: no other state has it."""
+    return np.array([[number, 1.0], [number, 2.0], [number, 3.0]])
+
+
+def honest(seen: dict[str, Any]) -> dict[str, Any]:
+    return {"actions": answer_to(seen["observation/state"][0]), "server_timing": {"infer_ms": 0.5}}
+
+
+Behave = Callable[[ServerConnection, dict[str, Any], int], None]
+
+
+class Foreign:
+    """A server of openpi's protocol, with the libraries that others use.
+
+    Attributes:
+        behave: told of each observation, and of its number.
+        metadata: said first.
+        seen: every observation.
+        requests: the opening requests: path, and what was in Authorization.
+    """
+
+    def __init__(self) -> None:
+        self.behave: Behave = lambda connection, seen, number: connection.send(openpi.encode(honest(seen)))
+        self.metadata: bytes | str | None = openpi.encode({"reset_pose": [0.0, 1.0]})
+        self.seen: list[dict[str, Any]] = []
+        self.requests: list[tuple[str, str | None]] = []
+        self.released = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def handle(self, connection: ServerConnection) -> None:
+        self.threads.append(threading.current_thread())
+        assert connection.request is not None
+        self.requests.append((connection.request.path, connection.request.headers.get("Authorization")))
+        with contextlib.suppress(ConnectionClosed):
+            if self.metadata is not None:
+                connection.send(self.metadata)
+            for message in connection:
+                assert isinstance(message, bytes)
+                self.seen.append(openpi.decode(message))
+                self.behave(connection, self.seen[-1], len(self.seen))
+
+
+Misbehaving = Callable[[], AbstractContextManager[tuple[Foreign, int]]]
+
+
+@contextmanager
+def foreign() -> Iterator[tuple[Foreign, int]]:
+    there = Foreign()
+    with serve(there.handle, "127.0.0.1", 0, compression=None) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield there, server.socket.getsockname()[1]
+        finally:
+            there.released.set()
+            server.shutdown()
+            for one in (thread, *there.threads):
+                one.join(60)
+            # The server's selector refers to itself, and would be found as left behind.
+            gc.collect()
+
+
+@chunk_policy(observation={"state": (2,)}, chunk=3, actions=2, rate_hz=20.0, low=[-500, -500], high=[500, 500])
+def draft(seen: Any) -> Any:
+    return np.zeros((len(seen["state"]), 3, 2))
+
+
+def foreign_pair(accept_within: float = 0.0) -> ChunkPair:
+    return ChunkPair("foreign", draft, RANGE, draft.spec, None, 1, accept_within)
+
+
+@contextmanager
+def asking(port: int, deadline_ms: float, settings: ClientSettings = QUICK) -> Iterator[tuple[Client, Any]]:
+    """A client, and what asks it about a step: the chunk or the cause of the miss."""
+    pair = foreign_pair()
+    with Client(endpoint(pair, port), pair.codec.dialect, settings=settings) as client:
+        client.connect(10.0)
+        target = RemoteTarget(client, pair.codec, deadline_ms)
+
+        def ask(number: float) -> Any:
+            seen = Window({"state": np.array([[number, 0.0]], np.float32)})
+            found = target.submit(seen, StepAddress(0, 0, 0, int(number))).result()
+            return found.cause if isinstance(found, Miss) else found.value
+
+        yield client, ask
+
+
+def good(found: Any, number: float) -> bool:
+    return isinstance(found, np.ndarray) and bool((found == answer_to(number)).all())
+
+
+def until_good(ask: Any, wait_for: WaitFor, first: int = 100) -> None:
+    """Asks with one number after the other until there is an answer again, which has to be the right one."""
+    numbers = iter(range(first, first + 400))
+
+    def asked() -> bool:
+        number = next(numbers)
+        found = ask(number)
+        assert isinstance(found, str) or good(found, number), f"another step's answer at {number}"
+        return not isinstance(found, str)
+
+    wait_for(asked)
+
+
+def test_an_honest_server(wait_for: WaitFor) -> None:
+    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
+        assert all(good(ask(number), number) for number in range(300))
+        assert client.counts == {"connections": 1, "sent": 300, "answered": 300}
+        # No more than an unmodified client of openpi's would send, and no time axis.
+        assert set(there.seen[0]) == {"observation/state"} and there.seen[0]["observation/state"].shape == (2,)
+
+
+WRONG: dict[str, tuple[Callable[[dict[str, Any]], bytes | str], str]] = {
+    "text": (lambda seen: "Traceback (most recent call last): \x1b[31m boom", "refused"),
+    "not finite": (lambda seen: openpi.encode({"actions": np.full((3, 2), np.nan)}), "invalid"),
+    "too large": (lambda seen: openpi.encode({"actions": np.full((3, 2), 1e300)}), "invalid"),
+    "too short": (lambda seen: openpi.encode({"actions": np.zeros((2, 2))}), "invalid"),
+    "one more axis": (lambda seen: openpi.encode({"actions": np.zeros((1, 3, 2))}), "invalid"),
+    "no array": (lambda seen: openpi.encode({"actions": [[0.0, 1.0]] * 3}), "invalid"),
+    "flags": (lambda seen: openpi.encode({"actions": np.zeros((3, 2), bool)}), "invalid"),
+    "nothing": (lambda seen: openpi.encode({}), "invalid"),
+    "another message": (lambda seen: b"\xc1", "invalid"),
+    "an object": (lambda seen: openpi.encode({"actions": {"nd": True, "type": "|O", "data": b"."}}), "invalid"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_reply_is_a_miss_and_the_next_step_is_answered(wrong: str) -> None:
+    reply, cause = WRONG[wrong]
+
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        connection.send(reply(seen) if number % 2 else openpi.encode(honest(seen)))
+
+    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
+        there.behave = behave
+        for number in range(1, 7):
+            found = ask(number)
+            assert isinstance(found, str) and found == cause if number % 2 else good(found, number)
+        assert client.counts["connections"] == 1 and client.counts["sent"] == 6
+
+
+def test_a_reply_without_timing_or_with_a_wrong_one() -> None:
+    timings: list[Any] = [
+        None,
+        3,
+        {},
+        {"infer_ms": "x"},
+        {"infer_ms": float("nan")},
+        {"infer_ms": -1},
+        {"infer_ms": [1]},
+    ]
+
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        connection.send(openpi.encode({**honest(seen), "server_timing": timings[number - 1]}))
+
+    with foreign() as (there, port), asking(port, PATIENT_MS) as (_, ask):
+        there.behave = behave
+        assert all(good(ask(number), number) for number in range(len(timings)))
+
+
+def test_a_late_reply_is_discarded_and_counted(wait_for: WaitFor) -> None:
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        if number == 2:
+            assert there.released.wait(60)
+        connection.send(openpi.encode(honest(seen)))
+
+    with foreign() as (there, port), asking(port, 150.0, dataclasses.replace(QUICK, silence_s=60.0)) as (client, ask):
+        there.behave = behave
+        wait_for(lambda: good(ask(1), 1))
+        assert ask(20) == "deadline"
+        # Nothing more is sent while a reply is outstanding.
+        assert ask(30) == "deadline" and len(there.seen) == 2 + client.counts["late"]
+        there.released.set()
+        until_good(ask, wait_for)
+        assert client.counts["late"] >= 1 and client.counts["connections"] == 1
+
+
+def test_a_lost_reply_costs_the_connection(wait_for: WaitFor) -> None:
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        if number != 2:
+            connection.send(openpi.encode(honest(seen)))
+
+    with foreign() as (there, port), asking(port, 100.0) as (client, ask):
+        there.behave = behave
+        wait_for(lambda: good(ask(1), 1) and len(there.seen) == 1)
+        assert ask(20) == "deadline"
+        until_good(ask, wait_for)
+        assert client.counts["connections"] == 2
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_a_reply_that_comes_twice_answers_no_other_step(copies: int, wait_for: WaitFor) -> None:
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        for _ in range(copies if number % 3 == 0 else 1):
+            connection.send(openpi.encode(honest(seen)))
+
+    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
+        there.behave = behave
+        answered = 0
+        for number in range(60):
+            found = ask(number)
+            assert good(found, number) or (isinstance(found, str) and found == "disconnected")
+            answered += not isinstance(found, str)
+            wait_for(lambda: client.problem is None)
+        assert answered > 20 and client.counts["connections"] > 5
+
+
+def test_a_reply_that_comes_again_while_the_next_request_is_on_its_way(
+    listening: Callable[[Callable[[socket.socket], None]], AbstractContextManager[int]], wait_for: WaitFor
+) -> None:
+    connections = list[Peer]()
+
+    def serve_again(side: socket.socket) -> None:
+        peer = Peer(side)
+        peer.greeting = openpi.encode({})
+        connections.append(peer)
+        for payload in peer.messages():
+            reply = openpi.encode(honest(openpi.decode(payload)))
+            peer.say(reply)
+            if len(connections) == 1:
+                # The next request has arrived, and is not read yet.
+                select.select([side], [], [], 60)
+                peer.say(reply)
+
+    with listening(serve_again) as port, asking(port, PATIENT_MS) as (client, ask):
+        assert good(ask(1), 1)
+        found = ask(2)
+        assert isinstance(found, str) and found == "disconnected"
+        assert client.problem is None or "answers no request" in client.problem
+        wait_for(lambda: client.counts["connections"] == 2)
+        assert all(good(ask(number), number) for number in range(3, 9))
+
+
+def test_a_server_that_speaks_unasked_is_hung_up_on(wait_for: WaitFor) -> None:
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        connection.send(openpi.encode(honest(seen)))
+        if number == 1:
+            connection.send("and one more thing")
+
+    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
+        there.behave = behave
+        assert good(ask(1), 1)
+        wait_for(lambda: client.counts["connections"] == 2 and client.problem is None)
+        assert good(ask(2), 2)
+
+
+def test_whatever_it_does_no_step_gets_the_answer_of_another(wait_for: WaitFor) -> None:
+    rng = random.Random(0)
+    done = Counter[str]()
+
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        what = rng.choice(["honest"] * 4 + ["twice", "lost", "text", "late", "not finite", "closed", "failed", "torn"])
+        done[what] += 1
+        reply = openpi.encode(honest(seen))
+        if what in ("honest", "twice"):
+            connection.send(reply)
+        if what == "twice":
+            connection.send(reply)
+        elif what == "late":
+            there.released.wait(rng.uniform(0.25, 0.4))
+            connection.send(reply)
+        elif what == "text":
+            connection.send("no")
+        elif what == "not finite":
+            connection.send(openpi.encode({"actions": answer_to(np.inf)}))
+        elif what == "closed":
+            connection.close(1011)
+        elif what == "failed":
+            connection.send("Traceback")
+            connection.close(1011)
+        elif what == "torn":
+            connection.socket.shutdown(socket.SHUT_RDWR)
+
+    with foreign() as (there, port), asking(port, 200.0, dataclasses.replace(QUICK, silence_s=0.15)) as (client, ask):
+        there.behave = behave
+        found = Counter[str]()
+        for number in range(120):
+            answer = ask(number)
+            assert isinstance(answer, str) or good(answer, number), f"another step's answer at {number}"
+            found[answer if isinstance(answer, str) else "answered"] += 1
+            wait_for(lambda: client.problem is None)
+        assert found["answered"] and len(found) > 2 and len(done) > 3
+        there.behave = lambda connection, seen, number: connection.send(openpi.encode(honest(seen)))
+        until_good(ask, wait_for, 300)
+
+
+def test_a_pair_falls_back_on_its_draft(wait_for: WaitFor) -> None:
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        connection.send(openpi.encode(honest(seen)) if number % 2 else "no")
+
+    pair = foreign_pair()
+    with foreign() as (there, port), Client(endpoint(pair, port), pair.codec.dialect, settings=QUICK) as client:
+        there.behave = behave
+        client.connect(10.0)
+        policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, PATIENT_MS))
+        for step in range(1, 9):
+            action = policy.act({"state": [step, 0.0]})
+            record = policy.record
+            assert record is not None
+            assert record.miss == (None if step % 2 else "refused")
+            assert record.origins[0] == (Origin.REPLACED if step % 2 else Origin.FALLBACK)
+            np.testing.assert_allclose(action, [step, 1.0] if step % 2 else [0.0, 0.0], rtol=1e-5)
+        assert policy.counts["missed"] == 4
+
+
+def test_a_prefix_by_distance_is_accepted() -> None:
+    within = (foreign_pair(0.0015), foreign_pair(0.0035))
+    with foreign() as (_, port):
+        for pair, origin in zip(within, (Origin.REPLACED, Origin.ACCEPTED), strict=True):
+            with Client(endpoint(pair, port), pair.codec.dialect) as client:
+                client.connect(10.0)
+                policy = SpeculativePolicy(pair, Always(), verifier=remote_verifier(client, pair, PATIENT_MS))
+                # The target's first action is (1, 1), the draft's (0, 0): .002 apart in a range of 1000.
+                policy.act({"state": [1.0, 0.0]})
+                assert policy.record is not None and policy.record.origins[0] == origin
+
+
+# ---- what a server says first ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ("the model is not loaded\x1b[31m", "the model is not loaded"),
+        (b"\xc1", "not a msgpack message"),
+        (openpi.encode({})[:0], "not a msgpack message"),
+        (b"\x01", "one map"),
+        (None, "metadata in time"),
+        (b"\x81\xa1a\xc6\x00\x20\x00\x00" + bytes(1 << 21), "exceeds limit"),
+    ],
+    ids=["text", "broken", "empty", "a number", "nothing", "too large"],
+)
+def test_a_server_that_does_not_speak_the_protocol(metadata: bytes | str | None, why: str) -> None:
+    pair = foreign_pair()
+    settings = dataclasses.replace(QUICK, connect_timeout_s=0.5)
+    with foreign() as (there, port), Client(endpoint(pair, port), pair.codec.dialect, settings=settings) as client:
+        there.metadata = metadata
+        with pytest.raises(RemoteError, match=why) as refused:
+            client.connect(2.0)
+        assert "\x1b" not in str(refused.value)
+
+
+def test_metadata_of_others_means_what_they_like() -> None:
+    pair = foreign_pair()
+    with foreign() as (there, port), Client(endpoint(pair, port), pair.codec.dialect) as client:
+        there.metadata = openpi.encode({"observation": 1, "action_horizon": 50, "bundle": ["x"], "a": np.zeros(3)})
+        assert client.connect(10.0).bundle == "openpi"
+
+
+# ---- names, and what a description says -----------------------------------------------------------------------------
+
+CAMERAS = """
+chunk = 3
+actions = 2
+rate_hz = 20.0
+instruction = true
+endpoint = true
+low = [-500.0, -500.0]
+high = [500.0, 500.0]
+[observation.state]
+shape = [2]
+history = 2
+input = "observation/state"
+[observation.gripper]
+shape = [1]
+[observation."image.front"]
+shape = [4, 6, 3]
+dtype = "uint8"
+input = "observation/image"
+channels_first = true
+[observation."image.wrist"]
+shape = [2, 3, 3]
+dtype = "uint8"
+history = 0
+"""
+
+
+def test_a_described_policy_is_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "robot.toml").write_text(CAMERAS)
+    monkeypatch.setenv("SPECACT_TOKEN", "correct horse battery staple")
+
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        connection.send(openpi.encode({"actions": answer_to(seen["observation/state"][1, 0])}))
+
+    with foreign() as (there, port):
+        there.behave = behave
+        found = openpi_source(f"openpi:ws://127.0.0.1:{port}/some/where#{tmp_path / 'robot.toml'}")
+        assert found.spec.observation["image.front"] == Field((4, 6, 3), "uint8", 1)
+        assert found.endpoint.keys["image.front"] == Key("observation/image", channels_first=True)
+        monkeypatch.chdir(tmp_path)
+        with closing_clients() as clients:
+            loaded = load_policy(f"openpi:ws://127.0.0.1:{port}/some/where#robot.toml")
+            assert loaded.units is not None and (loaded.name, loaded.fingerprint) == ("127.0.0.1", "")
+            front = np.arange(72, dtype=np.uint8).reshape(1, 4, 6, 3)
+            arrays: dict[str, np.ndarray] = {
+                "state": np.array([[1, 2], [600, 4]], np.float32),
+                "gripper": np.array([[0.5]], np.float32),
+                "image.front": front,
+                "image.wrist": np.zeros((2, 3, 3), np.uint8),
+            }
+            chunk = loaded.policy.infer(Window(arrays, "fold it"), np.random.default_rng(0))
+            assert len(clients) == 1
+        # What is beyond the range is not executed.
+        np.testing.assert_array_equal(chunk, [[500, 1], [500, 2], [500, 3]])
+        seen = there.seen[-1]
+        assert {name: np.shape(value) for name, value in seen.items()} == {
+            "observation/state": (2, 2), "observation/gripper": (1,), "observation/image": (3, 4, 6),
+            "observation/image/wrist": (2, 3, 3), "prompt": (), "endpoint": (),
+        }  # fmt: skip
+        np.testing.assert_array_equal(seen["observation/image"], np.moveaxis(front[0], -1, 0))
+        assert (seen["prompt"], seen["endpoint"]) == ("fold it", "infer")
+        assert set(there.requests) == {("/some/where", None), ("/some/where", "Api-Key correct horse battery staple")}
+
+
+@contextmanager
+def closing_clients() -> Iterator[list[Client]]:
+    """Policies that were loaded keep their connection as long as the process; here no longer than a test."""
+    made, init = list[Client](), Client.__init__
+
+    def noting(client: Client, *args: Any, **kwargs: Any) -> None:
+        init(client, *args, **kwargs)
+        made.append(client)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "__init__", noting)
+        try:
+            yield made
+        finally:
+            for client in made:
+                client.close()
+
+
+def test_a_pair_is_made_with_a_described_target(tmp_path: Path, flow: FlowBundle) -> None:
+    spec = flow.spec
+    (tmp_path / "robot.toml").write_text(
+        f"chunk = {spec.chunk}\nactions = {spec.actions}\nrate_hz = {spec.rate_hz}\n"
+        "[observation.pose]\nshape = [2]\ninput = 'observation/state'\n"
+    )
+
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        connection.send(openpi.encode({"actions": np.full((spec.chunk, spec.actions), seen["observation/state"][0])}))
+
+    with foreign() as (there, port), closing_clients():
+        there.behave = behave
+        target = f"openpi:ws://127.0.0.1:{port}#{tmp_path / 'robot.toml'}"
+        pair = make_pair(tmp_path / "pair", SERVED, target, PairSettings(execute=2, env="ball"))
+        seen = {"pose": np.full((1, 2), 0.25, np.float32)}
+        answer = pair.target.answer(Window(seen), StepAddress(0, 0, 0, 0))
+        np.testing.assert_array_equal(answer, np.full((spec.chunk, spec.actions), 0.25))
+        # Its address is not written down: who loads the pair says where the target is.
+        assert "openpi:" not in (tmp_path / "pair" / "manifest.json").read_text()
+        again = load_chunk_pair(tmp_path / "pair")
+        with pytest.raises(BundleError, match="only on its server"):
+            _ = again.target
+        there_too = openpi_endpoint(target, "x" * 16, None, again.codec.dialect)
+        assert (there_too.port, there_too.token, there_too.dialect) == (port, "x" * 16, again.codec.dialect)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["openpi:", "openpi:127.0.0.1:8000", "openpi:http://127.0.0.1:8000", "openpi:ws://", "openpi:ws://a:b",
+     "openpi:ws://a:8000?x=1", "openpi:ws://me@a:8000", "openpi:ws://a:70000", "openpi:ws://a b:8000"],
+)  # fmt: skip
+def test_what_is_no_address(source: str) -> None:
+    with pytest.raises(ConfigError):
+        openpi_endpoint(source, None, None, foreign_pair().codec.dialect)
+
+
+def test_a_description_of_another_policy_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "robot.toml"
+    for text, why in (
+        (DESCRIPTION, None),
+        (DESCRIPTION.replace("chunk = 3", "chunk = 4"), "the pair was made for one with"),
+        (DESCRIPTION.replace("low", "lowest"), "unknown key"),
+        (DESCRIPTION + "channels_first = true\n", "for uint8 frames alone"),
+        ("", "chunk"),
+        (DESCRIPTION.replace("[2]", "[0]"), "positive"),
+    ):
+        file.write_text(text)
+        source = f"openpi:ws://127.0.0.1:1#{file}"
+        if why is None:
+            assert openpi_endpoint(source, None, None, foreign_pair().codec.dialect).port == 1
+        else:
+            with pytest.raises(ConfigError, match=why):
+                openpi_endpoint(source, None, None, foreign_pair().codec.dialect)
+
+
+def test_a_server_that_does_not_say_its_policy_needs_a_description() -> None:
+    with foreign() as (_, port), pytest.raises(BundleError, match="describe it in a TOML file"):
+        openpi_source(f"openpi:ws://127.0.0.1:{port}")
+
+
+def test_jpeg_is_refused() -> None:
+    pair = foreign_pair()
+    with pytest.raises(ConfigError, match="specact's own protocol"):
+        Client(endpoint(pair, 1), pair.codec.dialect, jpeg_quality=90)
+
+
+# ---- openpi's own server --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def openpis_server() -> Any:
+    """openpi's server class, where it is importable, or in the checkout that SPECACT_OPENPI names."""
+    pytest.importorskip("openpi_client", reason="needs openpi-client (see the Makefile)")
+    name = "openpi.serving.websocket_policy_server"
+    checkout = os.environ.get("SPECACT_OPENPI")
+    if checkout is None:
+        return pytest.importorskip(
+            name, reason="needs openpi, or a checkout of it in SPECACT_OPENPI"
+        ).WebsocketPolicyServer
+    path = Path(checkout) / "src" / Path(*name.split(".")).with_suffix(".py")
+    spec = importlib.util.spec_from_file_location("openpis_server", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.WebsocketPolicyServer
+
+
+def test_openpis_own_server(openpis_server: Any, wait_for: WaitFor) -> None:
+    class Policy:
+        def infer(self, seen: dict[str, Any]) -> dict[str, Any]:
+            number = seen["observation/state"][0]
+            if number == 13:
+                raise ValueError("boom")
+            return {"actions": answer_to(number)}
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    loop = asyncio.new_event_loop()
+    server = openpis_server(Policy(), host="127.0.0.1", port=port, metadata={"name": "pi0"})
+
+    def run() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+
+    task = loop.create_task(server.run())
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        pair = foreign_pair()
+        with Client(endpoint(pair, port), pair.codec.dialect, settings=QUICK) as client:
+            client.connect(10.0)
+            target = RemoteTarget(client, pair.codec, PATIENT_MS)
+            found = dict[int, Any]()
+            for number in (1, 2, 13, 14, 15):
+                wait_for(lambda: client.problem is None)
+                seen = Window({"state": np.array([[number, 0.0]], np.float32)})
+                found[number] = target.submit(seen, StepAddress(0, 0, 0, number)).result()
+                if number == 13:
+                    # It says why and hangs up.
+                    wait_for(lambda: client.counts["connections"] == 2)
+        assert isinstance(found[13], Miss) and found[13].cause == "refused"
+        for number in (1, 2, 14, 15):
+            np.testing.assert_array_equal(found[number].value, answer_to(number))
+            assert found[number].times.target > 0.0
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()

@@ -1,0 +1,396 @@
+"""Clients of openpi's at a real server: the real client, what the protocol's relatives say, limits, and nonsense."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgpack as plain_msgpack
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from specact.families.chunks.bundle import FlowBundle, load_flow
+from specact.observation import Window
+from specact.rng import Role, stream
+from specact.wire import openpi
+
+if TYPE_CHECKING:
+    from tests.server.conftest import Fields, Server, Start, Stream
+
+# What it says of a window: sums of each array, the length of the instruction, and a number that it draws.
+SEER = """
+import numpy as np
+from specact.families.chunks.adapters import chunk_policy
+from specact.observation import Field
+
+@chunk_policy(
+    observation={"state": Field((3,), history=3), "image.front": Field((4, 6, 3), "uint8", 1),
+                 "wrist_image": Field((2, 2, 3), "uint8", 0)},
+    chunk=2, actions=4, rate_hz=10.0, instruction=True, seeded=True,
+)
+def seer(seen, instruction, rngs):
+    if (seen["state"] == 7.0).any():
+        raise RuntimeError("secret inside")
+    return np.array([
+        [seen["state"][row, :, 0].tolist() + [len(text)],
+         [seen["image.front"][row, 0, 1, 2, 1], seen["wrist_image"][row, 1, 0, 2], rng.random(), 0.0]]
+        for row, (text, rng) in enumerate(zip(instruction, rngs))
+    ])
+"""
+TOKEN = "correct horse battery staple"
+FRONT = np.arange(72, dtype=np.uint8).reshape(4, 6, 3)
+WRIST = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+
+
+def seen(number: float = 1.0, /, **changed: Any) -> Fields:
+    """An observation for the seer; None leaves something out."""
+    whole = {
+        "observation/state": np.full(3, number),
+        "observation.images.front": FRONT,
+        "observation": {"wrist_image": WRIST},
+        "prompt": "pick it up",
+        "session_id": "38DSA3hd3",
+    }
+    return {name: value for name, value in (whole | changed).items() if value is not None}
+
+
+def drawn(episode: int, step: int, seed: int = 0, robot: int = 0) -> np.float32:
+    return np.float32(stream(seed, Role.VERIFY, robot=robot, episode=episode, step=step).random())
+
+
+@pytest.fixture(scope="module")
+def flow_server(launch: Start) -> Server:
+    """One request per inference: a served chunk is the local one to its last bit."""
+    return launch("--policy", "ball-chase-flow", "--max-batch", "1")
+
+
+@pytest.fixture(scope="module")
+def flow() -> FlowBundle:
+    return load_flow("ball-chase-flow")
+
+
+@pytest.fixture(scope="module")
+def seer(command: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    from tests.server.conftest import Server
+
+    folder = tmp_path_factory.mktemp("openpi")
+    (folder / "seeing.py").write_text(SEER)
+    path = f"{folder}:{environment.get('PYTHONPATH', '')}"
+    server = Server(command, {**environment, "PYTHONPATH": path}, folder / "log", ("--policy", "seeing:seer"))
+    yield server
+    server.end()
+    # The one that a test provokes, with its cause, and no other.
+    assert server.log.count("Traceback") == server.log.count("RuntimeError: secret inside") <= 2
+
+
+@contextmanager
+def client(server: Server, **headers: str) -> Iterator[tuple[Stream, Fields]]:
+    """A client's connection, and the metadata."""
+    with server.connect("/", **headers) as robot:
+        yield robot, openpi.decode(robot.connection.recv(timeout=60))  # type: ignore[arg-type]
+
+
+def ask(robot: Stream, message: Fields | bytes) -> Fields | str:
+    robot.send(message if isinstance(message, bytes) else openpi.encode(message))
+    answer = robot.connection.recv(timeout=60)
+    return answer if isinstance(answer, str) else openpi.decode(answer)
+
+
+def actions(robot: Stream, message: Fields | bytes) -> Any:
+    found = ask(robot, message)
+    assert isinstance(found, dict), found
+    return found["actions"]
+
+
+# ---- the real client ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_the_real_client_gets_the_policys_own_chunks(flow_server: Server, flow: FlowBundle) -> None:
+    theirs = pytest.importorskip(
+        "openpi_client.websocket_client_policy", reason="needs openpi-client 0.1.2 (see the Makefile)"
+    )
+    robot = theirs.WebsocketClientPolicy("127.0.0.1", flow_server.port)
+    try:
+        said = robot.get_server_metadata()
+        assert (said["bundle"], said["fingerprint"]) == ("ball-chase-flow", flow.fingerprint)
+        assert (said["action_horizon"], said["action_dim"], said["rate_hz"]) == (16, 2, 20.0)
+        assert said["observation"] == {"state": {"shape": [12], "dtype": "float32", "history": 2}}
+        rng, policy = np.random.default_rng(3), flow.policy()
+        states = rng.uniform(-0.5, 0.5, (4, 12)).astype(np.float32)
+        for step, state in enumerate(states):
+            found = robot.infer({"observation/state": state, "prompt": "chase it"})
+            window = Window({"state": states[[max(0, step - 1), step]]})
+            local = policy.infer(window, stream(0, Role.VERIFY, robot=0, episode=0, step=step))
+            assert found["actions"].dtype == np.float32
+            np.testing.assert_array_equal(found["actions"], local)
+            assert found["server_timing"]["infer_ms"] > 0.0
+        with pytest.raises(RuntimeError, match="state has shape") as refused:
+            robot.infer({"state": states[0, :3]})
+        assert "Traceback" not in str(refused.value) and "File" not in str(refused.value)
+    finally:
+        robot._ws.close()
+
+
+def test_a_window_and_an_address_of_ones_own(flow_server: Server, flow: FlowBundle) -> None:
+    states = np.random.default_rng(4).uniform(-0.5, 0.5, (2, 12)).astype(np.float32)
+    local = flow.policy().infer(Window({"state": states}), stream(5, Role.VERIFY, robot=6, episode=7, step=8))
+    with client(flow_server) as (robot, _):
+        for _ in range(2):
+            found = actions(robot, {"state": states.astype(np.float64), "address": [5, 6, 7, 8]})
+            np.testing.assert_array_equal(found, local)
+
+
+# ---- observations ---------------------------------------------------------------------------------------------------
+
+
+def test_the_history_is_that_of_the_connection_until_it_is_reset(seer: Server) -> None:
+    with client(seer) as (robot, said), client(seer) as (other, _):
+        assert said["instruction"] is True and set(said["observation"]) == {"state", "image.front", "wrist_image"}
+        for step, expected in enumerate(([1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4])):
+            first, second = actions(robot, seen(step + 1, endpoint="infer"))
+            np.testing.assert_array_equal(first, [*expected, len("pick it up")])
+            np.testing.assert_array_equal(second, actions_of(0, step))
+        np.testing.assert_array_equal(actions(other, seen(9))[0], [9, 9, 9, 10])
+        assert ask(robot, {"endpoint": "reset"}) == "reset successful"
+        np.testing.assert_array_equal(actions(robot, seen(5, prompt="")), [[5, 5, 5, 0], [*actions_of(1, 0)]])
+
+
+def actions_of(episode: int, step: int) -> np.ndarray:
+    return np.array([FRONT[1, 2, 1], WRIST[1, 0, 2], drawn(episode, step), 0], np.float32)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"observation.images.front": np.moveaxis(FRONT, -1, 0)},
+        {"observation.images.front": None, "image.front": FRONT},
+        {"observation.images.front": None, "images": {"front": FRONT}},
+        {"observation.images.front": None, "image": {"front": FRONT}},
+        {"observation": {"wrist_image": WRIST, "images": {"front": FRONT}}, "observation.images.front": None},
+        {"observation.images.front": FRONT[None], "observation/state": None, "state": np.ones((3, 3))},
+        {"observation.images.front": np.moveaxis(FRONT, -1, 0)[None], "observation/state": np.ones((3, 3))},
+        {"observation/state": None, "observation.state": [1, 1.0, True]},
+        {"prompt": None, "instruction": "pick it up"},
+        {"unknown": np.zeros(3), "deep": {"a": {"b": {"c": {"d": {"e": 1}}}}}},
+    ],
+    ids=lambda changed: ", ".join(changed),
+)
+def test_names_and_shapes_that_mean_the_same(seer: Server, changed: Fields) -> None:
+    with client(seer) as (robot, _):
+        np.testing.assert_array_equal(actions(robot, seen(1, **changed)), [[1, 1, 1, 10], actions_of(0, 0)])
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (seen(np.nan), "NaN or infinite"),
+        (seen(1e300), "NaN or infinite"),
+        ({name: value for name, value in seen().items() if name != "observation/state"}, "has no 'state'"),
+        (seen() | {"observation/state": np.zeros(4)}, "shape"),
+        (seen() | {"observation/state": "x"}, "not an array of numbers"),
+        (seen() | {"observation/state": [[1.0], [2.0, 3.0]]}, "not an array of numbers"),
+        (seen() | {"observation/state": [[1.0, 2.0, 3.0]] * 2}, "shape"),
+        (seen(state=np.zeros(3)), "state is given twice"),
+        (seen() | {"observation.images.front": FRONT.astype(np.float32)}, "must be uint8"),
+        (seen() | {"observation.images.front": FRONT[:3]}, "must be uint8"),
+        (seen(prompt=None), "instruction"),
+        (seen(prompt=3), "must be text"),
+        (seen(prompt="x" * 1001), "at most 1000"),
+        (seen(endpoint="kill"), "infer or reset"),
+        (seen(endpoint=np.zeros(3)), "infer or reset"),
+        (seen(prompt=np.zeros(3)), "must be text"),
+        (seen(address=np.zeros(4)), "address must be"),
+        (seen(address=[1, 2, 3]), "address must be"),
+        ({}, "has no 'state'"),
+        (b"", "not a msgpack message"),
+        (plain_msgpack.packb({"observation/state": {"nd": True, "type": "|O", "shape": [1], "data": b"."}}), "dtype"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_observation_that_cannot_be_used_ends_the_connection(seer: Server, message: Any, why: str) -> None:
+    with client(seer) as (robot, _):
+        text = ask(robot, message)
+        assert isinstance(text, str) and why in text and len(text) <= 500 and "Traceback" not in text
+        assert robot.closed() == 1011
+
+
+def test_a_target_that_fails_says_nothing_of_its_inside(seer: Server) -> None:
+    with client(seer) as (robot, _):
+        assert ask(robot, seen(7.0)) == "the target failed; see the server's log"
+        assert robot.closed() == 1011
+
+
+def test_requests_are_answered_in_their_order(seer: Server) -> None:
+    with client(seer) as (robot, _):
+        for number in range(10, 30):
+            robot.send(openpi.encode(seen(number)))
+        robot.send(openpi.encode({"endpoint": "reset"}))
+        robot.send(openpi.encode(seen(30)))
+        for number in range(10, 30):
+            answer = openpi.decode(robot.connection.recv(timeout=60))  # type: ignore[arg-type]
+            assert answer["actions"][0, 2] == number
+        assert robot.connection.recv(timeout=60) == "reset successful"
+        assert openpi.decode(robot.connection.recv(timeout=60))["actions"][0, 0] == 30  # type: ignore[arg-type]
+
+
+# ---- who is let in, and with how much -------------------------------------------------------------------------------
+
+
+def test_a_token_is_an_api_key(launch: Start) -> None:
+    server = launch("--policy", "ball-chase-flow", token=TOKEN)
+    for headers in ({}, {"Authorization": f"Api-Key {TOKEN}x"}, {"Authorization": TOKEN}):
+        with pytest.raises(InvalidStatus) as refused, client(server, **headers):
+            pass
+        assert refused.value.response.status_code == 401
+        assert TOKEN.encode() not in (refused.value.response.body or b"")
+    for scheme in ("Api-Key", "Bearer"):
+        with client(server, Authorization=f"{scheme} {TOKEN}") as (robot, _):
+            assert actions(robot, {"state": np.zeros(12)}).shape == (16, 2)
+
+
+def test_a_page_of_another_site_is_not_let_in(flow_server: Server) -> None:
+    with pytest.raises(InvalidStatus), client(flow_server, Origin="http://evil.example"):
+        pass
+
+
+def test_a_target_without_chunks_says_so_at_once(server: Server) -> None:
+    with server.connect("/") as robot:
+        with pytest.raises(ConnectionClosed) as closing:
+            robot.connection.recv(timeout=60)
+        assert closing.value.rcvd is not None
+        assert closing.value.rcvd.code == 1011
+        assert closing.value.rcvd.reason.endswith("serve the target alone: specact serve --policy ball#target")
+
+
+def test_a_frame_that_is_too_large_is_not_read(flow_server: Server) -> None:
+    with client(flow_server) as (robot, said):
+        robot.send(bytes(said["max_message_bytes"] + 1))
+        assert robot.closed() == 1009
+
+
+def test_robots_are_counted_and_shown(launch: Start) -> None:
+    server = launch("--policy", "ball-chase-flow", "--max-robots", "2")
+    with client(server) as (first, _), client(server) as (_, _):
+        actions(first, {"state": np.zeros(12)})
+        robots = server.http("GET", "/v1/status").fields["robots"]
+        assert [(robot["name"], robot["requests"]) for robot in robots] == [("openpi", 1), ("openpi", 0)]
+        assert server.counts("specact_requests_total")["infer", "ok"] == 1
+        with pytest.raises(InvalidStatus) as refused, client(server):
+            pass
+        assert refused.value.response.status_code == 503
+    server.until(lambda: not server.http("GET", "/v1/status").fields["robots"], "both are forgotten")
+
+
+def test_who_says_nothing_makes_room_for_others(launch: Start) -> None:
+    server = launch("--policy", "ball-chase-flow", "--max-pending", "4")
+    with client(server) as (robot, _):
+        actions(robot, {"state": np.zeros(12)})
+        idle = [server.raw() for _ in range(12)]
+        assert actions(robot, {"state": np.ones(12)}).shape == (16, 2)
+        for side in idle:
+            side.close()
+
+
+def test_a_token_is_enough_to_stay(launch: Start) -> None:
+    server = launch("--policy", "ball-chase-flow", "--max-pending", "4", token=TOKEN)
+    with client(server, Authorization=f"Api-Key {TOKEN}") as (robot, _):
+        idle = [server.raw() for _ in range(12)]
+        assert actions(robot, {"state": np.ones(12)}).shape == (16, 2)
+        for side in idle:
+            side.close()
+
+
+def test_a_server_that_shuts_down_answers_first(launch: Start) -> None:
+    server = launch("--policy", "ball-chase-flow")
+    with client(server) as (robot, _):
+        actions(robot, {"state": np.zeros(12)})
+        server.terminate()
+        assert robot.closed() in (1011, 1012)
+    assert server.wait() == 0
+    assert "everything under way was answered" in server.log
+
+
+def test_health_is_that_of_the_server(flow_server: Server) -> None:
+    assert flow_server.http("GET", "/healthz").status == 200
+    assert flow_server.http("GET", "/").headers["Content-Type"].startswith("text/html")
+
+
+def test_many_at_once_share_batches(seer: Server) -> None:
+    wrong: list[int] = []
+
+    def drive(number: int) -> None:
+        with client(seer) as (robot, _):
+            for step in range(20):
+                first, second = actions(robot, seen(number, address=[number, 0, 0, step]))
+                if first[2] != number or second[2] != drawn(0, step, seed=number):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=drive, args=(number,)) for number in range(10, 26)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert not wrong
+
+
+# ---- nonsense -------------------------------------------------------------------------------------------------------
+
+
+def senseless(rng: random.Random, valid: bytes) -> bytes | str:
+    """A frame that is hardly ever a request."""
+    kind = rng.randrange(7)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(200))
+    if kind == 1:
+        return valid[: rng.randrange(len(valid))]
+    if kind == 2:
+        damaged = bytearray(valid)
+        for _ in range(rng.randrange(1, 8)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        return bytes(damaged)
+    if kind == 3:
+        at = rng.randrange(len(valid))
+        return valid[:at] + rng.randbytes(rng.randrange(1, 20)) + valid[at:]
+    if kind == 4:
+        return "".join(map(chr, rng.choices(range(32, 0xD800), k=rng.randrange(50))))
+    if kind == 5:
+        return bytes([rng.choice((0x81, 0x91, 0xDE, 0xDF, 0xDC, 0xC7, 0xD4))]) * rng.randrange(1, 3000)
+    leaves: list[Any] = [None, True, -1, 2**63, 1e300, float("nan"), "x" * 40, b"\xff" * 9, [], {}, [[[]]]]
+    keys = ["state", "observation/state", "observation", "prompt", "endpoint", "address", "nd", "type", "data",
+            "shape", "__ndarray__", "dtype", "__npgeneric__", 3, b"state"]  # fmt: skip
+
+    def tree(depth: int) -> Any:
+        if not depth or rng.random() < 0.3:
+            return rng.choice(leaves)
+        return {rng.choice(keys): tree(depth - 1) for _ in range(rng.randrange(5))}
+
+    packed: bytes = plain_msgpack.packb(tree(4))
+    return packed
+
+
+def test_senseless_frames_harm_nobody(seer: Server) -> None:
+    rng, valid = random.Random(0), openpi.encode(seen(1))
+    with client(seer) as (witness, _):
+        robots = list[str]()
+        for number in range(400):
+            with client(seer) as (robot, _):
+                robot.send(senseless(rng, valid))
+                try:
+                    answer = robot.connection.recv(timeout=60)
+                    robots.append(answer if isinstance(answer, str) else "answered")
+                except ConnectionClosed as closing:
+                    assert closing.rcvd is not None and closing.rcvd.code in (1002, 1007, 1009, 1011)
+            if number % 40 == 0:
+                np.testing.assert_array_equal(actions(witness, seen(3))[0, 2], 3)
+        assert not [text for text in robots if "Traceback" in text or "File " in text or len(text) > 500]
+        assert len(robots) > 300
+        assert actions(witness, seen(4))[0, 2] == 4
+    with client(seer) as (robot, _):
+        np.testing.assert_array_equal(actions(robot, seen(1)), [[1, 1, 1, 10], actions_of(0, 0)])
+    assert seer.process.poll() is None and "internal" not in seer.log

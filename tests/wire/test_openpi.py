@@ -1,0 +1,149 @@
+"""openpi's messages byte by byte, the three forms of an array, and everything that is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from specact.errors import WireError
+from specact.wire import openpi
+
+PAIR = np.array([1.0, -2.5], np.float32)
+# Recorded from openpi-client 0.1.2.
+ARRAY = bytes.fromhex(
+    "84 c40b 5f5f6e6461727261795f5f c3 c404 64617461 c408 0000803f 000020c0 c405 6474797065 a3 3c6634"
+    "c405 7368617065 91 02"
+)
+SCALAR = bytes.fromhex(
+    "83 c40d 5f5f6e7067656e657269635f5f c3 c404 64617461 cb 3fe0000000000000 c405 6474797065 a3 3c6634"
+)
+
+
+def test_what_is_written_is_openpis_bytes() -> None:
+    assert openpi.encode({"a": PAIR}) == b"\x81\xa1a" + ARRAY
+    assert openpi.encode({"a": np.float32(0.5)}) == b"\x81\xa1a" + SCALAR
+    assert openpi.encode({"bundle": "ball", "rate": 2, "on": True}) == b"\x83\xa6bundle\xa4ball\xa4rate\x02\xa2on\xc3"
+    reply = openpi.encode({"actions": PAIR, "server_timing": {"infer_ms": 0.5}})
+    timing = b"\xadserver_timing\x81\xa8infer_ms\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00"
+    assert reply == b"\x82\xa7actions" + ARRAY + timing
+
+
+def test_openpis_bytes_are_read() -> None:
+    found = openpi.decode(b"\x82\xa1a" + ARRAY + b"\xa1b" + SCALAR)
+    np.testing.assert_array_equal(found["a"], PAIR)
+    assert found["a"].dtype == np.float32 and found["a"].flags.writeable
+    assert found["b"] == np.float32(0.5) and isinstance(found["b"], np.float32)
+
+
+def test_the_real_client_packs_and_reads_the_same() -> None:
+    theirs = pytest.importorskip("openpi_client.msgpack_numpy", reason="needs openpi-client (see the Makefile)")
+    rng = np.random.default_rng(0)
+    sent = {
+        "observation/image": rng.integers(0, 256, (3, 4, 3)).astype(np.uint8),
+        "observation/state": rng.normal(size=7),
+        "nested": {"ids": np.arange(3), "none": None, "list": [1, 2.5, "x"]},
+        "gripper": np.float32(0.25),
+        "on": np.bool_(True),
+        "prompt": "pick it up",
+    }
+    assert openpi.encode(sent) == theirs.packb(sent)
+    ours, again = openpi.decode(theirs.packb(sent)), theirs.unpackb(openpi.encode(sent))
+    for found in (ours, again):
+        for name in ("observation/image", "observation/state"):
+            np.testing.assert_array_equal(found[name], sent[name])
+            assert found[name].dtype == sent[name].dtype  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(found["nested"]["ids"], np.arange(3))
+        assert (found["gripper"], found["on"], found["prompt"]) == (0.25, True, "pick it up")
+        assert found["nested"]["list"] == [1, 2.5, "x"] and found["nested"]["none"] is None
+
+
+@pytest.mark.parametrize("as_bytes", [True, False], ids=["bytes", "text"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"__ndarray__": True, "data": PAIR.tobytes(), "dtype": "<f4", "shape": [2]},
+        {"nd": True, "type": "<f4", "kind": "", "shape": [2], "data": PAIR.tobytes()},
+        {"nd": True, "type": "<f4", "kind": b"", "shape": [2], "data": PAIR.tobytes()},
+        {"__ndarray__": True, "data": PAIR.tobytes(), "dtype": "float32", "shape": [2]},
+    ],
+    ids=["openpi", "vllm", "msgpack-numpy", "names"],
+)
+def test_all_forms_of_an_array(form: dict[str, Any], as_bytes: bool) -> None:
+    keyed = {name.encode() if as_bytes else name: value for name, value in form.items()}
+    for message in ({"a": keyed}, {b"a": keyed}, {"a": {**keyed}}):
+        np.testing.assert_array_equal(openpi.decode(msgpack.packb(message))["a"], PAIR)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"])
+def test_numbers_of_every_kind(dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    found = openpi.decode(openpi.encode({"a": array, "b": array[0, 1]}))
+    np.testing.assert_array_equal(found["a"], array)
+    assert found["a"].dtype == array.dtype and found["b"] == array[0, 1]
+    scalar = {"nd": False, "type": dtype, "data": array[0, 1].tobytes()}
+    if dtype != "?":
+        assert openpi.decode(msgpack.packb({"b": {**scalar, "type": array.dtype.str}}))["b"] == 1
+
+
+def array_of(**changed: Any) -> dict[str, Any]:
+    return {"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2], **changed}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        array_of(dtype="|O"),
+        array_of(dtype="|V8"),
+        array_of(dtype="<c8"),
+        array_of(dtype=">f4"),
+        array_of(dtype="<U2"),
+        array_of(dtype=[["x", "<f4"]]),
+        array_of(dtype=None),
+        array_of(shape=[3]),
+        array_of(shape=[-2]),
+        array_of(shape=[True, 2]),
+        array_of(shape=[2.0]),
+        array_of(shape=2),
+        array_of(shape=[1, 1, 1, 1, 2]),
+        array_of(shape=[2**62, 2**62]),
+        array_of(shape=[0, 2**63], data=b""),
+        array_of(data="text"),
+        array_of(data=None),
+        array_of(dtype="|b1", shape=[1], data=b"\x02"),
+        {"nd": True, "type": "|O", "kind": b"O", "shape": [1], "data": b"cos\nsystem\n(S'true'\ntR."},
+        {"nd": True, "type": [["x", "<f4"]], "kind": b"V", "shape": [2], "data": bytes(8)},
+        {"nd": False, "type": "<f4", "data": b"12345"},
+        {"__npgeneric__": True, "data": "1", "dtype": "<f4"},
+        {"__npgeneric__": True, "data": 2**40, "dtype": "|i1"},
+        {"__npgeneric__": True, "data": float("nan"), "dtype": "<i8"},
+        {"__npgeneric__": True, "data": [1], "dtype": "<f4"},
+        {1: 2},
+        {None: 2},
+        {"\u00e9".encode(): 2},
+        {str(number): number for number in range(65)},
+        [0] * 1025,
+        [{}] * 128,
+        msgpack.ExtType(1, b"\x00\x01\x02\x00\x00\x00"),
+    ],
+    ids=lambda message: ascii(message)[:60],
+)
+def test_what_is_no_message_is_refused(message: Any) -> None:
+    with pytest.raises(WireError) as refused:
+        openpi.decode(msgpack.packb({"a": message}))
+    assert refused.value.code == "bad_message"
+    assert len(str(refused.value)) <= 300
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x81", b"\x90", b"\x01", b"\xa1a", b"\x80\x80", b"\x91" * 2000])
+def test_what_is_no_map_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError, match="message"):
+        openpi.decode(payload)
+
+
+def test_objects_are_not_sent() -> None:
+    for value in (np.array([None]), np.array(["x"]), np.array([1j]), object(), np.array([1.0], ">f4")):
+        with pytest.raises(TypeError, match="cannot send"):
+            openpi.encode({"a": value})
