@@ -129,7 +129,8 @@ def load_responder(
         return SplitResponder(load_staged(find_bundle(source), provider=provider, threads=threads))
     if kind == "folder" and kind_of(find_bundle(source)) == "flow":
         flow = load_flow(source, provider=provider, threads=threads)
-        return replace(flash_pair(flow), policy=flow.policy(steps)).responder
+        # What is served is the flow, whatever drafts for it.
+        return replace(flash_pair(flow), policy=flow.policy(steps), fingerprint=flow.fingerprint).responder
     if kind == "folder" and kind_of(find_bundle(source)) != "regression":
         return load_pair(source, provider=provider, threads=threads).responder
     if kind == "code" and (own := load_own_responder(source)) is not None:
