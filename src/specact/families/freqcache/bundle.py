@@ -1,4 +1,4 @@
-"""What a flow policy needs to compute a part of its prefix again: one more network, and where its cameras' tokens are."""
+"""What a flow policy needs to compute a part of its prefix again: a network, and where its cameras' tokens are."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from specact.families.freqcache.frequency import (
     STILL,
     Motion,
     Plane,
+    Spectrum,
     carried,
     edge_energy,
     luma,
@@ -24,6 +25,7 @@ from specact.families.freqcache.frequency import (
     reuse_budget,
     reused,
     spectral_entropy,
+    spectrum,
 )
 from specact.observation import Window
 from specact.ranges import NOT_NEGATIVE, SHARE, check_ranges
@@ -74,6 +76,18 @@ class Reused:
     mask: NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class _Frame:
+    luma: Plane
+    spectrum: Spectrum
+
+    @classmethod
+    def of(cls, seen: NDArray[np.uint8]) -> _Frame:
+        """The newest of some frames ``[T, H, W, 3]``, or the only one ``[H, W, 3]``."""
+        plane = luma(seen if seen.ndim == 3 else seen[-1])
+        return cls(plane, spectrum(plane))
+
+
 class FreqCached:
     """See :class:`~specact.families.chunks.flow.FlowParts`; the cache is that of one robot, from window to window.
 
@@ -102,9 +116,15 @@ class FreqCached:
         self._cameras = {name: made.cameras[name] for name in how.cameras or made.cameras}
         self.reset()
 
+    @property
+    def share(self) -> float:
+        """Of the cameras' tokens, those that were reused in the last cache."""
+        masks = [found.mask for found in self.last.values()]
+        return float(np.concatenate(masks).mean()) if masks else 0.0
+
     def reset(self) -> None:
         """Forgets the robot: an episode begins."""
-        self._frames: dict[str, Plane] = {}
+        self._frames: dict[str, _Frame] = {}
         self._cache: Array | None = None
         self._rng = stream(self._seed, Role.VERIFY)
         self.last: dict[str, Reused] = {}
@@ -122,7 +142,7 @@ class FreqCached:
         if len(windows) != 1:
             raise ConfigError(f"the cache is that of one robot, got {len(windows)} windows; use the policy's own parts")
         read = self._networks.tokens(windows) if tokens is None else tokens
-        frames = {name: luma(windows[0][name].reshape(-1, *windows[0][name].shape[-3:])[-1]) for name in self._cameras}
+        frames = {name: _Frame.of(windows[0][name]) for name in self._cameras}
         old, before = self._cache, self._frames
         self._frames, self.last = frames, {}
         if old is None:
@@ -145,17 +165,18 @@ class FreqCached:
         """See :class:`~specact.families.chunks.flow.FlowParts`."""
         return self._networks.guide(chunk, time, cache, wanted, weights)
 
-    def _judged(self, before: Plane, now: Plane, patches: Patches) -> tuple[Reused, NDArray[np.int64]]:
-        how, grid = self._how, patches.grid
-        size = now.shape[0] // grid[0], now.shape[1] // grid[1]
-        motion = phase_correlation(before, now) if how.remaps else STILL
+    def _judged(self, before: _Frame, now: _Frame, patches: Patches) -> tuple[Reused, NDArray[np.int64]]:
+        how, grid, shape = self._how, patches.grid, now.luma.shape
+        size = shape[0] // grid[0], shape[1] // grid[1]
+        motion = phase_correlation(before.spectrum, now.spectrum, shape) if how.remaps else STILL
         earlier = carried(motion, size, grid)
         if motion.confidence < how.confidence:
             return Reused(motion, np.zeros(len(earlier), np.bool_)), earlier
         budget = how.most
         if how.least < how.most:
-            budget = reuse_budget(spectral_entropy(now), how.least, how.most)
-        return Reused(motion, reused(earlier, self._rank(before, now, earlier, grid), budget, how.refreshed)), earlier
+            budget = reuse_budget(spectral_entropy(now.spectrum), how.least, how.most)
+        rank = self._rank(before.luma, now.luma, earlier, grid)
+        return Reused(motion, reused(earlier, rank, budget, how.refreshed)), earlier
 
     def _rank(self, before: Plane, now: Plane, earlier: NDArray[np.int64], grid: tuple[int, int]) -> Plane:
         if self._how.first == "random":
@@ -164,7 +185,6 @@ class FreqCached:
         if self._how.first == "edges":
             return edge_energy(there)
         return np.asarray(np.abs(there - patches_of(before, grid)[earlier]).mean(axis=(1, 2)))
-
 
 
 def refreshed(refresh: Refresh, tokens: Array, sources: NDArray[np.int64], cache: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Plane = NDArray[np.float64]
+Spectrum = NDArray[np.complex128]
 _TINY = 1e-12
 
 
@@ -39,21 +40,28 @@ def luma(frame: NDArray[np.uint8]) -> Plane:
     return np.asarray(frame.mean(axis=-1))
 
 
-def phase_correlation(before: Plane, now: Plane) -> Motion:
+def spectrum(frame: Plane) -> Spectrum:
+    """The half of the Fourier transform that tells the other, ``[H, W // 2 + 1]``, without brightness."""
+    found = np.fft.rfft2(frame)
+    found[0, 0] = 0.0
+    return found
+
+
+def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -> Motion:
     """``C = F2 conj(F1) / |F2 conj(F1)|``; the motion is where the inverse transform of C is highest.
 
     Motion by whole pixels of a picture that repeats at its edges is found exactly, up to half of its size. What is
     alike everywhere moved nowhere, with confidence 1.
 
     Args:
-        before, now: frames of one shape, at least 4 x 4.
+        before, now: of two frames, see :func:`spectrum`.
+        shape: of the frames, at least 4 x 4.
     """
-    cross = np.fft.rfft2(now) * np.fft.rfft2(before).conj()
-    cross[0, 0] = 0.0  # brightness does not move
+    cross = now * before.conj()
     size = np.abs(cross)
     if not size.max() > _TINY:
         return Motion(0, 0, 1.0)
-    surface = np.fft.irfft2(cross / np.maximum(size, _TINY * size.max()), s=now.shape)
+    surface = np.fft.irfft2(cross / np.maximum(size, _TINY * size.max()), s=shape)
     height, width = surface.shape
     row, column = divmod(int(surface.argmax()), width)
     peak = surface[row, column]
@@ -101,10 +109,9 @@ def edge_energy(patches: Plane) -> Plane:
     return np.asarray((power * far).sum(axis=(1, 2)) / np.maximum(power.sum(axis=(1, 2)), _TINY))
 
 
-def spectral_entropy(frame: Plane) -> float:
-    """``-sum_u p_u log p_u / log(bins)`` with ``p_u = |F_u|^2 / sum |F|^2``, in [0, 1]; brightness is left out."""
-    power = np.square(np.abs(np.fft.fft2(frame)))
-    power[0, 0] = 0.0
+def spectral_entropy(found: Spectrum) -> float:
+    """``-sum_u p_u log p_u / log(bins)`` with ``p_u = |F_u|^2 / sum |F|^2``, in [0, 1], of a :func:`spectrum`."""
+    power = np.square(found.real) + np.square(found.imag)
     total = power.sum()
     if not total > _TINY:
         return 0.0

@@ -44,7 +44,7 @@ class RefreshedPrefix(nn.Module):
 
 
 def add_refresh(target: FlowBundle) -> Path:
-    """Writes the network beside a flow policy, made from the policy's own prefix, and says where the cameras' tokens are.
+    """Writes the network beside a flow policy, made from its own prefix, and where its cameras' tokens are.
 
     Returns:
         The folder; the manifest goes last, so a killed export leaves none that loads.
@@ -90,8 +90,8 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
     spec = target.spec.observation
     if not spec.images or recipe.encoder.tokens != "patches" or any(spec[name].history > 1 for name in spec.images):
         raise ConfigError(
-            f"{target.name} reads no cameras in patches, one frame each, and of nothing else a part can be reused; train "
-            'a policy with encoder.tokens = "patches" and no history of its cameras'
+            f"{target.name} reads no cameras in patches, one frame each, and of nothing else a part can be reused; "
+            'train a policy with encoder.tokens = "patches" and no history of its cameras'
         )
     words = target.manifest.get("words")
     place, found = words["length"] if spec.instruction else 0, {}
@@ -110,7 +110,9 @@ def _prefix(target: FlowBundle, recipe: ChunkRecipe) -> Prefix:
     weights = exported_weights(folded(target.path / NETWORKS["prefix"]))
     lost = sorted(set(prefix.state_dict()) - set(weights))
     if lost:
-        raise ConfigError(f"the prefix of {target.name} cannot be rebuilt: the exported network does not name {lost[0]!r}")
+        raise ConfigError(
+            f"the prefix of {target.name} cannot be rebuilt: the exported network does not name {lost[0]!r}"
+        )
     prefix.load_state_dict({name: weights[name] for name in prefix.state_dict()})
     return prefix
 
