@@ -26,7 +26,10 @@ from specact.rng import Role, stream
 VARIANTS = (
     "freqcache", "freqcache_still", "freqcache_all", "freqcache_random", "freqcache_changed", "freqcache_frozen",
 )  # fmt: skip
-METHODS = ("full", "full_5", "full_3", "full_2", *VARIANTS, "freqcache_2")
+METHODS = (
+    "full", "freqcache", "freqcache_frozen", "freqcache_random", "freqcache_still", "full_5", "freqcache_changed",
+    "freqcache_all", "full_2", "freqcache_2", "full_3",
+)  # fmt: skip
 _STEPS = (10, 5, 3, 2)
 
 Progress = Callable[[str, int, int], None]

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def rounds_of(chapter: FlowChapter, out: Path, progress: Callable[[str, int, int
             f'{what.bundle} is no flow policy with a block; train one: specact train with a recipe of kind = "flash"'
         )
     made = load_flash(pair.path / FLASH, load_flow(pair.path))
-    seen = sum(path_of(pair, what.env or pair.env, chapter.on_path, what.seed), [])
+    seen = list(chain.from_iterable(path_of(pair, what.env or pair.env, chapter.on_path, what.seed)))
     found = {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(seen), "episodes": chapter.on_path,
         "seed": what.seed, "levels": list(pair.settings.levels), "within": pair.settings.within,

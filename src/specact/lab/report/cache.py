@@ -33,9 +33,8 @@ def reuse_table(found: Mapping[str, Any]) -> str:
     costs = found["costs"]
     for name in ("full_10", "full_5", "full_3", "full_2"):
         called = "full" if name == "full_10" else name
-        rows.append(
-            f"| `{called}` | 0 | 1 | - | {costs['prefix']['ms']:.2f} | {costs[name]['ms']:.2f} | {_ratio(costs[name])} |"
-        )
+        spent = costs[name]
+        rows.append(f"| `{called}` | 0 | 1 | - | {costs['prefix']['ms']:.2f} | {spent['ms']:.2f} | {_ratio(spent)} |")
     for name in VARIANTS:
         told, spent = found["variants"][name], costs[name]
         rows.append(
@@ -54,8 +53,8 @@ def loop_table(summary: Mapping[str, Any]) -> str:
     for name, found in summary["methods"].items():
         success = found["success"]
         rows.append(
-            f"| `{name}` | {success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | {found['reused']:.2f} | "
-            f"{found['distance']:.3f} | {found['actions_per_round']:.1f} |"
+            f"| `{name}` | {success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | "
+            f"{found['reused']:.2f} | {found['distance']:.3f} | {found['actions_per_round']:.1f} |"
         )
     return "\n".join(rows)
 
