@@ -60,7 +60,7 @@ def rows(*cameras: str) -> np.ndarray:
 
 
 def test_cameras_tokens_are_where_the_bundle_says() -> None:
-    """Convolutions reach 12 pixels further up and left, so that a change in a patch changes its neighbours' tokens too."""
+    """Convolutions reach 12 pixels further up and left: a change in a patch changes its neighbours' tokens too."""
     seen = window(0)
     for name, patches in MADE.cameras.items():
         frame = seen[name].copy()

@@ -81,6 +81,9 @@ ROUNDS: dict[str, Rounds] = {
         "every token of the overlap reused, edges and budget ignored", reuse=Reuse(least=1.0, most=1.0, refreshed=0.0)
     ),
     "freqcache_random": Rounds("FreqCache with as many tokens reused, any of them", reuse=Reuse(first="random")),
+    "freqcache_oldest": Rounds(
+        "FreqCache with as many tokens reused, those that were computed last", reuse=Reuse(first="oldest")
+    ),
     "freqcache_changed": Rounds(
         "tokens of the patches that changed least reused, in place, as many", reuse=Reuse(remaps=False, first="changed")
     ),

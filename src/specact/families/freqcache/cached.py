@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -43,7 +44,7 @@ class Reuse:
         confidence: of the motion; below it all of a camera's tokens are computed again.
         remaps: whether tokens move with the picture; else the picture is taken to stand still.
         first: which tokens are computed again first: those with the most energy at high frequencies, those whose
-            patch changed most, or any.
+            patch changed most, those that were computed longest ago, or any.
 
     Raises:
         ConfigError: for a number out of range.
@@ -55,7 +56,7 @@ class Reuse:
     refreshed: float = 0.2
     confidence: float = 1.5
     remaps: bool = True
-    first: Literal["edges", "changed", "random"] = "edges"
+    first: Literal["edges", "changed", "oldest", "random"] = "edges"
 
     def __post_init__(self) -> None:
         check_ranges(self, dict.fromkeys(("least", "most", "refreshed"), SHARE) | {"confidence": NOT_NEGATIVE})
@@ -79,13 +80,15 @@ class Reused:
 @dataclass(frozen=True)
 class _Frame:
     luma: Plane
-    spectrum: Spectrum
 
     @classmethod
     def of(cls, seen: NDArray[np.uint8]) -> _Frame:
         """The newest of some frames ``[T, H, W, 3]``, or the only one ``[H, W, 3]``."""
-        plane = luma(seen if seen.ndim == 3 else seen[-1])
-        return cls(plane, spectrum(plane))
+        return cls(luma(seen if seen.ndim == 3 else seen[-1]))
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        return spectrum(self.luma)
 
 
 class FreqCached:
@@ -126,6 +129,8 @@ class FreqCached:
         """Forgets the robot: an episode begins."""
         self._frames: dict[str, _Frame] = {}
         self._cache: Array | None = None
+        # Of each place, how often its token was reused since it was computed.
+        self._ages = {name: np.zeros(patches.rows * patches.columns) for name, patches in self._cameras.items()}
         self._rng = stream(self._seed, Role.VERIFY)
         self.last: dict[str, Reused] = {}
 
@@ -150,8 +155,9 @@ class FreqCached:
             return self._cache
         sources = np.full(read.shape[1], -1)
         for name, patches in self._cameras.items():
-            found, earlier = self._judged(before[name], frames[name], patches)
+            found, earlier = self._judged(before[name], frames[name], patches, self._ages[name])
             self.last[name] = found
+            self._ages[name] = np.where(found.mask, self._ages[name][earlier] + 1.0, 0.0)
             places = patches.first + np.arange(len(earlier))
             sources[places] = np.where(found.mask, patches.first + earlier, -1)
         self._cache = refreshed(self._refresh, read, sources, old)
@@ -165,7 +171,7 @@ class FreqCached:
         """See :class:`~specact.families.chunks.flow.FlowParts`."""
         return self._networks.guide(chunk, time, cache, wanted, weights)
 
-    def _judged(self, before: _Frame, now: _Frame, patches: Patches) -> tuple[Reused, NDArray[np.int64]]:
+    def _judged(self, before: _Frame, now: _Frame, patches: Patches, ages: Plane) -> tuple[Reused, NDArray[np.int64]]:
         how, grid, shape = self._how, patches.grid, now.luma.shape
         size = shape[0] // grid[0], shape[1] // grid[1]
         motion = phase_correlation(before.spectrum, now.spectrum, shape) if how.remaps else STILL
@@ -175,7 +181,7 @@ class FreqCached:
         budget = how.most
         if how.least < how.most:
             budget = reuse_budget(spectral_entropy(now.spectrum), how.least, how.most)
-        rank = self._rank(before.luma, now.luma, earlier, grid)
+        rank = ages[earlier] if how.first == "oldest" else self._rank(before.luma, now.luma, earlier, grid)
         return Reused(motion, reused(earlier, rank, budget, how.refreshed)), earlier
 
     def _rank(self, before: Plane, now: Plane, earlier: NDArray[np.int64], grid: tuple[int, int]) -> Plane:

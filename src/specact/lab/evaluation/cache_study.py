@@ -14,7 +14,7 @@ import numpy as np
 from specact.errors import ConfigError
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS
-from specact.families.freqcache.cached import FreqCached
+from specact.families.freqcache.cached import FreqCached, Reuse
 from specact.families.load import load_pair
 from specact.files import write_json
 from specact.lab.evaluation.evaluation import Evaluation
@@ -24,11 +24,12 @@ from specact.observation import Window
 from specact.rng import Role, stream
 
 VARIANTS = (
-    "freqcache", "freqcache_still", "freqcache_all", "freqcache_random", "freqcache_changed", "freqcache_frozen",
+    "freqcache", "freqcache_still", "freqcache_all", "freqcache_random", "freqcache_oldest", "freqcache_changed",
+    "freqcache_frozen",
 )  # fmt: skip
 METHODS = (
-    "full", "freqcache", "freqcache_frozen", "freqcache_random", "freqcache_still", "full_5", "freqcache_changed",
-    "freqcache_all", "full_2", "freqcache_2", "full_3",
+    "full", "freqcache", "freqcache_frozen", "freqcache_random", "freqcache_still", "freqcache_oldest", "full_5",
+    "full_3", "full_2", "freqcache_changed", "freqcache_all", "freqcache_2",
 )  # fmt: skip
 _STEPS = (10, 5, 3, 2)
 
@@ -59,8 +60,8 @@ def along(
 
     Returns:
         ``inferences``, without the first of each episode, which nothing can be reused in; ``moved``, by camera, the
-        share of them at which confident motion is by a patch or more, and ``confident``; for each ``variants`` and
-        ``full``: ``reused``, the share of the cameras' tokens; ``cosine`` of the cache to the full one over the
+        share of them at which confident motion is by half a patch or more, and ``confident``; for each of ``variants``:
+        ``reused``, the share of the cameras' tokens; ``cosine`` of the cache to the full one over the
         cameras' tokens; ``distance`` of the chunk to that of a full round from the same noise (root mean square, flow's
         units); for each of ``costs``: ``ms``, the median, and ``relative``, the geometric mean of the ratio to
         ``full_10``, with its interval: of a variant's whole inference, of its ``prefix`` (frequencies and refresh), of
@@ -69,60 +70,52 @@ def along(
     if pair.refresh is None:
         raise ConfigError(f"{pair.name} has no refresh; make one: specact export --refresh")
     policy, made, order = pair.policy, pair.refresh, stream(seed, Role.GATE)
-    cached = {name: FreqCached(policy.networks, made, ROUNDS[name].reuse) for name in VARIANTS}  # type: ignore[arg-type]
+    cached = {name: FreqCached(policy.networks, made, how) for name in VARIANTS if (how := ROUNDS[name].reuse)}
     places = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in made.cameras.values()])
     said: dict[str, dict[str, list[float]]] = {name: {"reused": [], "cosine": [], "distance": []} for name in VARIANTS}
     motions: dict[str, list[tuple[bool, bool]]] = {name: [] for name in made.cameras}
-    names = [*(f"full_{steps}" for steps in _STEPS), *VARIANTS, *(f"{name}:prefix" for name in VARIANTS)]
-    seconds: dict[str, list[float]] = {name: [] for name in (*names, "encoder", "prefix", "expert")}
+    seconds: dict[str, list[float]] = {name: [] for name in ("encoder", "expert", "prefix", *VARIANTS)}
     total, done = sum(map(len, paths)), 0
     for path in paths:
         for parts in cached.values():
             parts.reset()
         for number, window in enumerate(path):
             seen, noise = [policy.spec.observation.select(window)], policy.noise(order)[None]
-            spent: dict[str, float] = {}
-            started = time.perf_counter()
             tokens = policy.networks.tokens(seen)
-            spent["encoder"] = time.perf_counter() - started
-            started = time.perf_counter()
             whole = policy.networks.cache(seen, tokens)
-            spent["prefix"] = time.perf_counter() - started
             wanted = policy.denoised(noise, whole, 10)
-            started = time.perf_counter()
-            policy.networks.velocity(noise, np.zeros(1, np.float32), whole)
-            spent["expert"] = time.perf_counter() - started
-            for name in order.permutation([*(f"full_{steps}" for steps in _STEPS), *VARIANTS]).tolist():
-                steps, parts = (10, cached[name]) if name in cached else (int(name[5:]), policy.networks)
+            for name in order.permutation(list(seconds)).tolist():
                 started = time.perf_counter()
-                read = parts.tokens(seen)
-                between = time.perf_counter()
-                cache = parts.cache(seen, read)
-                ended = time.perf_counter()
-                chunk = policy.denoised(noise, cache, steps)
-                spent[name] = time.perf_counter() - started
                 if name in cached:
-                    spent[f"{name}:prefix"] = ended - between
-                    if number:
-                        told = said[name]
-                        told["reused"].append(cached[name].share)
-                        told["cosine"].append(_cosine(cache[..., places, :], whole[..., places, :]))
-                        told["distance"].append(float(np.sqrt(np.square(chunk - wanted).mean())))
+                    cache = cached[name].cache(seen, tokens)
+                elif name == "encoder":
+                    policy.networks.tokens(seen)
+                elif name == "prefix":
+                    policy.networks.cache(seen, tokens)
+                else:
+                    policy.networks.velocity(noise, np.zeros(1, np.float32), whole)
+                spent = time.perf_counter() - started
+                if not number:
+                    continue
+                seconds[name].append(spent)
+                if name in cached:
+                    told, chunk = said[name], policy.denoised(noise, cache, 10)
+                    told["reused"].append(cached[name].share)
+                    told["cosine"].append(_cosine(cache[..., places, :], whole[..., places, :]))
+                    told["distance"].append(float(np.sqrt(np.square(chunk - wanted).mean())))
             done += 1
             progress(done, total)
             if not number:
                 continue
-            for name, took in spent.items():
-                seconds[name].append(took)
             for camera, found in cached["freqcache"].last.items():
-                confident = found.motion.confidence >= ROUNDS["freqcache"].reuse.confidence  # type: ignore[union-attr]
+                confident = bool(found.motion.confidence >= Reuse().confidence)
                 grid, shape = made.cameras[camera], policy.spec.observation[camera].shape
                 far = max(
                     abs(found.motion.rows) * grid.rows / shape[0], abs(found.motion.columns) * grid.columns / shape[1]
                 )
                 motions[camera].append((confident, confident and far >= 0.5))
     return {
-        "inferences": len(seconds["full_10"]),
+        "inferences": len(seconds["prefix"]),
         "cameras": {
             name: dict(zip(("confident", "moved"), np.mean(found, axis=0).tolist(), strict=True))
             for name, found in motions.items()
@@ -138,10 +131,15 @@ def _cosine(found: Any, wanted: Any) -> float:
 
 
 def _costs(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    base, found = np.log(seconds["full_10"]), {}
-    for name, spent in seconds.items():
+    """Of the parts, and of inferences as the sum of theirs, of each observation: longer times are interrupted more."""
+    part = {name: np.array(spent) for name, spent in seconds.items()}
+    whole = {f"full_{steps}": part["encoder"] + part["prefix"] + steps * part["expert"] for steps in _STEPS}
+    reusing = {name: part["encoder"] + part[name] + 10 * part["expert"] for name in VARIANTS}
+    called = {f"{name}:prefix" if name in VARIANTS else name: spent for name, spent in part.items()}
+    found = {}
+    for name, spent in (called | whole | reusing).items():
         # Logarithms: one inference that was held up would decide the mean of ratios.
-        ratio = mean_interval(np.log(spent) - base)
+        ratio = mean_interval(np.log(spent) - np.log(whole["full_10"]))
         low, mean, high = (math.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
         found[name] = {
             "ms": 1e3 * float(np.median(spent)), "relative": mean, "relative_low": low, "relative_high": high,

@@ -260,6 +260,8 @@ CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("freqcache", ("freqcache_still",)),
     ("freqcache", ("freqcache_all",)),
     ("freqcache", ("freqcache_random",)),
+    ("freqcache_random", ("full",)),
+    ("freqcache_oldest", ("full",)),
     ("freqcache_changed", ("full",)),
     ("freqcache_frozen", ("full",)),
     ("freqcache_2", ("full_2",)),
