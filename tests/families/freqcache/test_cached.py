@@ -143,7 +143,7 @@ def test_tokens_move_with_the_picture_and_only_inside_of_it(down: int, right: in
     np.testing.assert_array_equal(still.cache([later])[..., rows(GRIPPER), :], old[..., rows(GRIPPER), :])
 
 
-@pytest.mark.parametrize("first", ["edges", "changed", "random"])
+@pytest.mark.parametrize("first", ["edges", "changed", "oldest", "random"])
 def test_every_choice_reuses_as_many(first: str) -> None:
     parts = cached(Reuse(least=0.5, most=0.5, refreshed=0.25, confidence=0.0, remaps=False, first=first))  # type: ignore[arg-type]
     parts.cache([window(0)])
@@ -159,6 +159,17 @@ def test_the_patches_that_changed_are_computed_again() -> None:
     parts.cache([seen])
     parts.cache([Window({**seen.arrays, FRONT: frame}, seen.instruction)])
     assert np.flatnonzero(~parts.last[FRONT].mask).tolist() == [2, 3]
+
+
+def test_the_oldest_are_computed_again_so_that_none_is_older_than_the_budget_says() -> None:
+    parts = cached(Reuse((FRONT,), 0.75, 0.75, 0.0, 0.0, remaps=False, first="oldest"))
+    parts.cache([window(0)])
+    again = np.zeros(16, int)
+    for seed in range(1, 5):
+        parts.cache([window(seed)])
+        again += ~parts.last[FRONT].mask
+    # A quarter each time, so that every token had its turn after four.
+    np.testing.assert_array_equal(again, 1)
 
 
 def test_an_episode_begins_with_a_whole_prefix_and_the_same_chance() -> None:
