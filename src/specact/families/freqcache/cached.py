@@ -149,15 +149,16 @@ class FreqCached:
         read = self._networks.tokens(windows) if tokens is None else tokens
         frames = {name: _Frame.of(windows[0][name]) for name in self._cameras}
         old, before = self._cache, self._frames
-        self._frames, self.last = frames, {}
+        self._frames, self.last, ages = frames, {}, self._ages
+        self._ages = dict(ages)
         if old is None:
             self._cache = self._networks.cache(windows, read)
             return self._cache
         sources = np.full(read.shape[1], -1)
         for name, patches in self._cameras.items():
-            found, earlier = self._judged(before[name], frames[name], patches, self._ages[name])
+            found, earlier = self._judged(before[name], frames[name], patches, ages[name])
             self.last[name] = found
-            self._ages[name] = np.where(found.mask, self._ages[name][earlier] + 1.0, 0.0)
+            self._ages[name] = np.where(found.mask, ages[name][earlier] + 1.0, 0.0)
             places = patches.first + np.arange(len(earlier))
             sources[places] = np.where(found.mask, patches.first + earlier, -1)
         self._cache = refreshed(self._refresh, read, sources, old)
