@@ -34,7 +34,7 @@ class RefreshedPrefix(nn.Module):
 
     def forward(self, tokens: Tensor, sources: Tensor, held: Tensor) -> Tensor:
         """From tokens ``[1, n, W]``, sources ``[N]`` and the old cache to the new one."""
-        x, made = tokens, []
+        x, made = tokens, list[Tensor]()
         for number, (read, old) in enumerate(zip(self.prefix.keys_values, held.unbind(1), strict=True)):
             if number:
                 x = self.prefix.attended(number - 1, x, made[-1])
@@ -93,8 +93,7 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
             f"{target.name} reads no cameras in patches, one frame each, and of nothing else a part can be reused; "
             'train a policy with encoder.tokens = "patches" and no history of its cameras'
         )
-    words = target.manifest.get("words")
-    place, found = words["length"] if spec.instruction else 0, {}
+    place, found = target.manifest["words"]["length"] if spec.instruction else 0, {}
     for name in sorted(spec.fields, key=lambda name: spec[name].history > 0):
         if not spec[name].is_image:
             place += max(1, spec[name].history)
