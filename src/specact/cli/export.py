@@ -18,6 +18,7 @@ def export(
     out: Path,
     bundle: str | None = None,
     device: bool = False,
+    refresh: bool = False,
     json: bool = False,
 ) -> None:
     """Copy a bundle, of a finished training run or any other, to a folder, and check that it loads.
@@ -28,6 +29,7 @@ def export(
         bundle: name of the bundle, if the run made several.
         device: leave out the target, which a robot with a server does not need. The fingerprint stays the same, so that
             device and server still match.
+        refresh: add the network with which FreqCache computes a part of a flow policy's prefix again.
         json: print path, fingerprints and parity as JSON.
     """
     from specact.families.chunks.bundle import load_flow
@@ -39,6 +41,8 @@ def export(
     flow = kind_of(source) == "flow"
     if device and flow:
         raise ConfigError(f"{source} is a flow policy, which has no draft and target to separate; leave out --device")
+    if refresh and not flow:
+        raise ConfigError(f"{source} is no flow policy, and only one has a prefix to refresh; leave out --refresh")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another --out")
     unfinished = "gate"  # where a learned gate is being trained
@@ -48,6 +52,10 @@ def export(
         file = out / "manifest.json"
         write_json(file, plain.loads(file.read_text()) | {"left_out": ["target"]})
     loaded = load_flow(out) if flow else load_bundle(out)
+    if refresh:
+        from specact.lab.train.freqcache import add_refresh
+
+        add_refresh(load_flow(out))
     summary = {"path": str(out), "fingerprint": loaded.fingerprint, "parity": loaded.manifest["parity"]}
     if json:
         print_json(summary)

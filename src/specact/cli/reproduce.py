@@ -14,7 +14,7 @@ from specact.errors import ConfigError
 
 
 def reproduce(
-    paper: tyro.conf.Positional[Literal["adahi", "tokens", "flow", "split"]],
+    paper: tyro.conf.Positional[Literal["adahi", "tokens", "flow", "split", "cache"]],
     /,
     out: Path,
     pairs: str | None = None,
@@ -31,6 +31,7 @@ def reproduce(
     flow: FLASH with its controls, on the flow policies; then tables and pictures, flow.md.
     split: RoboECC, a target in stages on device and server over recorded links (--data, the folder with mahimahi/ and
     telerobot_rtt/); then tables, split.md.
+    cache: FreqCache with its controls, on the flow policy that sees two cameras in patches; then tables, cache.md.
 
     Args:
         paper: the study to run.
@@ -75,16 +76,25 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
     import json
 
     from specact.files import write_whole
-    from specact.lab.evaluation import flow_study, token_study
+    from specact.lab.evaluation import cache_study, flow_study, token_study
     from specact.lab.evaluation.run import evaluate, finished
-    from specact.lab.report import flow, tokens
+    from specact.lab.report import cache, flow, tokens
     from specact.lab.report.drawing import style
     from specact.lab.rollout.pool import Pool
 
-    flows = paper == "flow"
-    chapters: Sequence[Any] = (flow_study.plan_flow if flows else token_study.plan_tokens)(seed=seed, quick=quick)
-    file, pages = ("rounds", flow) if flows else ("gain", tokens)
-    measure: Callable[..., Any] = flow_study.rounds_of if flows else token_study.gain_of
+    studies: dict[str, tuple[Callable[..., Sequence[Any]], str, Callable[..., Any], Any, Callable[..., Any]]] = {
+        "flow": (flow_study.plan_flow, "rounds", flow_study.rounds_of, flow, flow.draw_flow),
+        "tokens": (
+            token_study.plan_tokens,
+            "gain",
+            token_study.gain_of,
+            tokens,
+            lambda summary, _: tokens.draw_tokens(summary),
+        ),
+        "cache": (cache_study.plan_cache, "reuse", cache_study.reuse_of, cache, cache.draw_cache),
+    }
+    plan, file, measure, pages, draw = studies[paper]
+    chapters = plan(seed=seed, quick=quick)
     names = [chapter.folder for chapter in chapters]
     unknown = [name for name in wanted or () if name not in names]
     if unknown:
@@ -102,7 +112,7 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
         summary, beside = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", file))
         page += pages.told(summary, beside)
         with style():
-            figure = flow.draw_flow(summary, beside) if flows else tokens.draw_tokens(summary)
+            figure = draw(summary, beside)
             figure.savefig(folder / f"{paper}.png", dpi=120)
         page.append(f"![success over cost]({chapter.folder}/{paper}.png)\n")
     write_whole(out / f"{paper}.md", "\n".join(page).encode())

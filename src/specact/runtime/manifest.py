@@ -15,7 +15,7 @@ from specact.files import is_name, read_at_most, write_json
 FORMAT = 2
 # Bytes of a bundle's JSON files, and of its others: a protocol buffer's limit.
 MOST_JSON, MOST_PART = 1 << 24, (1 << 31) - 1
-Kind = Literal["pair", "flow", "regression", "tokens", "drafters", "flash", "chunks", "split"]
+Kind = Literal["pair", "flow", "regression", "tokens", "drafters", "flash", "freqcache", "chunks", "split"]
 _KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target, which load_bundle reads",
     "flow": "a flow policy, which load_flow reads",
@@ -23,6 +23,7 @@ _KINDS: dict[Kind, str] = {
     "tokens": "a token policy, which load_tokens reads",
     "drafters": "drafters of a token policy, which load_drafters reads",
     "flash": "the drafting block of a flow policy, which load_flash reads",
+    "freqcache": "the refresh of a flow policy's prefix, which load_refresh reads",
     "chunks": "a pair of chunk policies, which load_pair reads",
     "split": "a target in stages, which specact split writes and specact serve serves",
 }

@@ -11,6 +11,7 @@ from specact.families.flash.bundle import Block, FlashSettings
 from specact.families.flash.check import Array, Check
 from specact.families.flash.rounds import Rounds
 from specact.families.flash.verify import Question, Round
+from specact.families.freqcache.cached import FreqCached
 from specact.observation import Window
 from specact.types import Chunk, Proposal, StepRecord, value
 from specact.units import ActionUnits
@@ -43,6 +44,7 @@ class FlashDrafter:
         settings: of the target's rounds.
         block: FLASH's.
         draft: a policy whose chunks are checked.
+        parts: that keep the prefix of this robot.
 
     Raises:
         ConfigError: if the rounds need a block or a draft that is not there.
@@ -56,6 +58,7 @@ class FlashDrafter:
         settings: FlashSettings,
         block: Block | None = None,
         draft: ChunkPolicy | None = None,
+        parts: FreqCached | None = None,
     ) -> None:
         if rounds.proposes == "block" and block is None:
             raise ConfigError(
@@ -64,7 +67,7 @@ class FlashDrafter:
         if rounds.proposes == "policy" and draft is None:
             raise ConfigError("these rounds need a draft policy; name one: --draft NAME")
         self._policy, self._units, self._rounds, self._settings = policy, units, rounds, settings
-        self._block, self._draft = block, draft
+        self._block, self._draft, self._parts = block, draft, parts
         levels = settings.levels if rounds.levels is None else rounds.levels
         within = settings.within if rounds.within is None else rounds.within
         self._check = Check(levels, within, rounds.guarded)
@@ -76,6 +79,8 @@ class FlashDrafter:
         self._chunk: Chunk | None = None
         self._held: Array | None = None
         self._round: Round | None = None
+        if self._parts is not None:
+            self._parts.reset()
 
     def update(self, drafted: Array, executed: Array) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
@@ -109,7 +114,9 @@ class FlashDrafter:
             drafted = self._units.to_environment(actions)
         held = None if self._held is None else self._held[list(settings.grippers)] > 0.0
         cache = self._round.cache if rounds.stale and self._round is not None else None
-        question = Question(full, None if full else drafted, self._check, rounds.steps, held, rounds.stale, cache)
+        question = Question(
+            full, None if full else drafted, self._check, rounds.steps, held, rounds.stale, cache, self._parts
+        )
         return Proposal(window, actions, DraftedRound(question))
 
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk | None:

@@ -18,6 +18,8 @@ from specact.families.flash.drafting import FlashDrafter
 from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import Asked, FlashTarget, FlashVerifier
 from specact.families.flash.wire import FlashCodec, FlashResponder
+from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
+from specact.families.freqcache.cached import FreqCached
 from specact.observation import ObservationSpec
 from specact.units import ActionUnits
 from specact.verification import Target
@@ -33,6 +35,7 @@ class FlashPair:
         settings: of its rounds.
         block: that drafts from what the target's encoder sees; None where there is none.
         draft: a policy on the device, where there is one.
+        refresh: with which a part of the target's prefix is computed again; None where there is none.
         draft_name: as it was named when the pair was loaded.
         rounds: how one comes to a chunk.
         env, fingerprint, path: see :class:`~specact.pair.LoadedPair`.
@@ -46,6 +49,7 @@ class FlashPair:
     settings: FlashSettings
     block: Block | None = None
     draft: ChunkPolicy | None = None
+    refresh: RefreshBundle | None = None
     draft_name: str | None = None
     rounds: Rounds = ROUNDS["full"]
     env: str = ""
@@ -98,8 +102,20 @@ class FlashPair:
         return self.drafter_of(self.rounds)
 
     def drafter_of(self, rounds: Rounds) -> FlashDrafter:
-        """The drafter of other rounds."""
-        return FlashDrafter(self.policy, self.units, rounds, self.settings, self.block, self.draft)
+        """The drafter of other rounds.
+
+        Raises:
+            ConfigError: if they need a block, a draft or a refresh that is not there.
+        """
+        parts = None
+        if rounds.reuse is not None:
+            if self.refresh is None:
+                raise ConfigError(
+                    "these rounds compute a part of the prefix again, and this target has no network for that; make "
+                    "one: specact export --refresh"
+                )
+            parts = FreqCached(self.policy.networks, self.refresh, rounds.reuse)
+        return FlashDrafter(self.policy, self.units, rounds, self.settings, self.block, self.draft, parts)
 
     @property
     def target(self) -> FlashTarget:
@@ -127,7 +143,7 @@ class FlashPair:
 
 
 def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name: str | None = None) -> FlashPair:
-    """A flow policy's bundle as a pair, with the block that lies beside it.
+    """A flow policy's bundle as a pair, with the block and the refresh that lie beside it.
 
     Without one, all of a chunk is executed, and nothing is a gripper.
 
@@ -137,15 +153,18 @@ def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name
         draft_name: how it was named.
 
     Raises:
-        BundleError: if the block does not fit the target, or is damaged.
+        BundleError: if the block or the refresh does not fit the target, or is damaged.
         ConfigError: if the draft does not fit the target.
     """
     folder = bundle.path / FLASH
     made = load_flash(folder, bundle) if folder.exists() else None
+    again = bundle.path / FREQCACHE
+    refresh = load_refresh(again, bundle) if again.exists() else None
     prints = [part.fingerprint for part in (bundle, made, draft) if part is not None]
     whole = prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
     settings = FlashSettings(bundle.spec.chunk) if made is None else made.settings
     return FlashPair(
         bundle.name, bundle.policy(), settings, None if made is None else made.block,
-        None if draft is None else draft.policy, draft_name, env=bundle.env, fingerprint=whole, path=bundle.path,
+        None if draft is None else draft.policy, refresh, draft_name, env=bundle.env, fingerprint=whole,
+        path=bundle.path,
     )  # fmt: skip

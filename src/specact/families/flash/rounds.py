@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specact.errors import unknown_name
+from specact.families.freqcache.cached import Reuse
 
 Proposes = Literal["nothing", "block", "last", "policy"]
 
@@ -28,6 +29,8 @@ class Rounds:
             Only for a target in this process.
         full: whether the target is asked for full rounds only; what is not sent to it is executed as drafted.
         steps: Euler steps of a full round.
+        reuse: which of the prefix's tokens are reused from round to round; None for a new prefix in every round. Only
+            for a target in this process, and one with a refresh, see :func:`specact.families.freqcache.load_refresh`.
         gate: decides which steps go to the target at all.
         rate_of: for chance: the composition whose share of full rounds it sends.
     """
@@ -42,6 +45,7 @@ class Rounds:
     stale: bool = False
     full: bool = False
     steps: int = 10
+    reuse: Reuse | None = None
     gate: str = "always"
     rate_of: str | None = None
 
@@ -69,6 +73,23 @@ ROUNDS: dict[str, Rounds] = {
     "unchecked_fitted": Rounds(
         "drafts unchecked, as many full rounds as fitted FLASH, at random: the control",
         "block", on_device=True, full=True, gate="random", rate_of="flash_fitted",
+    ),
+    "freqcache": Rounds("FreqCache: the tokens of smooth patches reused, moved with the picture", reuse=Reuse()),
+    "freqcache_2": Rounds("FreqCache, and 2 steps", steps=2, reuse=Reuse()),
+    "freqcache_still": Rounds("FreqCache without motion: tokens stay in place", reuse=Reuse(remaps=False)),
+    "freqcache_all": Rounds(
+        "every token of the overlap reused, edges and budget ignored", reuse=Reuse(least=1.0, most=1.0, refreshed=0.0)
+    ),
+    "freqcache_random": Rounds("FreqCache with as many tokens reused, any of them", reuse=Reuse(first="random")),
+    "freqcache_oldest": Rounds(
+        "FreqCache with as many tokens reused, those that were computed last", reuse=Reuse(first="oldest")
+    ),
+    "freqcache_changed": Rounds(
+        "tokens of the patches that changed least reused, in place, as many", reuse=Reuse(remaps=False, first="changed")
+    ),
+    "freqcache_frozen": Rounds(
+        "the cameras' tokens computed once in an episode: the control",
+        reuse=Reuse(least=1.0, most=1.0, refreshed=0.0, remaps=False),
     ),
 }  # fmt: skip
 

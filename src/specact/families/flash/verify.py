@@ -12,6 +12,7 @@ from specact.families.chunks.flow import FlowPolicy
 from specact.families.chunks.policy import Chunk
 from specact.families.flash.bundle import Block, FlashSettings
 from specact.families.flash.check import Array, Check, Verdict, implied, judge, noised
+from specact.families.freqcache.cached import FreqCached
 from specact.observation import Window
 from specact.rng import Role, StepAddress, StepStreams
 from specact.types import Origin, Outcome, Proposal, value
@@ -31,6 +32,8 @@ class Question:
         held: whether each gripper is closed, ``[G]``; None where nothing has been executed yet.
         stale: whether caches of earlier windows are wanted, which no server keeps.
         cache: of an earlier window, to check on; None for that of this window.
+        parts: what makes the cache of this robot's window, in the target's place, see
+            :class:`~specact.families.freqcache.cached.FreqCached`; no server keeps it either.
     """
 
     full: bool
@@ -40,6 +43,7 @@ class Question:
     held: NDArray[np.bool_] | None = None
     stale: bool = False
     cache: Any = None
+    parts: FreqCached | None = None
 
 
 @value
@@ -119,21 +123,21 @@ class FlashTarget:
             ConfigError: if the question leaves drafting to a block that is not there.
         """
         policy, rng = self.policy, self._streams(Role.VERIFY, address)
-        noise = policy.noise(rng)
+        noise, parts = policy.noise(rng), question.parts or policy.networks
         if question.full:
-            return self._full(policy.networks.cache([window]), noise, question.steps, _NO_CHECK, checked=False)
+            return self._full(parts.cache([window]), noise, question.steps, _NO_CHECK, checked=False)
         cache, drafted = question.cache, question.drafted
         if drafted is None:
             tokens, chunk = self._tokens(window)
-            new = policy.networks.cache([window], tokens) if cache is None else None
+            new = parts.cache([window], tokens) if cache is None else None
         else:
-            chunk, new = policy.to_flow(drafted), policy.networks.cache([window]) if cache is None else None
+            chunk, new = policy.to_flow(drafted), parts.cache([window]) if cache is None else None
         verdict = self._judged(chunk, policy.noise(rng), new if cache is None else cache, question)
         if verdict.accepted:
             offered = policy.to_environment(chunk) if drafted is None else drafted
             return Round(offered, verdict.accepted, True, verdict.switches, verdict.deviation)
         if new is None:
-            new = policy.networks.cache([window])
+            new = parts.cache([window])
         return self._full(new, noise, question.steps, verdict.deviation, checked=True)
 
     def _tokens(self, window: Window) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,19 @@ def plan_flow(*, seed: int, quick: bool) -> list[FlowChapter]:
     return chapters
 
 
-def path_of(pair: FlashPair, env: str, episodes: int, seed: int) -> list[Window]:
-    """The observations that the target meets where it leads, with full rounds."""
+def path_of(pair: FlashPair, env: str, episodes: int, seed: int) -> list[list[Window]]:
+    """The observations that the target meets where it leads, with full rounds, of each episode."""
     robot, history = SimulatedRobot(load_task(env, pair.observation)), ObservationHistory(pair.observation)
-    seen = []
+    paths: list[list[Window]] = []
     for episode in range(_FIRST_EPISODE, _FIRST_EPISODE + episodes):
         history.reset()
         robot.start(start_of(seed, episode, robot.task))
+        paths.append(seen := [])
         while not robot.done:
             seen.append(history.push(robot.observe()))
             chunk = pair.policy.infer(pair.policy.spec.observation.select(seen[-1]), stream(seed, Role.DRAFT))
             _play(robot, history, chunk[: pair.execute])
-    return seen
+    return paths
 
 
 def _play(robot: SimulatedRobot, history: ObservationHistory, chunk: Chunk) -> None:
@@ -220,7 +222,7 @@ def rounds_of(chapter: FlowChapter, out: Path, progress: Callable[[str, int, int
             f'{what.bundle} is no flow policy with a block; train one: specact train with a recipe of kind = "flash"'
         )
     made = load_flash(pair.path / FLASH, load_flow(pair.path))
-    seen = path_of(pair, what.env or pair.env, chapter.on_path, what.seed)
+    seen = list(chain.from_iterable(path_of(pair, what.env or pair.env, chapter.on_path, what.seed)))
     found = {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(seen), "episodes": chapter.on_path,
         "seed": what.seed, "levels": list(pair.settings.levels), "within": pair.settings.within,

@@ -47,8 +47,8 @@ def method_metrics(
         ``read``; ``accepted_per_pass``, drafted tokens per pass after the one over the prefix; the share of verified
         inferences that are ``greedy`` decoding's, of all that were ``compensated``, the mean ``tolerance`` [bins] and
         ``tail_error`` per dimension. Of flow policies the share of rounds that were ``full``, of those that ``failed``,
-        checked in vain before, the mean number of ``accepted`` actions per check, ``actions_per_round``, and the mean
-        ``deviation``.
+        checked in vain before, the mean number of ``accepted`` actions per check, ``actions_per_round``, the mean
+        ``deviation``, and the share of the cameras' tokens that were ``reused``.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
     at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
@@ -137,6 +137,7 @@ def _round_metrics(steps: Table) -> dict[str, Any]:
         "accepted": float(steps["accepted"][checked].mean()) if checked.any() else None,
         "actions_per_round": float(steps["actions"].mean()),
         "deviation": float(np.nanmean(steps["deviation"])) if np.isfinite(steps["deviation"]).any() else None,
+        "reused": float(steps["reused"].mean()),
     }
 
 
@@ -254,6 +255,16 @@ CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("full_2", ("full",)),
     ("full_1", ("full",)),
     ("block", ("full",)),
+    ("freqcache", ("full",)),
+    ("freqcache", ("full_5",)),
+    ("freqcache", ("freqcache_still",)),
+    ("freqcache", ("freqcache_all",)),
+    ("freqcache", ("freqcache_random",)),
+    ("freqcache_random", ("full",)),
+    ("freqcache_oldest", ("full",)),
+    ("freqcache_changed", ("full",)),
+    ("freqcache_frozen", ("full",)),
+    ("freqcache_2", ("full_2",)),
 )
 
 

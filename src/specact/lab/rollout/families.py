@@ -354,7 +354,7 @@ class _FlashAudit(Audit):
     over the executed actions of the chunk (normalised units), and ``action_change``, the same as mean distance where
     the step was not verified; ``full``, whether the round ended as a full one; ``checked``, whether a drafted chunk was
     checked; ``accepted``, drafted actions that were; ``actions`` that the round gave the robot; ``deviation``, the
-    largest of the check over the first action, NaN without one.
+    largest of the check over the first action, NaN without one; ``reused``, the share of the cameras' tokens that were.
     """
 
     def __init__(self, pair: FlashPair, lessons: Lessons | None) -> None:
@@ -367,14 +367,16 @@ class _FlashAudit(Audit):
         wanted = self._pair.units.from_environment(target)[: len(executed)]
         away, count = chunk_distance(executed, wanted), len(executed)
         if record.outcome is None:
-            return away, distance(wanted, executed), False, False, 0, count, np.nan
+            return away, distance(wanted, executed), False, False, 0, count, np.nan, 0.0
         found: Round = record.outcome.evidence
         worst = float(found.deviation[:, 0].max()) if found.deviation.size else np.nan
-        return away, 0.0, found.full, found.checked, found.accepted, count, worst
+        parts = record.proposal.evidence.question.parts
+        share = 0.0 if parts is None else parts.share
+        return away, 0.0, found.full, found.checked, found.accepted, count, worst, share
 
     def columns(self, *kept: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
-        names = ("distance", "action_change", "full", "checked", "accepted", "actions", "deviation")
+        names = ("distance", "action_change", "full", "checked", "accepted", "actions", "deviation", "reused")
         return dict(zip(names, map(np.array, kept), strict=True))
 
 

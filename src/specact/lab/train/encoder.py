@@ -90,6 +90,7 @@ class PatchEmbedding(nn.Module):
         tokens: W.
 
     Attributes:
+        grid: rows and columns of patches.
         patches: N.
 
     Raises:
@@ -99,7 +100,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> None:
         super().__init__()
         convolutions, rows, columns = _convolutions(recipe, shape, later_stride=2)
-        self.patches, self.shift = rows * columns, recipe.shift
+        self.grid, self.patches, self.shift = (rows, columns), rows * columns, recipe.shift
         self.layers = nn.Sequential(*convolutions).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.project = nn.Linear(recipe.channels[-1], tokens)
 

@@ -126,7 +126,7 @@ def to_onnx(
         logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every weight and every rule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
-        batch = {0: torch.export.Dim("batch", min=1, max=4096)}
+        batch = {0: torch.export.Dim("batch", min=1, max=4096)} if free_batch else {}
         tables = {name: value if isinstance(value, dict) else {name: value} for name, value in given.items()}
         tokens = torch.export.Dim("tokens", min=1, max=4096)
         shapes = {
@@ -143,7 +143,7 @@ def to_onnx(
             output_names=outputs,
             dynamo=True,
             verbose=False,
-            dynamic_shapes=shapes if free_batch else None,
+            dynamic_shapes=shapes if free_batch or free_tokens else None,
         )
     assert program is not None  # None is only for exports without dynamo
     proto: onnx.ModelProto = program.model_proto

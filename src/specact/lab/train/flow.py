@@ -110,16 +110,19 @@ class Prefix(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """From ``[B, N, W]`` to the cache ``[B, L, 2, heads, N, W / heads]``."""
         x, cache = tokens, [by_head(self.keys_values[0](tokens), 2, self.heads)]
-        for query, project, norm, mlp, read in zip(
-            self.queries, self.projects, self.norms, self.mlps, self.keys_values[1:], strict=True
-        ):
-            keys, values = cache[-1].unbind(1)
-            wanted = by_head(query(x), 1, self.heads)[:, 0]
-            weights = (wanted @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1])).softmax(-1)
-            x = x + self.dropout(project(joined(weights @ values)))
-            x = x + self.dropout(mlp(norm(x)))
+        for number, read in enumerate(self.keys_values[1:]):
+            x = self.attended(number, x, cache[-1])
             cache.append(by_head(read(x), 2, self.heads))
         return torch.stack(cache, 1)
+
+    def attended(self, number: int, x: Tensor, keys_values: Tensor) -> Tensor:
+        """What leaves a layer, ``[B, n, W]``, of what enters it and the keys and values of all N tokens there."""
+        keys, values = keys_values.unbind(1)
+        wanted = by_head(self.queries[number](x), 1, self.heads)[:, 0]
+        weights = (wanted @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1])).softmax(-1)
+        x = x + self.dropout(self.projects[number](joined(weights @ values)))
+        mixed: Tensor = x + self.dropout(self.mlps[number](self.norms[number](x)))
+        return mixed
 
 
 class Expert(nn.Module):

@@ -74,7 +74,7 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
             f"the observations of the {role} of {bundle.name!r} differ in history; fewer can only be shown to a policy "
             "that sees as many of each"
         )
-    weights = _weights(folded(bundle.path / PARTS[role]))
+    weights = exported_weights(folded(bundle.path / PARTS[role]), _EXPORTED_AS)
     # Where the window is the whole one, this changes nothing, whatever the histories.
     cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
     spec = ObservationSpec(cut, observation.instruction)
@@ -92,20 +92,20 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
     return model.eval()
 
 
-def _weights(model: onnx.ModelProto) -> dict[str, Tensor]:
-    """The parameters and buffers of an exported policy by the names they had.
+def exported_weights(model: onnx.ModelProto, within: str = "") -> dict[str, Tensor]:
+    """The parameters and buffers of an exported module, below the name ``within``, by the names they had.
 
     The export names everything but the weights of linear layers; those are known by the bias that is added next.
     """
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    named = {name.removeprefix(_EXPORTED_AS): value for name, value in values.items() if name.startswith(_EXPORTED_AS)}
+    named = {name.removeprefix(within): value for name, value in values.items() if name.startswith(within)}
     made_by = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
         bias = next((name for name in node.input if node.op_type == "Add" and name.endswith(".bias")), None)
         if bias is None:
             continue
         product = next(made_by[name] for name in node.input if name != bias)
-        layer = bias.removeprefix(_EXPORTED_AS).removesuffix(".bias")
+        layer = bias.removeprefix(within).removesuffix(".bias")
         named[f"{layer}.weight"] = np.ascontiguousarray(values[product.input[1]].T)
     # Masks and places are made anew, and transposed copies are of weights that are there already.
     return {
