@@ -121,7 +121,7 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
 def test_all_bundles_together_are_small() -> None:
     """Each content counted once, as a repository keeps it: variants share their targets."""
     files = [path for path in PRETRAINED.rglob("*") if path.is_file()]
-    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 80e6
+    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 85e6
     assert sum(path.stat().st_size for path in files if path.parts[-2] == "ball") <= 6e6
 
 
