@@ -380,11 +380,41 @@ def test_a_lost_reply_costs_the_connection(wait_for: WaitFor) -> None:
         assert client.counts["connections"] == 2
 
 
+def at_once(connection: ServerConnection, *replies: bytes) -> None:
+    """Sends messages before the connection's own thread can answer a ping between them.
+
+    What is repeated only after the next request was read is that one's answer, for all one can see without a time.
+    """
+    with connection.protocol_mutex:
+        for reply in replies:
+            connection.protocol.send_binary(reply)
+        connection.send_data()
+
+
+def test_a_timed_reply_that_comes_again_after_the_next_request_was_read_answers_nothing(wait_for: WaitFor) -> None:
+    earlier: list[bytes] = []
+
+    def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
+        if number % 3 == 1 and earlier:
+            connection.send(earlier[-1])
+        earlier.append(openpi.encode(honest(seen) | {"server_timing": {"infer_ms": 1.0 + 1e-3 * len(earlier)}}))
+        connection.send(earlier[-1])
+
+    with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
+        there.behave = behave
+        answered = 0
+        for number in range(30):
+            found = ask(number)
+            assert good(found, number) or (isinstance(found, str) and found == "disconnected")
+            answered += not isinstance(found, str)
+            wait_for(lambda: client.problem is None)
+        assert answered > 10 and client.counts["connections"] > 3
+
+
 @pytest.mark.parametrize("copies", [2, 5])
 def test_a_reply_that_comes_twice_answers_no_other_step(copies: int, wait_for: WaitFor) -> None:
     def behave(connection: ServerConnection, seen: dict[str, Any], number: int) -> None:
-        for _ in range(copies if number % 3 == 0 else 1):
-            connection.send(openpi.encode(honest(seen)))
+        at_once(connection, *[openpi.encode(honest(seen))] * (copies if number % 3 == 0 else 1))
 
     with foreign() as (there, port), asking(port, PATIENT_MS) as (client, ask):
         there.behave = behave
@@ -444,10 +474,10 @@ def test_whatever_it_does_no_step_gets_the_answer_of_another(wait_for: WaitFor) 
         what = rng.choice(["honest"] * 4 + ["twice", "lost", "text", "late", "not finite", "closed", "failed", "torn"])
         done[what] += 1
         reply = openpi.encode(honest(seen))
-        if what in ("honest", "twice"):
+        if what == "honest":
             connection.send(reply)
-        if what == "twice":
-            connection.send(reply)
+        elif what == "twice":
+            at_once(connection, reply, reply)
         elif what == "late":
             there.released.wait(rng.uniform(0.25, 0.4))
             connection.send(reply)

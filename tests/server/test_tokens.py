@@ -186,6 +186,7 @@ def test_a_certificate_is_read_again(
     certify(tmp_path)
     server = launch("--certificate", str(tmp_path / "cert.pem"), "--key", str(tmp_path / "key.pem"))
     server.tls = first = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    server.until(lambda: server.http("GET", "/healthz").status == 200, "it answers")
     with server.stream(hello) as robot:
         certify(tmp_path)
         second = ssl.create_default_context(cafile=tmp_path / "cert.pem")

@@ -20,6 +20,8 @@ from specact.wire.dialect import Dialect
 from specact.wire.handshake import Welcome, welcome_fields
 from specact.wire.messages import ErrorReply, Reply, ServerTimes, reply_fields
 
+# A reply that says how long it took is like no other.
+_TIMED = b"infer_ms"
 # Replies and metadata may hold more than actions.
 _LARGEST = 1 << 20
 
@@ -60,7 +62,8 @@ class OpenpiTransport:
     sent (``busy``). So a late reply is told from the next one without a new connection, which a server whose inference
     blocks its event loop could not accept any sooner. A reply that never comes costs the connection, after the client's
     silence. Before each request goes a ping with its id. What arrives before the pong was sent before the server read
-    the request, such as a reply sent twice; like all that was not asked for it ends the connection.
+    the request, such as a reply sent twice; like all that was not asked for it ends the connection. So does a reply
+    that is the last one byte for byte, its measured time included: what is repeated later is told by nothing else.
 
     Args:
         endpoint: where to.
@@ -85,7 +88,7 @@ class OpenpiTransport:
         self.heard = time.monotonic()
         # The ids of the request that was encoded last, and of the one whose reply was received last.
         self._encoded = self._answered = 0
-        self._text = False
+        self._text, self._last = False, b""
         # What is answered here: the hello, and requests that the protocol does not have.
         self._own: Fields | None = None
         try:
@@ -125,6 +128,9 @@ class OpenpiTransport:
             return None
         if not self.busy or message.after != _mark(self._encoded):
             raise TransportClosedError("the server sent a message that answers no request, or leaves pings unanswered")
+        if message.payload == self._last and _TIMED in self._last:
+            raise TransportClosedError("the server sent a reply twice")
+        self._last = message.payload
         self.busy, self.heard = False, time.monotonic()
         self._answered, self._text = self._encoded, message.text
         return message.payload
