@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.lab.envs.task import Task
+from specact.observation import ObservationHistory
 
 
 class SimulatedRobot:
@@ -69,3 +70,19 @@ class SimulatedRobot:
 
     def close(self) -> None:
         self.env.close()
+
+
+def play(robot: SimulatedRobot, history: ObservationHistory, chunk: NDArray[np.float32]) -> None:
+    """Executes actions ``[n, A]`` one after the other, to the end of the chunk or of the episode.
+
+    Args:
+        robot: in the middle of an episode.
+        history: of what it sees; it holds the observation before the chunk, and gets those between its actions.
+        chunk: in the environment's units.
+    """
+    for number, action in enumerate(chunk):
+        if number:
+            history.push(robot.observe())
+        robot.act(action)
+        if robot.done:
+            return

@@ -14,7 +14,6 @@ import numpy as np
 
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow
-from specact.families.chunks.policy import Chunk
 from specact.families.flash.bundle import FLASH, load_flash
 from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
@@ -23,7 +22,7 @@ from specact.families.flash.verify import Question
 from specact.families.load import load_pair
 from specact.files import write_json
 from specact.lab.envs import load_task
-from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.rollout import start_of
 from specact.lab.statistics import mean_interval
@@ -83,17 +82,8 @@ def path_of(pair: FlashPair, env: str, episodes: int, seed: int) -> list[list[Wi
         while not robot.done:
             seen.append(history.push(robot.observe()))
             chunk = pair.policy.infer(pair.policy.spec.observation.select(seen[-1]), stream(seed, Role.DRAFT))
-            _play(robot, history, chunk[: pair.execute])
+            play(robot, history, chunk[: pair.execute])
     return paths
-
-
-def _play(robot: SimulatedRobot, history: ObservationHistory, chunk: Chunk) -> None:
-    for number, action in enumerate(chunk):
-        if number:
-            history.push(robot.observe())
-        robot.act(action)
-        if robot.done:
-            return
 
 
 def measure_costs(

@@ -130,5 +130,7 @@ def draw_flow(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Figure:
 
 
 def legend() -> str:
-    """What every way to a chunk is, as Markdown."""
-    return "\n".join(["| | |", "|---|---|", *(f"| `{name}` | {how.about} |" for name, how in ROUNDS.items())])
+    """What every way to a chunk is, as Markdown; those that keep a cache have a page of their own."""
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| `{name}` | {how.about} |" for name, how in ROUNDS.items() if how.reuse is None)]
+    )

@@ -68,9 +68,15 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decodin
         ConfigError: for a method or an offset that the family does not have.
     """
     if method.decoding in DECODINGS and not isinstance(pair, TokenPair):
-        raise ConfigError(f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}")
+        raise ConfigError(
+            f"{pair.name} is no token policy, and only one can be decoded otherwise: {method.about}; choose a bundle "
+            "of kind tokens, such as metaworld-tokens, or another method"
+        )
     if method.decoding in ROUNDS and not isinstance(pair, FlashPair):
-        raise ConfigError(f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}")
+        raise ConfigError(
+            f"{pair.name} is no flow policy, and only one comes to a chunk otherwise: {method.about}; choose a bundle "
+            "of kind flow, such as pusht-flow, or another method"
+        )
     if isinstance(pair, Bundle):
         return _CodesRollout(pair, method, offset)
     if method.proposes == "head" or method.needs_codes or method.gate == "learned_action" or offset != "target":

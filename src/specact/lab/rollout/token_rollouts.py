@@ -19,7 +19,7 @@ from specact.errors import ConfigError
 from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.files import write_whole
 from specact.lab.envs import load_task
-from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.rollout.rollout import start_of
 from specact.observation import ObservationHistory, Window
 
@@ -129,7 +129,7 @@ def _record(order: RolloutOrder, number: int) -> None:
             "state": np.stack([_state(window) for window in windows]),
         })  # fmt: skip
         for i, chunk in zip(running, policy.to_environment(found.tokens), strict=True):
-            _play(robots[i], histories[i], chunk)
+            play(robots[i], histories[i], chunk)
         running = [i for i in running if not robots[i].done]
     table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     who = table.pop("row")
@@ -137,15 +137,6 @@ def _record(order: RolloutOrder, number: int) -> None:
     kinds = {"step": np.int64, "tokens": np.uint8, "features": np.float16, "seen": np.float16, "state": np.float32}
     columns = {name: table[name].astype(kind) for name, kind in kinds.items()}
     write_whole(order.file(number), save({"episode": episodes[who], "success": success[who], **columns}))
-
-
-def _play(robot: SimulatedRobot, history: ObservationHistory, chunk: NDArray[np.float32]) -> None:
-    for number, action in enumerate(chunk):
-        if number:
-            history.push(robot.observe())
-        robot.act(action)
-        if robot.done:
-            return
 
 
 def _state(window: Window) -> NDArray[np.float32]:
