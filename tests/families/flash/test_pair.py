@@ -31,7 +31,7 @@ from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, StepAddress, streams
-from specact.types import Origin, Proposal, StepRecord
+from specact.types import OffloadTimes, Origin, Proposal, StepRecord
 from specact.wire.messages import Request
 
 PATIENT_MS = 30_000.0
@@ -325,6 +325,31 @@ def asked(pair: FlashPair, question: Question) -> dict[str, np.ndarray]:
 def respond(pair: FlashPair, arrays: dict[str, np.ndarray]) -> Any:
     (found,) = pair.responder.respond([Request("verify", 0, 100.0, SEEN[0], StepAddress(0, 0, 0, 0), arrays)])
     return found
+
+
+def test_what_a_gripper_holds_reaches_the_server(pair: FlashPair) -> None:
+    """The same draft is accepted where the gripper already is as the draft wants it, and not where it is not."""
+    gripping, seen = composed(pair, "flash", grippers=(1,)), set[tuple[int, ...]]()
+    for window in SEEN:
+        lengths = []
+        for held in (True, False):
+            question = Question(False, check=Check((0.05,), 100.0), held=np.array([held]))
+            proposal = Proposal(window, np.zeros((1, 2), np.float32), _Evidence(question))
+            address = StepAddress(0, 0, 0, 0)
+            asking = Request("verify", 0, 100.0, window, address, dict(gripping.codec.question(proposal)))
+            (found,) = gripping.responder.respond([asking])
+            here = gripping.target.answer(window, address).round(question)
+            assert not isinstance(found, WireError)
+            assert found["how"].tolist() == [here.accepted, here.checked, here.switches]
+            lengths.append(here.accepted)
+        seen.add(tuple(lengths))
+    assert any(closed != opened for closed, opened in seen)
+
+
+def test_a_server_cannot_have_more_accepted_than_is_executed(pair: FlashPair) -> None:
+    reply: dict[str, np.ndarray] = {"chunk": np.zeros((16, 2), np.float32), "how": np.array([16, 1, 0], np.int16)}
+    outcome = pair.codec.outcome(reply, OffloadTimes())
+    assert len(outcome.actions) == outcome.accepted == pair.execute < 16
 
 
 @pytest.mark.parametrize(
