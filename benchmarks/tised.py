@@ -75,6 +75,15 @@ SWEEPS: dict[str, list[str]] = {
     "flash-chase": [
         "--bundle", "ball-chase-flow", "--levers", "steps", "flash", "--paces", "0", "0.1", "--hardware", *MACHINES,
     ],
+    # A device on which the target takes 50 and 485 times as long as here, and a server on which it takes 2 ms.
+    "split-ball": [
+        "--bundle", "ball", "--levers", "split", "--paces", "0", "0.02", "--idle", "last", "--hardware", "vla-rtx-4070",
+        "vla-agx-50w", "--target-ms", "2", "--links", *STEADY[:3],
+    ],
+    "reuse-metaworld": [
+        "--bundle", "metaworld-flow", "--execute", "4", "--levers", "reuse", "steps=10,2,1", "--paces", "0",
+        "--hardware", "agx-50w", "vla-rtx-4070",
+    ],
     # Guidance costs three times as much, so that it is for few steps.
     "executions-chase": [
         "--bundle", "ball-chase-flow", "--steps", "2", "--levers", "naive=0,2,4,6", "roll_forward=0,2,4,6",
@@ -102,7 +111,8 @@ def main() -> None:
     fill(ROOT / "docs" / "tised.md", "idle-ball", idling("idle-ball"))
     for name in ("levers-chase", "executions-chase", "levers-pusht"):
         fill(ROOT / "docs" / "tised.md", name, levers(name))
-    fill(ROOT / "docs" / "flash.md", "flash-chase", levers("flash-chase"))
+    for page, name in (("flash", "flash-chase"), ("split", "split-ball"), ("freqcache", "reuse-metaworld")):
+        fill(ROOT / "docs" / f"{page}.md", name, levers(name))
 
 
 def run(name: str, episodes: str, workers: str | None) -> None:
@@ -172,19 +182,24 @@ def _methods(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def levers(name: str) -> str:
-    """Success and restricted mean time of every setting of one sweep over the hardware."""
+    """Success and restricted mean time of every setting of one sweep over hardware and links."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not run yet."
     cells = json.loads(path.read_text())["cells"]
-    machines = sorted({(cell["kappa"], cell["hardware"]) for cell in cells})
-    heads = ["lever", "pace", *(f"{name} (x {kappa:g})" for kappa, name in machines)]
+    places = sorted({(c["kappa"], c["hardware"], c["link"]) for c in cells}, key=lambda at: (at[0], _rtt(at[2]), at[2]))
+    heads = ["lever", "pace", *(_place(*place) for place in places)]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---|" * (len(heads) - 1)]
     for lever, strength, pace in dict.fromkeys((c["lever"], c["strength"], c["pace"]) for c in cells):
-        here = {c["hardware"]: c for c in cells if (c["lever"], c["strength"], c["pace"]) == (lever, strength, pace)}
-        values = [f"{here[name]['success.mean']:.3f}, {here[name]['restricted_s.mean']:.2f} s" for _, name in machines]
+        own = [c for c in cells if (c["lever"], c["strength"], c["pace"]) == (lever, strength, pace)]
+        here = {(c["kappa"], c["hardware"], c["link"]): c for c in own}
+        values = [f"{here[at]['success.mean']:.3f}, {here[at]['restricted_s.mean']:.2f} s" for at in places]
         lines.append(f"| {lever} {strength:g} | {pace:g} | {' | '.join(values)} |")
     return "\n".join(lines)
+
+
+def _place(kappa: float, hardware: str, link: str) -> str:
+    return f"{hardware} (x {kappa:g})" + ("" if link == ON_BOARD else f", {_title(link)}")
 
 
 def _title(link: str) -> str:

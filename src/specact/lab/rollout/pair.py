@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
 from specact.families.flash.pair import FlashPair
+from specact.families.flash.verify import Round
 from specact.gates.baseline import Always
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
@@ -98,19 +99,19 @@ def run_pair(
 
 
 def run_rounds(
-    world: MovingWorld, pair: FlashPair, round_s: Sequence[float], *, start: int, seed: int, episode: int
+    world: MovingWorld, pair: FlashPair, takes: Callable[[Round, float], float], *, start: int, seed: int, episode: int
 ) -> Episode:
-    """Runs one episode of a flow that checks what its block drafts, see :func:`run_pair`.
+    """Runs one episode of a flow in rounds, see :func:`run_pair`.
 
     Args:
         world, start, seed, episode: see there.
         pair: with its rounds.
-        round_s: what a full round takes, a check that accepts, and one that fails, with the full round after it [s].
+        takes: see :class:`~specact.lab.rollout.timed.TimedRounds`.
     """
     world.reset(start)
     sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
     clock = WorldClock(sampler)
-    verifier = TimedRounds(pair.verifier(LocalTarget(pair.target, clock)), clock, *round_s)
+    verifier = TimedRounds(pair.verifier(LocalTarget(pair.target, clock)), clock, takes)
     policy = SpeculativePolicy(pair, Always(), verifier=verifier, seed=seed, clock=clock)
     return _driven(world, sampler, metrics, policy, episode, "transmitted", None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from specact.clock import Clock
 from specact.families.flash.verify import FlashVerifier, Round
+from specact.families.freqcache.cached import FreqCached
 from specact.gates.gate import Gate
 from specact.observation import Window
 from specact.pair import Drafter, FollowingDrafter
@@ -63,18 +65,16 @@ class TimedTarget(Generic[A]):
 
 
 class TimedRounds:
-    """The verifier of a flow that checks drafts, whose rounds take an accounted time, each by its kind.
+    """The verifier of a flow in rounds, which take an accounted time.
 
     Args:
         verifier: gives the outcomes.
         clock: on which the time goes by.
-        full_s, check_s, failed_s: of a full round, of a check that accepts something, and of one that does not, with
-            the full round after it [s].
+        takes: the seconds of a round in which a share of the cameras' tokens was reused.
     """
 
-    def __init__(self, verifier: FlashVerifier, clock: Clock, full_s: float, check_s: float, failed_s: float) -> None:
-        self._verifier, self._clock = verifier, clock
-        self._full_s, self._check_s, self._failed_s = full_s, check_s, failed_s
+    def __init__(self, verifier: FlashVerifier, clock: Clock, takes: Callable[[Round, float], float]) -> None:
+        self._verifier, self._clock, self._takes = verifier, clock, takes
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """Nothing leaves ahead."""
@@ -82,18 +82,18 @@ class TimedRounds:
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """The verifier's."""
-        return _TimedRound(self, self._verifier.submit(proposal, address))
+        return _TimedRound(self, self._verifier.submit(proposal, address), proposal.evidence.question.parts)
 
-    def spend(self, found: Round) -> None:
+    def spend(self, found: Round, reused: float) -> None:
         """Lets the time of a round go by."""
-        checked_s = self._failed_s if found.full else self._check_s
-        self._clock.sleep(checked_s if found.checked else self._full_s)
+        self._clock.sleep(self._takes(found, reused))
 
 
 @value
 class _TimedRound:
     rounds: TimedRounds
     pending: Pending[Outcome]
+    parts: FreqCached | None
 
     def done(self) -> bool:
         return self.pending.done()
@@ -101,7 +101,7 @@ class _TimedRound:
     def result(self) -> Outcome | Miss:
         found = self.pending.result()
         if isinstance(found, Outcome):
-            self.rounds.spend(found.evidence)
+            self.rounds.spend(found.evidence, 0.0 if self.parts is None else self.parts.share)
         return found
 
 

@@ -8,23 +8,32 @@ from itertools import chain
 
 import numpy as np
 
-from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, RoundOfKind, RoundsDriver, inference
+from specact.lab.tised.drivers import (
+    CodesDriver,
+    FlowDriver,
+    PairDriver,
+    RoundOfKind,
+    RoundsDriver,
+    SplitDriver,
+    StagesOn,
+    inference,
+)
 from specact.lab.tised.settings import Setting
 
 _ROUNDS, _WARM_UP = 60, 10
-_Part = tuple[FlowDriver | CodesDriver, bool] | RoundOfKind
+_Part = tuple[FlowDriver | CodesDriver, bool] | RoundOfKind | StagesOn
 
 
 def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
     """Median time of each setting's inferences at batch 1 on this machine [ms], by the setting's label.
 
-    One for a chunk policy, the draft's and the target's for a pair, a full round's, a check's and a failed check's for
-    a flow that checks drafts. Every network is measured once, so that settings that share one have the same time; all
-    of them in turn, in rounds.
+    One for a chunk policy, the draft's and the target's for a pair, the device's and the server's for a split target,
+    and for a flow in rounds one of each kind of round. Every network is measured once, so that settings that share one
+    have the same time; all of them in turn, in rounds.
     """
     parts = {setting.label: _parts(setting) for setting in settings}
     calls = {
-        part: part.call() if isinstance(part, RoundOfKind) else inference(part[0], inpainting=part[1])
+        part: inference(part[0], inpainting=part[1]) if isinstance(part, tuple) else part.call()
         for part in dict.fromkeys(chain.from_iterable(parts.values()))
     }
     taken: dict[_Part, list[float]] = {part: [] for part in calls}
@@ -38,7 +47,13 @@ def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
 
 def _parts(setting: Setting) -> list[_Part]:
     if isinstance(setting.driver, RoundsDriver):
-        return [RoundOfKind(setting.driver.bundle, kind) for kind in ("full", "check", "failed")]
+        reuse = setting.driver.rounds.reuse
+        return [
+            RoundOfKind(setting.driver.bundle, kind, reuse if kind == "reused" else None)
+            for kind in setting.driver.kinds
+        ]
+    if isinstance(setting.driver, SplitDriver):
+        return [StagesOn(setting.driver, "device"), StagesOn(setting.driver, "server")]
     if isinstance(setting.driver, PairDriver):
         return [(CodesDriver(setting.driver.bundle, role), False) for role in ("draft", "target")]
     # Guidance costs a flow policy its gradient.

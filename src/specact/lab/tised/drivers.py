@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,12 +16,17 @@ from specact.families.chunks.policy import ChunkPolicy, Inpainting
 from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.network import OnnxPolicy
+from specact.families.codes.values import CodeDistribution
 from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair, flash_pair
-from specact.families.flash.rounds import ROUNDS
-from specact.families.flash.verify import Question
+from specact.families.flash.rounds import Rounds
+from specact.families.flash.verify import Question, Round
+from specact.families.freqcache.cached import FreqCached, Reuse
+from specact.families.staged.stages import StagedFolder, load_staged
+from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
 from specact.gates.settings import GateSettings
-from specact.observation import ObservationSpec
+from specact.observation import ObservationSpec, Window
+from specact.placement.target import code_reader
 from specact.rng import StepAddress
 
 
@@ -88,40 +93,134 @@ class PairDriver:
 
 
 @dataclass(frozen=True)
-class RoundsDriver:
-    """A flow policy that checks what its block drafts, see :mod:`specact.families.flash`.
+class SplitDriver:
+    """A pair's target alone, its first stages on a server and the others on the device, see :mod:`specact.placement`.
 
     Attributes:
-        bundle: path of a flow bundle that has a block.
-        within: delta of the check, at the share of noise that was fitted to the target; 0 for full rounds alone.
+        bundle: path of the pair.
+        stages: folder of the target's stages.
+        cut: stages that run on the server.
+        precision: of what crosses the link.
     """
 
     bundle: str
-    within: float
+    stages: str
+    cut: int
+    precision: Precision = "float16"
+
+    def build(self) -> CodeChunks:
+        """The policy, which acts on what has crossed the link; drivers of one process share the networks."""
+        pair, staged = _pair(self.bundle), _staged(self.stages)
+        return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
+
+    @property
+    def crossing(self) -> tuple[int, int]:
+        """Bytes up and down."""
+        spec = _staged(self.stages).spec
+        return spec.observation.nbytes, reply_bytes(spec, self.cut, self.precision)
+
+
+class _Split:
+    def __init__(self, pair: Bundle, staged: StagedFolder, driver: SplitDriver) -> None:
+        self._read, self._staged, self._driver = code_reader(pair, staged), staged, driver
+
+    def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
+        return [self._infer(window) for window in windows]
+
+    def _infer(self, window: Window) -> CodeDistribution:
+        network, cut = self._staged.network, self._driver.cut
+        if cut in (0, self._staged.spec.stages):
+            return self._read(network.run([window]))
+        shape = self._staged.spec.activations[cut - 1]
+        crossed = unpack(pack(network.begin([window], cut)[0], self._driver.precision), shape)
+        return self._read(network.finish(crossed, cut))
+
+
+@dataclass(frozen=True)
+class StagesOn:
+    """What the stages on one side of a cut are measured with."""
+
+    driver: SplitDriver
+    side: Literal["device", "server"]
+
+    def call(self) -> Callable[[], object]:
+        """These stages on an observation of zeros."""
+        staged, cut = _staged(self.driver.stages), self.driver.cut
+        network, windows = staged.network, [staged.spec.observation.zeros()]
+        if cut == (0 if self.side == "server" else staged.spec.stages):
+            return lambda: None
+        if cut in (0, staged.spec.stages):
+            return lambda: network.run(windows)
+        if self.side == "server":
+            return lambda: network.begin(windows, cut)
+        activation = network.begin(windows, cut)
+        return lambda: network.finish(activation, cut)
+
+
+RoundKind = Literal["full", "reused", "check", "failed"]
+
+
+@dataclass(frozen=True)
+class RoundsDriver:
+    """A flow policy that checks what its block drafts, or reuses what it computed of the cameras before.
+
+    Attributes:
+        bundle: path of a flow bundle, with the block or the refresh that the rounds need.
+        rounds: see :mod:`specact.families.flash` and :mod:`specact.families.freqcache`.
+    """
+
+    bundle: str
+    rounds: Rounds
 
     def load(self) -> FlashPair:
         """The pair; drivers of one process share its networks."""
-        rounds = replace(ROUNDS["flash_fitted"], within=self.within) if self.within else ROUNDS["full"]
-        return replace(_rounds(self.bundle), rounds=rounds)
+        return replace(_rounds(self.bundle), rounds=self.rounds)
+
+    @property
+    def kinds(self) -> tuple[RoundKind, ...]:
+        """Of rounds that occur."""
+        if self.rounds.reuse is not None:
+            return "full", "reused"
+        return ("full",) if self.rounds.proposes == "nothing" else ("full", "check", "failed")
+
+    def takes(self, latencies_s: Sequence[float]) -> Callable[[Round, float], float]:
+        """The seconds of a round in which a share of the cameras' tokens was reused, given those of each kind.
+
+        Where less is reused than may be, the time is between those of both kinds, in proportion to the tokens.
+        """
+        reuse, taken = self.rounds.reuse, dict(zip(self.kinds, latencies_s, strict=True))
+
+        def seconds(found: Round, share: float) -> float:
+            if reuse is not None and share > 0.0:
+                return taken["full"] + (taken["reused"] - taken["full"]) * share / reuse.most
+            return taken["full" if not found.checked else "failed" if found.full else "check"]
+
+        return seconds
 
 
 @dataclass(frozen=True)
 class RoundOfKind:
-    """What a round of one kind is measured with: a full one, a check that accepts, or one that fails."""
+    """What a round of one kind is measured with: full, with tokens reused, a check that accepts, or one that fails."""
 
     bundle: str
-    kind: Literal["full", "check", "failed"]
+    kind: RoundKind
+    reuse: Reuse | None = None
 
     def call(self) -> Callable[[], object]:
         """One such round on an observation of zeros."""
-        target = _rounds(self.bundle).target
+        pair = _rounds(self.bundle)
+        target, parts = pair.target, None
+        if self.kind == "reused":
+            assert self.reuse is not None and pair.refresh is not None, "the lever has seen to it"
+            # Nobody can be sure how a blank picture moved.
+            parts = FreqCached(pair.policy.networks, pair.refresh, replace(self.reuse, confidence=0.0))
         check = Check(within=0.0 if self.kind == "failed" else 1e9, guarded=False)
-        question = Question(self.kind == "full", check=check)
+        question = Question(self.kind in ("full", "reused"), check=check, parts=parts)
         asked = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
         return lambda: asked.round(question)
 
 
-Driver = FlowDriver | CodesDriver | PairDriver | RoundsDriver
+Driver = FlowDriver | CodesDriver | PairDriver | SplitDriver | RoundsDriver
 
 
 def looks_at(driver: Driver) -> ObservationSpec:
@@ -156,6 +255,11 @@ def inference(driver: FlowDriver | CodesDriver, *, inpainting: bool = False) -> 
 @cache
 def _flow(bundle: str, parts: tuple[tuple[str, str], ...]) -> FlowBundle:
     return load_flow(bundle, variants={part: Path(file) for part, file in parts})
+
+
+@cache
+def _staged(folder: str) -> StagedFolder:
+    return load_staged(Path(folder))
 
 
 @cache

@@ -13,8 +13,12 @@ from specact.families.chunks.bundle import FlowBundle
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import load_head
 from specact.families.flash.bundle import FLASH
+from specact.families.flash.rounds import ROUNDS
+from specact.families.freqcache.bundle import FREQCACHE
+from specact.families.freqcache.cached import Reuse
+from specact.families.staged.stages import load_staged
 from specact.gates.settings import BUNDLES_OWN, GateSettings
-from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver
+from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver, SplitDriver
 from specact.lab.tised.settings import Setting, Subject
 
 
@@ -159,7 +163,31 @@ def _checked(subject: Subject, strength: float) -> tuple[Driver, None]:
         raise ConfigError(f"a distance must be at least 0, got {strength:g}")
     if not (bundle.path / FLASH).exists():
         raise ConfigError(f'{bundle.name!r} has no block that drafts; train one with a recipe of kind = "flash"')
-    return RoundsDriver(str(bundle.path), strength), None
+    rounds = replace(ROUNDS["flash_fitted"], within=strength) if strength else ROUNDS["full"]
+    return RoundsDriver(str(bundle.path), rounds), None
+
+
+def _reused(subject: Subject, strength: float) -> tuple[Driver, None]:
+    bundle = subject.bundle
+    if not 0.0 <= strength <= 1.0:
+        raise ConfigError(f"a share of tokens must lie in [0, 1], got {strength:g}")
+    if not (bundle.path / FREQCACHE).exists():
+        raise ConfigError(f"{bundle.name!r} has no refresh of its prefix; make one: specact export --refresh")
+    reuse = Reuse(least=strength, most=strength, refreshed=0.0)
+    return RoundsDriver(
+        str(bundle.path), replace(ROUNDS["freqcache"], reuse=reuse) if strength else ROUNDS["full"]
+    ), None
+
+
+def _split(subject: Subject, strength: float) -> tuple[Driver, Execution]:
+    folder, cuts = subject.variants.stages(), _cuts(subject)
+    if strength not in cuts:
+        raise ConfigError(f"{subject.bundle.name!r} can be cut from 0 to {cuts[-1]:g}, not at {strength:g}")
+    return SplitDriver(str(subject.bundle.path), str(folder), int(strength)), _synchronous(subject)
+
+
+def _cuts(subject: Subject) -> tuple[float, ...]:
+    return tuple(map(float, range(load_staged(subject.variants.stages()).spec.stages + 1)))
 
 
 def _at(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:
@@ -180,6 +208,14 @@ LEVERS = {
     "flash": Lever(
         "distance within which FLASH's check accepts what its block drafts, at the fitted share of noise; 0 denoises "
         "every chunk", "flow", _at(0.0, 0.2, 0.4, 0.8, 1.6), _checked, shares=True,
+    ),
+    "reuse": Lever(
+        "share of the cameras' tokens that FreqCache may reuse; 0 computes all of them", "flow",
+        _at(0.0, 0.25, 0.5, 0.75, 1.0), _reused, shares=True,
+    ),
+    "split": Lever(
+        "stages of the target that run on a server, the others on the device (RoboECC); 0 for none", "pair", _cuts,
+        _split, remote=True,
     ),
     "quantisation": Lever(
         "networks of fewer bits, activations scaled as they come; the tier, 0 for none", "any",

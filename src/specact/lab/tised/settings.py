@@ -28,6 +28,10 @@ class Variants(Protocol):
         """The pair's target as a network that looks at so many observations."""
         ...
 
+    def stages(self) -> Path:
+        """The folder of the pair's target in stages."""
+        ...
+
 
 @dataclass(frozen=True)
 class Subject:

@@ -26,7 +26,7 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.tised.calibration import GateSearch, calibrate_gate, gate_of
 from specact.lab.tised.costs import measure_settings
 from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, looks_at
+from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, SplitDriver, looks_at
 from specact.lab.tised.records import CALIBRATIONS, EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
 from specact.lab.tised.settings import Setting
 from specact.lab.tised.trial import PLACE, Row, Trial, run_trial
@@ -184,7 +184,9 @@ def _latencies_s(what: Sweep, setting: Setting, measured_ms: list[float], kappa:
     """What the robot's hardware makes of the measured times; a server has a time of its own where one is given."""
     scaled = [1e-3 * kappa * value for value in measured_ms]
     if _offloads(setting) and what.target_ms is not None:
-        scaled[-1] = 1e-3 * what.target_ms
+        # Of a split target the server runs a part.
+        part = measured_ms[-1] / sum(measured_ms) if isinstance(setting.driver, SplitDriver) else 1.0
+        scaled[-1] = 1e-3 * what.target_ms * part
     return tuple(scaled)
 
 
@@ -249,7 +251,7 @@ def _request(what: Sweep) -> dict[str, Any]:
     for setting in request["settings"]:
         driver = setting["driver"]
         driver["bundle"] = Path(driver["bundle"]).name
-        for key in ("file", "parts"):
+        for key in ("file", "parts", "stages"):
             driver.pop(key, None)  # made from the bundle, as lever and strength say
     return request
 

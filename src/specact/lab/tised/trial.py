@@ -9,17 +9,26 @@ from math import inf
 from typing import Any
 
 from specact.execution.strategy import Execution
+from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.wire import ChunkCodec
 from specact.families.codes.verify import SpeculativeVerifier
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
-from specact.lab.rollout.episode import Episode, Latency, run_episode
+from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.pair import Pairing, run_pair, run_rounds
 from specact.lab.rollout.rollout import start_of
 from specact.lab.rollout.simulated_target import Route
 from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import Driver, PairDriver, RoundsDriver, looks_at
+from specact.lab.tised.drivers import (
+    CodesDriver,
+    Driver,
+    FlowDriver,
+    PairDriver,
+    RoundsDriver,
+    SplitDriver,
+    looks_at,
+)
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
@@ -93,17 +102,24 @@ def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
     if isinstance(trial.driver, PairDriver):
         ran = _run_pair(trial, trial.driver, world, address, decided)
     elif isinstance(trial.driver, RoundsDriver):
-        ran = run_rounds(world, trial.driver.load(), trial.latencies_s, **address)
+        ran = run_rounds(world, trial.driver.load(), trial.driver.takes(trial.latencies_s), **address)
     else:
         assert trial.execution is not None, "a chunk policy is told how its chunks are played"
-        policy = trial.driver.build()
-        took: Latency | float = trial.latencies_s[0]
-        if trial.link != ON_BOARD:
-            rng = stream(trial.seed, Role.LINK, episode=trial.episode)
-            route = Route.of(load_link(trial.link), ChunkCodec(policy.spec).dialect, rng)
-            took = route.latency(trial.latencies_s[0])
+        policy, inference_s = trial.driver.build(), sum(trial.latencies_s)
+        route = _route(trial, trial.driver, policy.spec)
+        took = inference_s if route is None else route.latency(inference_s)
         ran = run_episode(world, policy, trial.execution, took, **address)
     return trial.row | {"static": world.static} | asdict(ran)
+
+
+def _route(trial: Trial, driver: FlowDriver | CodesDriver | SplitDriver, spec: ChunkSpec) -> Route | None:
+    """To the server; None where all of the policy is on the device."""
+    if trial.link == ON_BOARD or (isinstance(driver, SplitDriver) and not driver.cut):
+        return None
+    link, rng = load_link(trial.link), stream(trial.seed, Role.LINK, episode=trial.episode)
+    if isinstance(driver, SplitDriver):
+        return Route(link, *driver.crossing, rng)
+    return Route.of(link, ChunkCodec(spec).dialect, rng)
 
 
 def _run_pair(

@@ -6,6 +6,7 @@ is less to read, and what happened earlier is not known any more.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from specact.families.codes.bundle import PARTS, Bundle
 from specact.lab.train.export import export_policy
 from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs
 from specact.lab.train.rebuild import Role, rebuild
+from specact.lab.train.split import split_bundle
 from specact.observation import Window
 
 
@@ -77,6 +79,14 @@ class BundleVariants:
         assert isinstance(self._bundle, Bundle), "only a VQ-BeT's window can be cut"
         file = self._folder / f"window-{window}" / PARTS["target"]
         return file if file.exists() else prune_history(self._bundle, window, file)
+
+    def stages(self) -> Path:
+        """The folder of the pair's target in stages."""
+        folder = self._folder / "stages"
+        if not (folder / "manifest.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a split that was interrupted
+            split_bundle(self._bundle.path, folder)
+        return folder
 
     @cached_property
     def _typical(self) -> dict[str, list[Feeds]]:

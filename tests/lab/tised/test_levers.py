@@ -1,0 +1,144 @@
+"""Levers that say where a target's layers run, and what its encoder computes again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError
+from specact.families.chunks.bundle import load_flow
+from specact.families.codes.bundle import load_bundle
+from specact.families.flash.rounds import ROUNDS
+from specact.families.flash.verify import Round
+from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
+from specact.lab.tised.costs import measure_settings
+from specact.lab.tised.drivers import CodesDriver, RoundOfKind, RoundsDriver, SplitDriver
+from specact.lab.tised.levers import settings_of
+from specact.lab.tised.records import EPISODES, MANIFEST, read_manifest, read_rows
+from specact.lab.tised.settings import Setting, Subject
+from specact.lab.tised.sweep import Sweep, run_sweep
+from specact.lab.train.variants import BundleVariants
+from specact.links.link import load_link
+from specact.links.model import round_trip
+from specact.observation import Window
+
+BALL = load_bundle("ball")
+TARGET_MS, DELAY = 8.0, "loopback+delay=30"
+
+
+def window(seed: int) -> Window:
+    rng, zeros = np.random.default_rng(seed), BALL.spec.target.zeros()
+    return Window({name: rng.normal(0, 0.3, array.shape).astype(array.dtype) for name, array in zeros.arrays.items()})
+
+
+@pytest.fixture(scope="module")
+def cuts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Setting, ...]:
+    variants = BundleVariants(BALL, tmp_path_factory.mktemp("variants"), lambda: ())
+    return tuple(settings_of("split", Subject(BALL, BALL.spec.execute, variants)))
+
+
+def test_wherever_a_target_is_cut_it_acts_the_same(cuts: tuple[Setting, ...]) -> None:
+    alone = CodesDriver(str(BALL.path)).build()
+    assert [setting.strength for setting in cuts] == list(range(len(cuts))) and len(cuts) > 3
+    for setting in cuts:
+        driver = setting.driver
+        assert isinstance(driver, SplitDriver)
+        exact = SplitDriver(driver.bundle, driver.stages, driver.cut, "float32").build()
+        for seed in range(5):
+            found = exact.infer(window(seed), np.random.default_rng(seed))
+            np.testing.assert_array_equal(found, alone.infer(window(seed), np.random.default_rng(seed)))
+
+
+def test_what_crosses_the_link_is_rounded(cuts: tuple[Setting, ...]) -> None:
+    alone, middle = CodesDriver(str(BALL.path)).build(), cuts[len(cuts) // 2].driver
+    assert isinstance(middle, SplitDriver)
+    changed = 0
+    for seed in range(20):
+        chunks = [policy.infer(window(seed), np.random.default_rng(seed)) for policy in (middle.build(), alone)]
+        changed += not np.array_equal(*chunks)
+    assert changed
+
+
+def test_an_inference_takes_what_both_sides_and_the_link_take(cuts: tuple[Setting, ...], tmp_path: Path) -> None:
+    what = Sweep(
+        BALL.fingerprint, cuts, "ball", (0.0,), ("agx-50w",), (DELAY,), episodes=1, seed=3, target_ms=TARGET_MS
+    )
+    run_sweep(what, tmp_path, lambda *_: None, workers=1)
+    measured = read_manifest(tmp_path)["latency_ms"]
+    rows = {row["strength"]: row for row in read_rows(tmp_path / EPISODES)}
+    assert "stages" not in (tmp_path / MANIFEST).read_text().split('"sweep"')[1].split("latency_ms")[0]
+    for setting in cuts:
+        driver, (device, server) = setting.driver, measured[setting.label]
+        assert isinstance(driver, SplitDriver)
+        wanted = 1e-3 * (9.7 * device + TARGET_MS * server / (device + server))
+        if driver.cut:
+            wanted += round_trip(load_link(DELAY), *driver.crossing, 0.0, np.random.default_rng(0))
+        assert rows[setting.strength]["inference_s"] == pytest.approx(wanted, rel=0.02)
+    # All of it on one side leaves nothing to the other.
+    assert measured[cuts[0].label][1] < 0.05 * measured[cuts[0].label][0]
+    assert measured[cuts[-1].label][0] < 0.05 * measured[cuts[-1].label][1]
+
+
+def test_a_cut_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    subject = Subject(BALL, BALL.spec.execute, BundleVariants(BALL, tmp_path, lambda: ()))
+    with pytest.raises(ConfigError, match="can be cut from 0 to"):
+        settings_of("split", subject, (99.0,))
+
+
+class NoVariants:
+    """Nothing is made of a network."""
+
+
+def flow(name: str) -> Subject:
+    return Subject(load_flow(name), 4, NoVariants())  # type: ignore[arg-type]
+
+
+def test_the_more_is_reused_the_less_is_computed() -> None:
+    settings = settings_of("reuse", flow("metaworld-flow"), (0.5, 1.0))
+    drivers = [setting.driver for setting in settings]
+    assert all(isinstance(driver, RoundsDriver) for driver in drivers)
+    none, half, full = (driver for driver in drivers if isinstance(driver, RoundsDriver))
+    assert none.rounds == ROUNDS["full"] and none.kinds == ("full",)
+    assert half.rounds.reuse is not None and (half.rounds.reuse.least, half.rounds.reuse.most) == (0.5, 0.5)
+    assert {label: len(parts) for label, parts in measure_settings(settings[:2]).items()} == {
+        "reuse 0": 1, "reuse 0.5": 2,
+    }  # fmt: skip
+    assert full.rounds.reuse is not None and full.rounds.reuse.most == 1.0
+
+
+def test_a_round_takes_time_for_the_tokens_that_it_computes() -> None:
+    (_, setting) = settings_of("reuse", flow("metaworld-flow"), (0.5,))
+    assert isinstance(setting.driver, RoundsDriver)
+    takes, empty = setting.driver.takes((0.010, 0.006)), np.zeros((0, 0), np.float32)
+    full = Round(np.zeros((8, 4), np.float32), 0, False, False, empty)
+    assert [takes(full, share) for share in (0.0, 0.25, 0.5)] == pytest.approx([0.010, 0.008, 0.006])
+
+
+def test_what_is_timed_computes_the_other_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, setting) = settings_of("reuse", flow("metaworld-flow"), (0.5,))
+    assert isinstance(setting.driver, RoundsDriver)
+    computed, cache = [], Refresh.cache
+    monkeypatch.setattr(
+        Refresh, "cache", lambda own, tokens, *rest: computed.append(tokens) or cache(own, tokens, *rest)
+    )
+    call = RoundOfKind(setting.driver.bundle, "reused", setting.driver.rounds.reuse).call()
+    for _ in range(3):
+        call()
+    # The first one has nothing to reuse.
+    cameras = load_refresh(load_flow("metaworld-flow").path / FREQCACHE, load_flow("metaworld-flow")).cameras
+    patches, tokens = sum(patch.rows * patch.columns for patch in cameras.values()), whole_prefix()
+    assert [again.shape[1] for again in computed] == 2 * [tokens - round(0.5 * patches)]
+
+
+def whole_prefix() -> int:
+    policy = load_flow("metaworld-flow").policy()
+    return int(policy.networks.tokens([policy.spec.observation.zeros()]).shape[1])
+
+
+def test_a_flow_without_a_refresh_has_no_such_lever() -> None:
+    with pytest.raises(ConfigError, match="export --refresh"):
+        settings_of("reuse", flow("pusht-flow"))
+    with pytest.raises(ConfigError, match=r"\[0, 1\]"):
+        settings_of("reuse", flow("metaworld-flow"), (1.5,))
