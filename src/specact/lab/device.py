@@ -47,9 +47,10 @@ def _group(share: float) -> Path:
     """Makes a control group with this share, of version 2 or 1, and enters it."""
     period_us = max(_PERIOD_US, round(_LEAST_US / share))
     quota_us = max(_LEAST_US, round(share * period_us))
+    # The most weight there is: what else runs on the machine must not take from the share.
     limits: tuple[dict[str, object], ...] = (
-        {"cpu.max": f"{quota_us} {period_us}"},
-        {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us},
+        {"cpu.max": f"{quota_us} {period_us}", "cpu.weight": 10_000},
+        {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us, "cpu.shares": 262_144},
     )
     reasons = []
     for mount, files in zip(_MOUNTS, limits, strict=True):
