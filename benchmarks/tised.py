@@ -41,6 +41,12 @@ ALONE = "alone=0,1"
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 
+# A token policy on a server, which decodes a chunk in 21 ms on one core here (docs/tokens.md), and a draft on the device.
+TOKENS = [
+    "--bundle", "metaworld-tokens", "--draft", "metaworld-draft", "--levers", "verification=1,0.6,0", "late=1,0.6",
+    "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
+]  # fmt: skip
+
 # Of a sweep's figures, those that docs/tised.md shows, and what they are called there.
 PICTURES = {
     "levers-chase": {
@@ -63,6 +69,8 @@ SWEEPS: dict[str, list[str]] = {
     "frontier-pusht": [
         "--bundle", "pusht", "--levers", *METHODS, ALONE, "--paces", "0", "--idle", "hold", "last", *FAR,
     ],
+    # What is verified, and executed where nothing is: by a head's tree; with a Kalman tail; a memory's chunk.
+    **{f"links-{name}": [*TOKENS, "--decoding", name] for name in ("specvla", "kerv", "heisd_fixed")},
     # One link, more episodes: what the robot does while it waits.
     "idle-ball": [
         "--bundle", "ball", "--levers", "verification=1,0", "late=0.6", "remote_async=2", ALONE, "--paces", "0",
@@ -118,8 +126,9 @@ def main() -> None:
 def run(name: str, episodes: str, workers: str | None) -> None:
     """One sweep and its analysis, as a user would type them."""
     folder, arguments = ROOT / "runs" / "tised" / name, list(SWEEPS[name])
-    if name.startswith("frontier"):
-        arguments += ["--links", *STEADY, *(RECORDED if (DATA / "network").is_dir() else ())]
+    if name.startswith(("frontier", "links")):
+        steady = STEADY if name.startswith("frontier") else STEADY[::2]
+        arguments += ["--links", *steady, *(RECORDED if (DATA / "network").is_dir() else ())]
     where = DATA if (DATA / "network").is_dir() else ROOT
     command = ["tised", "sweep", *arguments, "--episodes", episodes, "--seed", "1"]
     how = ["--out", str(folder), *(() if workers is None else ("--workers", workers))]

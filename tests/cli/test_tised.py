@@ -57,7 +57,7 @@ def test_a_sweep_is_analysed_and_one_number_explained(specact_run: Run, swept: P
 def test_mistakes_are_answered_with_what_there_is(specact_run: Run, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     base = ("tised", "sweep", "--bundle", "ball", "--out", out, "--levers")
-    for levers, said in (("nave", "'naive'"), ("naive=a", "'a'"), ("steps", "needs a bundle of kind flow")):
+    for levers, said in (("nave", "'naive'"), ("naive=a", "'a'"), ("steps", "needs a flow policy")):
         refused = specact_run(*base, levers)
         assert refused.returncode == 2
         assert said in " ".join(refused.stderr.split()), refused.stderr

@@ -28,7 +28,7 @@ class Sweep:
     """Run levers at several strengths, paces and hardware profiles on the same episodes; resumes."""
 
     bundle: str
-    """A pair, or a flow policy, by path or name."""
+    """A pair, or a flow policy or token policy, by path or name."""
     out: Path
     """Folder of the sweep."""
     levers: tuple[str, ...]
@@ -43,6 +43,10 @@ class Sweep:
     """For levers that query a server; see specact proxy --help. loopback+delay=50 is a round trip of 50 ms."""
     steps: int = 10
     """Euler steps of a flow policy, wherever they are not the lever."""
+    draft: str | None = None
+    """Of a token policy or a flow policy: the policy on the device, with which it is a pair; see specact pair."""
+    decoding: str = ""
+    """Of such a pair: how it proposes and verifies, see specact eval."""
     execute: int | None = None
     """Actions executed of each chunk; if not given, the bundle's own, for a flow policy half of the chunk."""
     episodes: int = 200
@@ -66,7 +70,7 @@ class Sweep:
         from specact.lab.tised.sweep import Sweep as Request
         from specact.lab.tised.sweep import run_sweep
 
-        subject = _subject(self.bundle, self.task, self.steps, self.execute, self.out)
+        subject = _subject(self)
         asked = [lever.partition("=") for lever in self.levers]
         what = Request(
             fingerprint=subject.bundle.fingerprint,
@@ -173,12 +177,11 @@ class Levers:
     """List the levers and the hardware profiles."""
 
     def run(self) -> None:
-        from specact.lab.tised.levers import LEVERS
+        from specact.lab.tised.levers import KINDS, LEVERS
         from specact.tised.hardware import named_hardware
 
         for name, lever in LEVERS.items():
-            kind = "" if lever.on == "any" else f" ({lever.on} only)"
-            results.print(f"{name:20} {lever.about}{kind}", highlight=False, soft_wrap=True)
+            results.print(f"{name:20} {lever.about}; on {KINDS[lever.on]}", highlight=False, soft_wrap=True)
         results.print()
         for profile in named_hardware().values():
             results.print(
@@ -199,26 +202,27 @@ def tised(
     action.run()
 
 
-def _subject(bundle: str, task: str | None, steps: int, execute: int | None, out: Path) -> Subject:
+def _subject(asked: Sweep) -> Subject:
     from specact.families.chunks.bundle import FlowBundle, load_flow
-    from specact.families.codes.bundle import find_bundle, load_bundle
+    from specact.families.codes.bundle import find_bundle
+    from specact.families.load import load_pair
     from specact.lab.envs import env_of
-    from specact.lab.tised.drivers import driver_of
     from specact.lab.tised.settings import Subject
     from specact.lab.tised.windows import typical_windows
     from specact.lab.train.variants import BundleVariants
     from specact.runtime.manifest import kind_of
 
-    path = find_bundle(bundle)
-    loaded = load_flow(path) if kind_of(path) == "flow" else load_bundle(path)
+    alone = asked.draft is None and not asked.decoding and kind_of(find_bundle(asked.bundle)) == "flow"
+    loaded = load_flow(asked.bundle) if alone else load_pair(asked.bundle, draft=asked.draft, decoding=asked.decoding)
+    execute = asked.execute
     if execute is None:
-        execute = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.spec.execute
+        execute = max(1, loaded.spec.chunk // 2) if isinstance(loaded, FlowBundle) else loaded.execute
     if execute < 1:
         raise ConfigError(f"--execute must be at least 1, got {execute}")
-    played = execute
-    driver = driver_of(loaded, steps)
-    variants = BundleVariants(loaded, out / "variants", lambda: typical_windows(driver, env_of(loaded, task), played))
-    return Subject(loaded, played, variants, steps)
+    played, env = execute, env_of(loaded, asked.task)
+    variants = BundleVariants(loaded, asked.out / "variants", lambda: typical_windows(subject.driver, env, played))
+    subject = Subject(loaded, played, variants, asked.steps, asked.decoding)
+    return subject
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -56,8 +56,8 @@ def test_what_crosses_the_link_is_rounded(cuts: tuple[Setting, ...]) -> None:
     assert isinstance(middle, SplitDriver)
     changed = 0
     for seed in range(20):
-        chunks = [policy.infer(window(seed), np.random.default_rng(seed)) for policy in (middle.build(), alone)]
-        changed += not np.array_equal(*chunks)
+        found, exact = (policy.infer(window(seed), np.random.default_rng(seed)) for policy in (middle.build(), alone))
+        changed += not np.array_equal(found, exact)
     assert changed
 
 
@@ -119,17 +119,21 @@ def test_a_round_takes_time_for_the_tokens_that_it_computes() -> None:
 def test_what_is_timed_computes_the_other_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     (_, setting) = settings_of("reuse", flow("metaworld-flow"), (0.5,))
     assert isinstance(setting.driver, RoundsDriver)
-    computed, cache = [], Refresh.cache
-    monkeypatch.setattr(
-        Refresh, "cache", lambda own, tokens, *rest: computed.append(tokens) or cache(own, tokens, *rest)
-    )
+    computed: list[int] = []
+    cache = Refresh.cache
+
+    def counting(own: Refresh, tokens: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        computed.append(tokens.shape[1])
+        return cache(own, tokens, *rest)
+
+    monkeypatch.setattr(Refresh, "cache", counting)
     call = RoundOfKind(setting.driver.bundle, "reused", setting.driver.rounds.reuse).call()
     for _ in range(3):
         call()
     # The first one has nothing to reuse.
     cameras = load_refresh(load_flow("metaworld-flow").path / FREQCACHE, load_flow("metaworld-flow")).cameras
     patches, tokens = sum(patch.rows * patch.columns for patch in cameras.values()), whole_prefix()
-    assert [again.shape[1] for again in computed] == 2 * [tokens - round(0.5 * patches)]
+    assert computed == 2 * [tokens - round(0.5 * patches)]
 
 
 def whole_prefix() -> int:

@@ -47,6 +47,9 @@ class NoVariants:
     def windowed(self, window: int) -> Path:
         raise AssertionError("not wanted here")
 
+    def stages(self) -> Path:
+        raise AssertionError("not wanted here")
+
 
 SUBJECT = Subject(BALL, BALL.spec.execute, NoVariants())
 
@@ -224,7 +227,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
         small(task="swarm", paces=(1.0,))
     with pytest.raises(ConfigError, match="'agx-51w'"):
         small(hardware=("agx-51w",))
-    with pytest.raises(ConfigError, match="needs a bundle of kind flow"):
+    with pytest.raises(ConfigError, match="needs a flow policy"):
         settings("steps")
     with pytest.raises(ConfigError, match="cannot inpaint"):
         run_sweep(small(settings=settings("inpainting")), tmp_path / "out", quiet, workers=1)

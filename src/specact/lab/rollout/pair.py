@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from specact.execution.verdicts import WAIT, LateVerdicts
-from specact.families.codes.bundle import Bundle
-from specact.families.codes.verify import Offset, SpeculativeVerifier, TargetSampler
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.verify import Round
+from specact.families.load import AnyPair
 from specact.gates.baseline import Always
 from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateSettings
@@ -22,7 +22,7 @@ from specact.links.model import Link
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.types import Decision
-from specact.verification import LocalTarget
+from specact.verification import LocalTarget, Target, Verifier
 
 
 @dataclass(frozen=True)
@@ -31,29 +31,27 @@ class Pairing:
 
     Attributes:
         gate: the calibrated gate.
-        verifier: exact speculative sampling, or the target's own codes.
         link: between device and target.
         draft_s: of the draft's inference [s]; 0 where nobody waits for it, as the ungated target needs no draft.
         target_s: of the target's [s].
-        offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
+        verifier: made for a target, in place of the pair's own.
         ahead: whether requests leave ahead of the draft where the prefetch predictor says so.
         late_for_s: with a number, the draft's chunk runs at once and the verdict corrects the rest; see
             :class:`~specact.execution.verdicts.LateVerdicts`.
     """
 
     gate: GateSettings
-    verifier: type[SpeculativeVerifier | TargetSampler]
     link: Link
     draft_s: float
     target_s: float
-    offset: Offset = "target"
+    verifier: Callable[[Target[Any]], Verifier] | None = None
     ahead: bool = False
     late_for_s: float | None = None
 
 
 def run_pair(
     world: MovingWorld,
-    bundle: Bundle,
+    pair: AnyPair,
     pairing: Pairing,
     *,
     start: int,
@@ -68,7 +66,7 @@ def run_pair(
 
     Args:
         world: where.
-        bundle: the pair.
+        pair: of any family.
         pairing: how it is used.
         start: the environment's seed.
         seed, episode: address of all random streams.
@@ -79,16 +77,16 @@ def run_pair(
         How it went, and the policy's ``counts``.
     """
     world.reset(start)
-    sampler, metrics = ObservationSampler(world, bundle.observation), EpisodeMetrics()
+    sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
     clock = WorldClock(sampler)
-    route = Route.of(pairing.link, bundle.codec.dialect, stream(seed, Role.LINK, episode=episode))
-    far = SimulatedTarget(bundle.target, route, clock, pairing.target_s)
-    gate = pairing.gate.build(bundle)
+    route = Route.of(pairing.link, pair.codec.dialect, stream(seed, Role.LINK, episode=episode))
+    far = SimulatedTarget(pair.target, route, clock, pairing.target_s)
+    gate = pairing.gate.build(pair)
     policy = SpeculativePolicy(
-        bundle,
+        pair,
         gate,
-        drafter=TimedDrafter(bundle.drafter, clock, pairing.draft_s),
-        verifier=pairing.verifier(far, bundle.tokenizer, offset=pairing.offset),
+        drafter=TimedDrafter(pair.drafter, clock, pairing.draft_s),
+        verifier=(pairing.verifier or pair.verifier)(far),
         prefetch=PrefetchPredictor(gate) if pairing.ahead else None,
         verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
         seed=seed,

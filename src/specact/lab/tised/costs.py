@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
+from specact.families.codes.bundle import Bundle
+from specact.gates.settings import GateSettings
 from specact.lab.tised.drivers import (
     CodesDriver,
     FlowDriver,
+    HalfOfPair,
     PairDriver,
     RoundOfKind,
     RoundsDriver,
@@ -21,7 +25,7 @@ from specact.lab.tised.drivers import (
 from specact.lab.tised.settings import Setting
 
 _ROUNDS, _WARM_UP = 60, 10
-_Part = tuple[FlowDriver | CodesDriver, bool] | RoundOfKind | StagesOn
+_Part = tuple[FlowDriver | CodesDriver, bool] | RoundOfKind | StagesOn | HalfOfPair
 
 
 def measure_settings(settings: Sequence[Setting]) -> dict[str, list[float]]:
@@ -54,6 +58,10 @@ def _parts(setting: Setting) -> list[_Part]:
         ]
     if isinstance(setting.driver, SplitDriver):
         return [StagesOn(setting.driver, "device"), StagesOn(setting.driver, "server")]
+    if isinstance(setting.driver, PairDriver) and not isinstance(setting.driver.load(), Bundle):
+        # What the gate decides and whether verdicts may be late is not measured.
+        own = replace(setting.driver, gate=GateSettings("never"), rate=None, late=False)
+        return [HalfOfPair(own, "draft"), HalfOfPair(own, "target")]
     if isinstance(setting.driver, PairDriver):
         return [(CodesDriver(setting.driver.bundle, role), False) for role in ("draft", "target")]
     # Guidance costs a flow policy its gradient.

@@ -10,10 +10,11 @@ from typing import Literal
 
 import numpy as np
 
+from specact.clock import RealClock
 from specact.families.chunks.bundle import FlowBundle, load_flow
 from specact.families.chunks.codes import CodeChunks
 from specact.families.chunks.policy import ChunkPolicy, Inpainting
-from specact.families.codes.bundle import Bundle, load_bundle
+from specact.families.codes.bundle import Bundle
 from specact.families.codes.head import HeadDraft, load_head
 from specact.families.codes.network import OnnxPolicy
 from specact.families.codes.values import CodeDistribution
@@ -22,12 +23,14 @@ from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import Rounds
 from specact.families.flash.verify import Question, Round
 from specact.families.freqcache.cached import FreqCached, Reuse
+from specact.families.load import AnyPair, load_pair, of_codes
 from specact.families.staged.stages import StagedFolder, load_staged
 from specact.families.staged.wire import Precision, pack, reply_bytes, unpack
 from specact.gates.settings import GateSettings
 from specact.observation import ObservationSpec, Window
 from specact.placement.target import code_reader
 from specact.rng import StepAddress
+from specact.verification import LocalTarget
 
 
 @dataclass(frozen=True)
@@ -76,20 +79,42 @@ class PairDriver:
     """A pair with a gate.
 
     Attributes:
-        bundle: path of the pair.
+        bundle: path of the pair, of whatever family.
         gate: calibrated, unless a rate is given.
         rate: what a sweep calibrates the gate for, at every place where it runs; None for a gate that is ready.
         late: whether the draft's chunk runs at once and the verdict corrects the rest when it arrives.
+        draft, decoding: of a token policy or a flow policy, see :func:`~specact.families.load.load_pair`.
     """
 
     bundle: str
     gate: GateSettings
     rate: float | None = None
     late: bool = False
+    draft: str | None = None
+    decoding: str = ""
 
-    def load(self) -> Bundle:
+    def load(self) -> AnyPair:
         """The pair; drivers of one process share it."""
-        return _pair(self.bundle)
+        return _pair(self.bundle, self.draft, self.decoding)
+
+
+@dataclass(frozen=True)
+class HalfOfPair:
+    """What one side of a pair is measured with."""
+
+    driver: PairDriver
+    role: Literal["draft", "target"]
+
+    def call(self) -> Callable[[], object]:
+        """A proposal, or its verification, on an observation of zeros."""
+        pair, clock, address = self.driver.load(), RealClock(), StepAddress(0, 0, 0, 0)
+        drafter, rng = pair.drafter, np.random.default_rng(0)
+        window = pair.observation.zeros()
+        proposal = drafter.propose(window, rng)
+        verifier = pair.verifier(LocalTarget(pair.target, clock))
+        if self.role == "draft":
+            return lambda: drafter.propose(window, rng)
+        return lambda: verifier.submit(proposal, address).result()
 
 
 @dataclass(frozen=True)
@@ -110,7 +135,7 @@ class SplitDriver:
 
     def build(self) -> CodeChunks:
         """The policy, which acts on what has crossed the link; drivers of one process share the networks."""
-        pair, staged = _pair(self.bundle), _staged(self.stages)
+        pair, staged = _codes_pair(self.bundle), _staged(self.stages)
         return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
 
     @property
@@ -125,9 +150,9 @@ class _Split:
         self._read, self._staged, self._driver = code_reader(pair, staged), staged, driver
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        return [self._infer(window) for window in windows]
+        return list(map(self.infer, windows))
 
-    def _infer(self, window: Window) -> CodeDistribution:
+    def infer(self, window: Window) -> CodeDistribution:
         network, cut = self._staged.network, self._driver.cut
         if cut in (0, self._staged.spec.stages):
             return self._read(network.run([window]))
@@ -268,13 +293,17 @@ def _rounds(bundle: str) -> FlashPair:
 
 
 @cache
-def _pair(bundle: str) -> Bundle:
-    return load_bundle(bundle)
+def _pair(bundle: str, draft: str | None = None, decoding: str = "") -> AnyPair:
+    return load_pair(bundle, draft=draft, decoding=decoding)
+
+
+def _codes_pair(bundle: str) -> Bundle:
+    return of_codes(_pair(bundle), "one policy of a pair alone")
 
 
 @cache
 def _codes(driver: CodesDriver) -> CodeChunks:
-    pair = _pair(driver.bundle)
+    pair = _codes_pair(driver.bundle)
     if driver.role == "head":
         return CodeChunks(HeadDraft(pair.draft, load_head(pair)), pair.tokenizer, pair.spec, pair.spec.draft)
     own = pair.target if driver.role == "target" else pair.draft

@@ -16,6 +16,7 @@ from specact.families.flash.bundle import FLASH
 from specact.families.flash.rounds import ROUNDS
 from specact.families.freqcache.bundle import FREQCACHE
 from specact.families.freqcache.cached import Reuse
+from specact.families.load import named_again
 from specact.families.staged.stages import load_staged
 from specact.gates.settings import BUNDLES_OWN, GateSettings
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver, SplitDriver
@@ -28,7 +29,8 @@ class Lever:
 
     Attributes:
         about: what it does, and what its strength is.
-        on: what it can be pulled on.
+        on: what it can be pulled on: one policy, that of a flow bundle or the target of a pair of action codes; the
+            flow; the pair of action codes; or a pair of any family with a draft.
         strengths: of a subject, the baseline first: the strength at which it does nothing.
         pull: makes driver and execution of a subject at a strength.
         shares: whether strengths are shares or distances; else they count something.
@@ -36,7 +38,7 @@ class Lever:
     """
 
     about: str
-    on: Literal["pair", "flow", "any"]
+    on: Literal["policy", "flow", "codes", "pair"]
     strengths: Callable[[Subject], tuple[float, ...]]
     pull: Callable[[Subject, float], tuple[Driver, Execution | None]]
     shares: bool = False
@@ -48,13 +50,25 @@ class Lever:
         Raises:
             ConfigError: if it is the wrong kind of bundle.
         """
-        kind = "flow" if isinstance(subject.bundle, FlowBundle) else "pair"
-        if self.on not in ("any", kind):
-            fitting = [lever for lever, found in LEVERS.items() if found.on in ("any", kind)]
+        kinds = _kinds(subject)
+        if self.on not in kinds:
+            fitting = [lever for lever, found in LEVERS.items() if found.on in kinds]
             raise ConfigError(
-                f"lever {name!r} needs a bundle of kind {self.on}, and {subject.bundle.name!r} is one of kind {kind}; "
-                f"its levers are {', '.join(fitting)}"
+                f"lever {name!r} needs {KINDS[self.on]}, which {subject.bundle.name!r} is not; its levers are "
+                f"{', '.join(fitting)}"
             )
+
+
+KINDS = {
+    "policy": "a flow policy or a pair of action codes", "flow": "a flow policy", "codes": "a pair of action codes",
+    "pair": "a pair, which a token policy or a flow policy is with --draft",
+}  # fmt: skip
+
+
+def _kinds(subject: Subject) -> tuple[str, ...]:
+    if isinstance(subject.bundle, FlowBundle):
+        return "policy", "flow"
+    return ("policy", "codes", "pair") if isinstance(subject.bundle, Bundle) else ("pair",)
 
 
 def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None = None) -> list[Setting]:
@@ -78,6 +92,11 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
         if not (lever.shares or strength.is_integer()):
             raise ConfigError(f"a strength of lever {name!r} must be a whole number, got {strength:g}")
     return [Setting(name, strength, *lever.pull(subject, strength), remote=lever.remote) for strength in wanted]
+
+
+def _flow(subject: Subject) -> FlowBundle:
+    assert isinstance(subject.bundle, FlowBundle), "Lever.check has seen to it"
+    return subject.bundle
 
 
 def _synchronous(subject: Subject) -> Execution:
@@ -141,24 +160,28 @@ def _far(execution: Kind, subject: Subject, strength: float) -> tuple[Driver, Ex
 
 
 def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple[Driver, None]:
-    bundle = subject.bundle
-    assert isinstance(bundle, Bundle), "Lever.check has seen to it"
+    pair = subject.bundle
+    assert not isinstance(pair, FlowBundle), "Lever.check has seen to it"
     if not 0.0 <= strength <= 1.0:
         raise ConfigError(f"a transmission rate must lie in [0, 1], got {strength:g}")
-    path = str(bundle.path)
-    if strength in (0.0, 1.0):
-        return PairDriver(path, GateSettings("always" if strength else "never"), late=late), None
+    asks = PairDriver(
+        str(pair.path), GateSettings("always"), late=late, draft=named_again(pair)[0], decoding=subject.decoding
+    )
+    if strength == 1.0:
+        return asks, None
+    if strength == 0.0:
+        return replace(asks, gate=GateSettings("never")), None
     if gate == "random":
         # As every gate, it asks about an episode's first step; what is forced comes on top of the rate.
-        return PairDriver(path, GateSettings("random", strength, options=(("force_first", True),)), late=late), None
-    settings = BUNDLES_OWN.settings(gate, bundle)
+        return replace(asks, gate=GateSettings("random", strength, options=(("force_first", True),))), None
+    settings = BUNDLES_OWN.settings(gate, pair)
     settings.check_rate(strength)
     # A threshold that holds the rate where nothing takes time need not hold it over a link.
-    return PairDriver(path, settings, rate=strength, late=late), None
+    return replace(asks, gate=settings, rate=strength), None
 
 
 def _checked(subject: Subject, strength: float) -> tuple[Driver, None]:
-    bundle = subject.bundle
+    bundle = _flow(subject)
     if not strength >= 0.0:
         raise ConfigError(f"a distance must be at least 0, got {strength:g}")
     if not (bundle.path / FLASH).exists():
@@ -168,7 +191,7 @@ def _checked(subject: Subject, strength: float) -> tuple[Driver, None]:
 
 
 def _reused(subject: Subject, strength: float) -> tuple[Driver, None]:
-    bundle = subject.bundle
+    bundle = _flow(subject)
     if not 0.0 <= strength <= 1.0:
         raise ConfigError(f"a share of tokens must lie in [0, 1], got {strength:g}")
     if not (bundle.path / FREQCACHE).exists():
@@ -214,20 +237,20 @@ LEVERS = {
         _at(0.0, 0.25, 0.5, 0.75, 1.0), _reused, shares=True,
     ),
     "split": Lever(
-        "stages of the target that run on a server, the others on the device (RoboECC); 0 for none", "pair", _cuts,
+        "stages of the target that run on a server, the others on the device (RoboECC); 0 for none", "codes", _cuts,
         _split, remote=True,
     ),
     "quantisation": Lever(
-        "networks of fewer bits, activations scaled as they come; the tier, 0 for none", "any",
+        "networks of fewer bits, activations scaled as they come; the tier, 0 for none", "policy",
         partial(_tiers, False), partial(_quantised, False),
     ),
     "static_quantisation": Lever(
-        "networks of fewer bits, activations scaled beforehand; the tier, 0 for none", "any",
+        "networks of fewer bits, activations scaled beforehand; the tier, 0 for none", "policy",
         partial(_tiers, True), partial(_quantised, True),
     ),
-    "window": Lever("observations a VQ-BeT looks at", "pair", _windows, _windowed),
+    "window": Lever("observations a VQ-BeT looks at", "codes", _windows, _windowed),
     **{
-        kind: Lever(f"{kind}; actions that run during an inference", "any", _overlaps, partial(_overlapped, kind))
+        kind: Lever(f"{kind}; actions that run during an inference", "policy", _overlaps, partial(_overlapped, kind))
         for kind in ("naive", "aligned", "roll_forward", "inpainting")
     },
     "verification": Lever(
@@ -243,14 +266,15 @@ LEVERS = {
         partial(_verified, "random", False), shares=True,
     ),
     "alone": Lever(
-        "one policy on the device and no server; 0 the target, 1 the learned gate's head as the draft", "pair",
+        "one policy on the device and no server; 0 the target, 1 the learned gate's head as the draft", "codes",
         _at(0.0, 1.0), _alone,
     ),
     "remote": Lever(
-        "the target on a server, queried synchronously", "any", _at(0.0), partial(_far, "synchronous"), remote=True,
+        "the target on a server, queried synchronously", "policy", _at(0.0), partial(_far, "synchronous"), remote=True,
     ),
     "remote_async": Lever(
-        "the same, queried while the last actions run, played by time (as in LeRobot); number of those actions", "any",
+        "the same, queried while the last actions run, played by time (as in LeRobot); number of those actions",
+        "policy",
         lambda subject: (float(subject.execute // 2),), partial(_far, "aligned"), remote=True,
     ),
 }  # fmt: skip

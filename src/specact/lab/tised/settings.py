@@ -9,7 +9,7 @@ from typing import Protocol
 
 from specact.execution.strategy import Execution
 from specact.families.chunks.bundle import FlowBundle
-from specact.families.codes.bundle import Bundle
+from specact.families.load import AnyPair, of_codes
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, driver_of
 
 
@@ -38,21 +38,24 @@ class Subject:
     """What levers are pulled on.
 
     Attributes:
-        bundle: a pair or a flow policy.
+        bundle: a pair, or a flow policy alone.
         execute: n, actions played of a chunk.
         variants: makes cheaper networks of it.
         steps: Euler steps of a flow policy, wherever they are not the lever.
+        decoding: with which a token policy or a flow policy was loaded as a pair.
     """
 
-    bundle: Bundle | FlowBundle
+    bundle: FlowBundle | AnyPair
     execute: int
     variants: Variants
     steps: int = 10
+    decoding: str = ""
 
     @property
     def driver(self) -> FlowDriver | CodesDriver:
-        """The policy as it is."""
-        return driver_of(self.bundle, self.steps)
+        """The policy as it is: the flow, or the target of a pair of action codes."""
+        bundle = self.bundle if isinstance(self.bundle, FlowBundle) else of_codes(self.bundle, "a policy alone")
+        return driver_of(bundle, self.steps)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 from specact.execution.strategy import Execution
 from specact.families.chunks.policy import ChunkSpec
 from specact.families.chunks.wire import ChunkCodec
-from specact.families.codes.verify import SpeculativeVerifier
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
@@ -128,7 +127,7 @@ def _run_pair(
     draft_s, target_s = trial.latencies_s
     link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
     late_for_s = inf if driver.late else None
-    pairing = Pairing(driver.gate, SpeculativeVerifier, link, draft_s, target_s, late_for_s=late_for_s)
+    pairing = Pairing(driver.gate, link, draft_s, target_s, late_for_s=late_for_s)
     return run_pair(world, driver.load(), pairing, decided=decided, **address)[0]
 
 

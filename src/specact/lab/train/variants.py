@@ -13,6 +13,7 @@ from pathlib import Path
 
 from specact.families.chunks.bundle import NETWORKS, FlowBundle
 from specact.families.codes.bundle import PARTS, Bundle
+from specact.families.load import AnyPair
 from specact.lab.train.export import export_policy
 from specact.lab.train.quantise import Feeds, quantise, tiers, typical_inputs
 from specact.lab.train.rebuild import Role, rebuild
@@ -51,13 +52,18 @@ class BundleVariants:
     """Quantised and pruned networks of one bundle.
 
     Args:
-        bundle: a pair or a flow policy.
+        bundle: a pair of action codes or a flow policy; of another pair there are none.
         folder: where they are kept.
         windows: gives observations as the policy meets them; asked for only where a tier needs them.
     """
 
-    def __init__(self, bundle: Bundle | FlowBundle, folder: Path, windows: Callable[[], Sequence[Window]]) -> None:
-        self._bundle, self._folder, self._windows = bundle, folder, windows
+    def __init__(self, bundle: AnyPair | FlowBundle, folder: Path, windows: Callable[[], Sequence[Window]]) -> None:
+        self._made_of, self._folder, self._windows = bundle, folder, windows
+
+    @property
+    def _bundle(self) -> Bundle | FlowBundle:
+        assert isinstance(self._made_of, Bundle | FlowBundle), "levers see to it"
+        return self._made_of
 
     def tiers(self, static: bool) -> tuple[str, ...]:
         """Names of the tiers, from the mildest to the strongest; static ones fix the activations' scales beforehand."""
