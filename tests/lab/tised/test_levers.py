@@ -13,12 +13,14 @@ from specact.families.codes.bundle import load_bundle
 from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import Round
 from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
+from specact.families.load import load_pair
 from specact.lab.tised.costs import measure_settings
 from specact.lab.tised.drivers import CodesDriver, RoundOfKind, RoundsDriver, SplitDriver
 from specact.lab.tised.levers import settings_of
 from specact.lab.tised.records import EPISODES, MANIFEST, read_manifest, read_rows
 from specact.lab.tised.settings import Setting, Subject
 from specact.lab.tised.sweep import Sweep, run_sweep
+from specact.lab.tised.trial import Trial, run_trial
 from specact.lab.train.variants import BundleVariants
 from specact.links.link import load_link
 from specact.links.model import round_trip
@@ -146,3 +148,32 @@ def test_a_flow_without_a_refresh_has_no_such_lever() -> None:
         settings_of("reuse", flow("pusht-flow"))
     with pytest.raises(ConfigError, match=r"\[0, 1\]"):
         settings_of("reuse", flow("metaworld-flow"), (1.5,))
+
+
+def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:
+    pair = load_pair("pusht-flow", decoding="flash")
+    subject = Subject(pair, 8, NoVariants(), decoding="flash")  # type: ignore[arg-type]
+    settings = settings_of("verification", subject, (1.0, 0.0)) + settings_of("late", subject, (1.0,))
+    rows = []
+    for setting in settings:
+        trial = Trial(
+            setting.lever, setting.strength, setting.driver, None, "pusht", 0.0, "hold", "this-machine", 1.0, DELAY,
+            (0.004, 0.02), episode=0, seed=1,
+        )  # fmt: skip
+        rows.append(run_trial(trial))
+    hybrid, draft, late = rows
+    # Of a round on the server the device waits for draft, link and target, of one on the device for the draft.
+    assert hybrid["inference_s"] == pytest.approx(0.054, abs=0.001) and hybrid["transmission_rate"] == 1.0
+    assert draft["inference_s"] == pytest.approx(0.004) and draft["transmission_rate"] == 0.0
+    assert late["inference_s"] == pytest.approx(0.004) and late["transmission_rate"] > 0.5
+    assert [len(parts) for parts in measure_settings(settings).values()] == [2, 2, 2]
+
+
+def test_levers_on_a_policy_alone_are_refused_for_such_a_pair() -> None:
+    subject = Subject(load_pair("pusht-flow", decoding="flash"), 8, NoVariants())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs a flow policy, which 'pusht-flow' is not; its levers are verif"):
+        settings_of("steps", subject)
+    with pytest.raises(ConfigError, match="needs a pair of action codes"):
+        settings_of("split", subject)
+    with pytest.raises(ConfigError, match="with --draft"):
+        settings_of("verification", flow("pusht-flow"))
