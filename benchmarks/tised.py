@@ -41,7 +41,7 @@ ALONE = "alone=0,1"
 FAR = ["--hardware", "vla-rtx-4070", "--target-ms", "38"]
 MACHINES = ["this-machine", "agx-50w", "agx-15w", "vla-rtx-4070"]
 
-# A token policy on a server, which decodes a chunk in 21 ms on one core here (docs/tokens.md), and a draft on the device.
+# A token policy on a server, which decodes a chunk in 21 ms on one core here (docs/tokens.md), and a small draft.
 TOKENS = [
     "--bundle", "metaworld-tokens", "--draft", "metaworld-draft", "--levers", "verification=1,0.6,0", "late=1,0.6",
     "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
