@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
 
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.policy import ChunkPolicy
 from specact.families.chunks.sources import LoadedPolicy
 from specact.families.flash.bundle import FLASH, Block, FlashSettings, load_flash
 from specact.families.flash.drafting import FlashDrafter
@@ -20,60 +16,26 @@ from specact.families.flash.verify import Asked, FlashTarget, FlashVerifier
 from specact.families.flash.wire import FlashCodec, FlashResponder
 from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
 from specact.families.freqcache.cached import FreqCached
-from specact.observation import ObservationSpec
+from specact.families.target_pair import TargetPair, joint_fingerprint
 from specact.units import ActionUnits
 from specact.verification import Target
 
 
-@dataclass(frozen=True)
-class FlashPair:
-    """See :class:`~specact.pair.Pair`.
+@dataclass(frozen=True, kw_only=True)
+class FlashPair(TargetPair[FlowPolicy]):
+    """See :class:`~specact.pair.Pair` and :class:`~specact.families.target_pair.TargetPair`.
 
     Attributes:
-        name: what it is called.
-        policy: the target.
         settings: of its rounds.
         block: that drafts from what the target's encoder sees; None where there is none.
-        draft: a policy on the device, where there is one.
         refresh: with which a part of the target's prefix is computed again; None where there is none.
-        draft_name: as it was named when the pair was loaded.
         rounds: how one comes to a chunk.
-        env, fingerprint, path: see :class:`~specact.pair.LoadedPair`.
-
-    Raises:
-        ConfigError: for a draft that does not fit the target.
     """
 
-    name: str
-    policy: FlowPolicy
     settings: FlashSettings
     block: Block | None = None
-    draft: ChunkPolicy | None = None
     refresh: RefreshBundle | None = None
-    draft_name: str | None = None
     rounds: Rounds = ROUNDS["full"]
-    env: str = ""
-    fingerprint: str = ""
-    path: Path | None = None
-
-    def __post_init__(self) -> None:
-        target, draft = self.policy.spec, None if self.draft is None else self.draft.spec
-        if draft is not None and (draft.actions, draft.rate_hz) != (target.actions, target.rate_hz):
-            raise ConfigError(
-                f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
-                f"{target.rate_hz:g} Hz; they must be those of one robot"
-            )
-
-    @property
-    def recommended_gates(self) -> dict[str, Any]:
-        """None: nobody has chosen any."""
-        return {}
-
-    @cached_property
-    def observation(self) -> ObservationSpec:
-        """See :class:`~specact.pair.Pair`."""
-        target = self.policy.spec.observation
-        return target if self.draft is None else self.draft.spec.observation.union(target)
 
     @cached_property
     def units(self) -> ActionUnits:
@@ -85,16 +47,6 @@ class FlashPair:
     def execute(self) -> int:
         """See :class:`~specact.pair.Pair`."""
         return self.settings.execute
-
-    @property
-    def overlap(self) -> Literal["drop", "average"]:
-        """See :class:`~specact.pair.Pair`."""
-        return "drop"
-
-    @property
-    def rate_hz(self) -> float:
-        """See :class:`~specact.pair.Pair`."""
-        return self.policy.spec.rate_hz
 
     @property
     def drafter(self) -> FlashDrafter:
@@ -136,11 +88,6 @@ class FlashPair:
         """See :class:`~specact.pair.Pair`."""
         return FlashResponder(self.target, self.name, self.fingerprint)
 
-    @property
-    def source(self) -> str:
-        """See :class:`~specact.pair.LoadedPair`."""
-        return str(self.path)
-
 
 def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name: str | None = None) -> FlashPair:
     """A flow policy's bundle as a pair, with the block and the refresh that lie beside it.
@@ -160,11 +107,11 @@ def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name
     made = load_flash(folder, bundle) if folder.exists() else None
     again = bundle.path / FREQCACHE
     refresh = load_refresh(again, bundle) if again.exists() else None
-    prints = [part.fingerprint for part in (bundle, made, draft) if part is not None]
-    whole = prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
     settings = FlashSettings(bundle.spec.chunk) if made is None else made.settings
+    prints = [part.fingerprint for part in (bundle, made, draft) if part is not None]
     return FlashPair(
-        bundle.name, bundle.policy(), settings, None if made is None else made.block,
-        None if draft is None else draft.policy, refresh, draft_name, env=bundle.env, fingerprint=whole,
-        path=bundle.path,
+        name=bundle.name, policy=bundle.policy(), settings=settings, block=None if made is None else made.block,
+        draft=None if draft is None else draft.policy, refresh=refresh, draft_name=draft_name, env=bundle.env,
+        # A flow alone has its own.
+        fingerprint=joint_fingerprint(*prints) if len(prints) > 1 else bundle.fingerprint, path=bundle.path,
     )  # fmt: skip

@@ -6,6 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specact.errors import RenderError
 
@@ -29,6 +33,17 @@ def drawing() -> Iterator[None]:
         yield
     except Exception as error:
         raise RenderError(cannot_draw(error)) from error
+
+
+def rendered(sim: Any) -> NDArray[np.uint8]:
+    """The scene of a simulator, uint8 ``[H, W, 3]``.
+
+    Raises:
+        RenderError: as for :func:`drawing`.
+    """
+    with drawing():
+        frame: NDArray[np.uint8] = sim.render()
+    return frame
 
 
 def cannot_draw(error: Exception) -> str:

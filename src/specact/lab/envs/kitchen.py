@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Cameras, Sizes, free_camera
-from specact.lab.envs.drawing import drawing
+from specact.lab.envs.drawing import rendered
 from specact.lab.envs.task import Task
 
 # On import gymnasium-robotics prints a note on Adroit's rewards, which is no news to anybody in the kitchen.
@@ -198,11 +198,7 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         Raises:
             RenderError: if this machine cannot draw.
         """
-        if self.render_mode is None:
-            return None
-        with drawing():
-            frame: NDArray[np.uint8] = self._sim.render()
-        return frame
+        return None if self.render_mode is None else rendered(self._sim)
 
     def close(self) -> None:
         self._cameras.close()

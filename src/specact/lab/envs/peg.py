@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
-from specact.lab.envs.drawing import drawing
+from specact.lab.envs.drawing import rendered
 from specact.lab.envs.metaworld import hold, scripted
 from specact.lab.envs.task import Task
 
@@ -138,11 +138,7 @@ class PegInsertSide(gym.Env[dict[str, Any], NDArray[np.float32]]):
         Raises:
             RenderError: if this machine cannot draw.
         """
-        if self.render_mode is None:
-            return None
-        with drawing():
-            frame: NDArray[np.uint8] = self._sim.render()
-        return frame
+        return None if self.render_mode is None else rendered(self._sim)
 
     def close(self) -> None:
         self._sim.close()

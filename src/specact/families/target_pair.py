@@ -1,0 +1,81 @@
+"""A target whose bundle is a pair by itself: what drafts for it lies beside it, is another policy, or is nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from specact.errors import ConfigError
+from specact.families.chunks.flow import FlowPolicy
+from specact.families.chunks.policy import ChunkPolicy
+from specact.families.tokens.policy import TokenPolicy
+from specact.observation import ObservationSpec
+
+P = TypeVar("P", FlowPolicy, TokenPolicy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetPair(ABC, Generic[P]):
+    """What :class:`~specact.pair.Pair` asks for that does not depend on how the target comes to a chunk.
+
+    Attributes:
+        name: what it is called.
+        policy: the target.
+        draft: a policy on the device, where there is one.
+        draft_name: as it was named when the pair was loaded.
+        env, fingerprint, path: see :class:`~specact.pair.LoadedPair`.
+
+    Raises:
+        ConfigError: for a draft that does not fit the target.
+    """
+
+    name: str
+    policy: P
+    draft: ChunkPolicy | None = None
+    draft_name: str | None = None
+    env: str = ""
+    fingerprint: str = ""
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        target, draft = self.policy.spec, None if self.draft is None else self.draft.spec
+        if draft is not None and (draft.actions, draft.rate_hz) != (target.actions, target.rate_hz):
+            raise ConfigError(
+                f"the draft has {draft.actions} actions at {draft.rate_hz:g} Hz and the target {target.actions} at "
+                f"{target.rate_hz:g} Hz; they must be those of one robot"
+            )
+
+    @property
+    def recommended_gates(self) -> dict[str, Any]:
+        """None: nobody has chosen any."""
+        return {}
+
+    @cached_property
+    def observation(self) -> ObservationSpec:
+        """See :class:`~specact.pair.Pair`."""
+        target = self.policy.spec.observation
+        return target if self.draft is None else self.draft.spec.observation.union(target)
+
+    @property
+    def overlap(self) -> Literal["drop", "average"]:
+        """See :class:`~specact.pair.Pair`."""
+        return "drop"
+
+    @property
+    def rate_hz(self) -> float:
+        """See :class:`~specact.pair.Pair`."""
+        return self.policy.spec.rate_hz
+
+    @property
+    def source(self) -> str:
+        """See :class:`~specact.pair.LoadedPair`."""
+        return str(self.path)
+
+
+def joint_fingerprint(*fingerprints: str) -> str:
+    """Of several parts together."""
+    return hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:16]
