@@ -162,6 +162,7 @@ def test_a_study_is_planned_and_its_page_names_every_decoding(folder: Path, out:
 def test_only_a_token_policy_can_be_decoded_otherwise(method: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no token policy"):
         evaluate(Evaluation("ball", methods=(method,), episodes=1), tmp_path / "run", lambda *said: None, Pool(1))
+    assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def driven(pair: TokenPair, gate: VerifySkip, count: int = 30) -> list[StepRecord]:

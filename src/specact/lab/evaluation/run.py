@@ -31,7 +31,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
-from specact.lab.rollout.families import depends_on_content
+from specact.lab.rollout.families import depends_on_content, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.realtime import RealTime
@@ -72,6 +72,8 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     asked = {name: asked_gate(name, what.gates, bundle) for name in what.methods}
     for settings in asked.values():
         settings.check_rate(what.rate)
+    for name in what.methods:
+        rollout_of(bundle, load_method(name), what.offset, what.decoding)
     check_fit(bundle, task)
     if what.mse:
         env_of(bundle, what.env)
