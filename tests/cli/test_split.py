@@ -61,12 +61,24 @@ def test_options_that_do_not_fit_are_refused(
 def test_stages_of_another_network_and_what_cannot_be_split_are_refused(specact_run: Run, stages: Path) -> None:
     again = specact_run("split", "ball", "--out", stages)
     assert again.returncode == 2 and "exists already" in again.stderr
-    flow = specact_run("split", "pusht-flow", "--out", stages / "more")
-    assert flow.returncode == 2 and "of the kind 'flow'" in flow.stderr
+    tokens = specact_run("split", "relocate-tokens", "--out", stages / "more")
+    assert tokens.returncode == 2 and "of the kind 'tokens'" in tokens.stderr
     with serving(stages) as server:
         options = ("--bundle", "ball-sampled", "--server", f"ws://127.0.0.1:{server.port}", "--split", stages)
         wrong = specact_run("run", *options, "--gate", "always")
     assert wrong.returncode == 2 and "split that one" in wrong.stderr
+
+
+def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(specact_run: Run, tmp_path: Path) -> None:
+    assert specact_run("split", "pusht-flow", "--out", tmp_path / "flow").returncode == 0
+    with serving(tmp_path / "flow") as server:
+        options = ("--server", f"ws://127.0.0.1:{server.port}", "--split", tmp_path / "flow", "--decoding", "flash")
+        done = specact_run(
+            "run", "--bundle", "pusht-flow", *options, "--gate", "always", "--cut", "4", "--deadline-ms", "5000",
+            "--seconds", "1.5", "--json",
+        )  # fmt: skip
+    said = json.loads(done.stdout)
+    assert said["cuts"]["cut 4"] == said["inferences"] > 0 and not said["misses"]
 
 
 def test_the_study_needs_its_recordings(specact_run: Run, tmp_path: Path) -> None:

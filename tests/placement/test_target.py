@@ -15,6 +15,9 @@ from specact.errors import BundleError, ConfigError, RemoteError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.codes.values import CodeDistribution, executed_codes
 from specact.families.codes.verify import TargetSampler
+from specact.families.flash.pair import FlashPair
+from specact.families.flash.verify import Question, Round
+from specact.families.load import load_pair
 from specact.families.staged.stages import StagedFolder
 from specact.families.staged.wire import PRECISIONS, Precision, split_dialect
 from specact.gates import Always
@@ -24,7 +27,7 @@ from specact.lab.train.split import split_bundle
 from specact.observation import Window
 from specact.placement.bandwidth import Bandwidths
 from specact.placement.choosers import StaticCut
-from specact.placement.target import SplitTarget, code_reader, measure_costs, placed_target
+from specact.placement.target import SplitTarget, measure_costs, placed_target, reader_of
 from specact.remote.client import Client
 from specact.remote.transport import Endpoint
 from specact.rng import StepAddress
@@ -124,7 +127,7 @@ def test_any_method_acts_as_with_a_local_target_while_the_cut_wanders(
         return SpeculativePolicy(bundle, gate, verifier=verifier, prefetch=ahead, seed=4)
 
     chooser = Around(range(folder.spec.stages + 1))
-    placed = SplitTarget(folder, code_reader(bundle, folder), client, chooser, PATIENT_MS, precision="float32")
+    placed = SplitTarget(folder, reader_of(bundle, folder), client, chooser, PATIENT_MS, precision="float32")
     policies = [policy(placed), policy(LocalTarget(bundle.target))]
     rng = np.random.default_rng(5)
     for _ in range(150):
@@ -143,7 +146,7 @@ def test_the_cut_of_an_inference_under_way_does_not_change(
     bundle: Bundle, folder: StagedFolder, client: Client
 ) -> None:
     fixed, (window, other) = StaticCut(2), windows_of(bundle, 2)
-    target = SplitTarget(folder, code_reader(bundle, folder), client, fixed, PATIENT_MS, precision="float32")
+    target = SplitTarget(folder, reader_of(bundle, folder), client, fixed, PATIENT_MS, precision="float32")
     address = StepAddress(0, 0, 0, 0)
     assert target.prefetch(window, address)
     fixed.cut = 5
@@ -176,7 +179,7 @@ def test_costs_are_measured_on_both_sides(bundle: Bundle, folder: StagedFolder, 
 def test_a_device_with_other_stages_is_refused(bundle: Bundle, folder: StagedFolder, tmp_path: Path) -> None:
     other = split_bundle("ball-sampled", tmp_path / "other")
     with pytest.raises(BundleError, match="split that one: specact split"):
-        code_reader(bundle, split_bundle("swarm", tmp_path / "swarm"))
+        reader_of(bundle, split_bundle("swarm", tmp_path / "swarm"))
     with serving(folder.path) as server:
         endpoint = Endpoint("ws", "127.0.0.1", server.port)
         for dialect in (split_dialect(folder.spec, "0" * 16), bundle.codec.dialect):
@@ -207,7 +210,7 @@ def test_refusals_say_what_is_allowed(bundle: Bundle, folder: StagedFolder, clie
     window, address = windows_of(bundle, 1)[0], StepAddress(0, 0, 0, 0)
     with pytest.raises(ConfigError, match="can be cut from 0 to 8, not at 9"):
         placed_target(bundle, folder, client, PATIENT_MS, cut=9)
-    reader = code_reader(bundle, folder)
+    reader = reader_of(bundle, folder)
     with pytest.raises(ConfigError, match="needs a server"):
         SplitTarget(folder, reader, None, StaticCut(1), PATIENT_MS).submit(window, address)
     with pytest.raises(ConfigError, match="a cut lies between 0 and 8"):
@@ -218,3 +221,47 @@ def test_refusals_say_what_is_allowed(bundle: Bundle, folder: StagedFolder, clie
         measure_costs(folder, client, [])
     alone = SplitTarget(folder, reader, None, StaticCut(0), PATIENT_MS)
     assert isinstance(alone.submit(window, address).result(), Answer)
+
+
+@pytest.fixture(scope="module")
+def flow(tmp_path_factory: pytest.TempPathFactory) -> StagedFolder:
+    return split_bundle("pusht-flow", tmp_path_factory.mktemp("split") / "flow")
+
+
+def flow_rounds(target: Any, pair: FlashPair, count: int = 8) -> list[Round]:
+    rng = np.random.default_rng(3)
+    rounds = []
+    for number in range(count):
+        window = Window({"state": rng.uniform(0, 300, (2, 26)).astype(np.float32)})
+        found = target.submit(window, StepAddress(0, 0, 0, number)).result()
+        assert isinstance(found, Answer)
+        rounds += [found.value.round(Question(full)) for full in (True, False)]
+    return rounds
+
+
+def test_a_flow_draws_the_same_chunks_wherever_its_prefix_is_computed(flow: StagedFolder) -> None:
+    """Full rounds and FLASH's checks; the device draws the chunks from the prefix's cache."""
+    pair = load_pair("pusht-flow", decoding="flash")
+    assert isinstance(pair, FlashPair) and flow.spec.stages > 2
+    local = flow_rounds(LocalTarget(pair.target), pair)
+    with serving(flow.path) as server, connected(server, flow) as client:
+        by_cut = [
+            flow_rounds(placed_target(pair, flow, client, PATIENT_MS, cut=cut, precision="float32"), pair)
+            for cut in range(flow.spec.stages + 1)
+        ]
+    for rounds in by_cut:
+        for found, first, own in zip(rounds, by_cut[0], local, strict=True):
+            np.testing.assert_array_equal(found.chunk, first.chunk)
+            # In one network operators may be fused that lie in two networks otherwise.
+            np.testing.assert_allclose(found.chunk, own.chunk, rtol=1e-3, atol=1e-2)
+            assert (found.checked, found.full) == (first.checked, first.full)
+    assert any(found.checked for found in local)
+
+
+def test_stages_of_another_flow_and_other_families_are_refused(flow: StagedFolder, folder: StagedFolder) -> None:
+    with pytest.raises(BundleError, match="has the stages of a network"):
+        reader_of(load_pair("ball-chase-flow"), flow)
+    with pytest.raises(BundleError, match="has the stages of a network"):
+        reader_of(load_pair("pusht-flow"), folder)
+    with pytest.raises(ConfigError, match="choose a pair of action codes or a flow policy"):
+        reader_of(load_pair("relocate-tokens"), flow)

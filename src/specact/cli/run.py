@@ -22,7 +22,6 @@ from specact.interrupts import Interrupts
 from specact.runtime.limits import RATES_HZ
 
 if TYPE_CHECKING:
-    from specact.families.load import AnyPair
     from specact.families.staged.stages import StagedFolder
     from specact.remote_policy import RemotePolicy
     from specact.robot.chunks import ChunkRunner
@@ -212,7 +211,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     """A pair whose target is on a server; the stack closes the client."""
     from specact.cli.gating import audit_estimator, deciding_gate, true_skip_of, wanted_budget, watch
     from specact.families.chunks.openpi import PREFIX, openpi_endpoint
-    from specact.families.load import load_pair, of_codes
+    from specact.families.load import load_pair
     from specact.families.staged.wire import split_dialect
     from specact.gates.prefetch import PrefetchPredictor
     from specact.placement.target import SplitTarget, placed_target
@@ -251,7 +250,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
     known_rate = None if pair.latency_budget_ms else pair.rate if budget is None else budget.rate
     audits = audit_estimator(loaded, pair.gate, known_rate) if pair.audit_rate else None
-    staged = _stages(pair, loaded)
+    staged = _stages(pair)
     dialect = loaded.codec.dialect if staged is None else split_dialect(staged.spec, staged.fingerprint)
     client = stack.enter_context(Client(endpoint, dialect, options.name, jpeg_quality=options.jpeg_quality))
     client.connect(10.0)
@@ -259,9 +258,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     if staged is None:
         verifier = remote_verifier(client, loaded, 1e3 * deadline_s, pair.sampling)
     else:
-        placed = placed_target(
-            of_codes(loaded, "--split"), staged, client, 1e3 * deadline_s, cut=pair.cut, precision=pair.activations
-        )
+        placed = placed_target(loaded, staged, client, 1e3 * deadline_s, cut=pair.cut, precision=pair.activations)
         verifier = loaded.verifier(placed)
     policy = SpeculativePolicy(
         loaded,
@@ -294,9 +291,8 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     return Plan(loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, told, about)
 
 
-def _stages(pair: PairOptions, loaded: AnyPair) -> StagedFolder | None:
+def _stages(pair: PairOptions) -> StagedFolder | None:
     """The target's stages, where it is split."""
-    from specact.families.load import of_codes
     from specact.families.staged.stages import load_staged
 
     if pair.split is None:
@@ -305,7 +301,6 @@ def _stages(pair: PairOptions, loaded: AnyPair) -> StagedFolder | None:
                 "--cut and --activations are for a target in stages; add --split FOLDER or leave them out"
             )
         return None
-    of_codes(loaded, "--split")
     if pair.sampling != "device" or pair.link_share_kbit is not None:
         raise ConfigError("--split cannot be combined with --sampling server or --link-share-kbit; leave these out")
     return load_staged(pair.split)

@@ -16,7 +16,8 @@ def split(bundle: tyro.conf.Positional[str], /, out: Path, json: bool = False) -
     --split FOLDER the others. Any cut gives the same answer as none: exactly, with --activations float32.
 
     Args:
-        bundle: path or name of a pair of action codes, whose target is cut, or of a policy by regression.
+        bundle: path or name of a pair of action codes, whose target is cut, of a policy by regression, or of a flow
+            policy, of which encoder and prefix are cut.
         out: folder to create.
         json: print the stages as JSON.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from specact.errors import BundleError, ConfigError, RemoteError, WireError
 from specact.families.codes.bundle import Bundle
 from specact.families.codes.network import distributions
 from specact.families.codes.values import CodeDistribution
-from specact.families.staged.stages import Array, StagedFolder
+from specact.families.flash.pair import FlashPair
+from specact.families.load import AnyPair
+from specact.families.staged.stages import Array, StagedFolder, split_fingerprint
 from specact.families.staged.wire import Precision, kind_at, reply_bytes, unpack
 from specact.observation import Window
 from specact.placement.bandwidth import Bandwidths, LastValue
@@ -23,12 +26,14 @@ from specact.remote.client import Client
 from specact.remote.pending import PendingRequest
 from specact.remote.target import positive_deadline
 from specact.rng import StepAddress
+from specact.runtime.manifest import kind_of, read_manifest
 from specact.types import Miss, OffloadTimes, value
 from specact.verification import Answer, Pending
 from specact.wire.dialect import Arrays
 from specact.wire.messages import Request
 
 A = TypeVar("A")
+Reader = Callable[[list[Array], Window, StepAddress], A]
 _PATIENCE_S, _ROUNDS = 10.0, 10
 
 
@@ -56,7 +61,8 @@ class SplitTarget(Generic[A]):
 
     Args:
         folder: of the stages, the same as the server's.
-        read: the family's answer from the network's outputs for one window, ``[1, ...]`` each.
+        read: the family's answer from the network's outputs for one window, ``[1, ...]`` each, the window and the
+            step's address.
         client: of a server with these stages, see :func:`~specact.families.staged.wire.split_dialect`; None where the
             cut is always 0.
         chooser: of the cuts.
@@ -75,7 +81,7 @@ class SplitTarget(Generic[A]):
     """
 
     def __init__(
-        self, folder: StagedFolder, read: Callable[[list[Array]], A], client: Client | None, chooser: Chooser,
+        self, folder: StagedFolder, read: Reader[A], client: Client | None, chooser: Chooser,
         deadline_ms: float, *, precision: Precision = "float16", first: int = 0,
     ) -> None:  # fmt: skip
         self._spec, self._network = folder.spec, folder.network
@@ -104,10 +110,10 @@ class SplitTarget(Generic[A]):
             _, pending, left = ahead
             # When a reply came that is there already, nobody knows.
             waits = pending is not None and pending.pending
-            return _Placing(self, window, self.cut, pending, asked, left if waits else None)
+            return _Placing(self, window, address, self.cut, pending, asked, left if waits else None)
         self._choose()
         sent = self._send(window, address, patient=True) if self.cut else None
-        return _Placing(self, window, self.cut, sent, asked, asked)
+        return _Placing(self, window, address, self.cut, sent, asked, asked)
 
     def _choose(self) -> None:
         chosen = self.chooser.choose(self.cut, self.seen)
@@ -145,7 +151,7 @@ class SplitTarget(Generic[A]):
             share = (started - asking.asked) / (started - asking.left) if started > asking.left else 1.0
             self._carried(cut, times.network / max(share, 1e-3))
         try:
-            answer = self._read(self._outputs(asking.window, cut, arrays))
+            answer = self._read(self._outputs(asking.window, cut, arrays), asking.window, asking.address)
         except WireError:
             self.last = Placed(cut, 0.0, times, missed=True)
             return Miss("invalid", times)
@@ -158,7 +164,7 @@ class SplitTarget(Generic[A]):
         if cut == 0:
             return self._network.run([window])
         if cut == self._spec.stages:
-            return [arrays[name][None] for name in self._spec.outputs]
+            return [arrays[name].reshape(1, *shape) for name, shape in self._spec.outputs.items()]
         return self._network.finish(unpack(arrays, self._spec.activations[cut - 1]), cut)
 
     def _carried(self, cut: int, network_s: float) -> None:
@@ -172,6 +178,7 @@ class _Placing(Generic[A]):
 
     target: SplitTarget[A]
     window: Window
+    address: StepAddress
     cut: int
     pending: PendingRequest | None
     asked: float
@@ -185,38 +192,64 @@ class _Placing(Generic[A]):
 
 
 def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:
-    """What a split target of action codes answers.
+    """What a split target of action codes answers, from its outputs.
 
     Raises:
         BundleError: if the stages are not those of the bundle's target.
     """
-    wanted, temperature = bundle.manifest["fingerprints"]["target"], bundle.spec.temperature
-    if folder.spec.network != wanted:
-        raise BundleError(
-            f"{folder.path} has the stages of a network {folder.spec.network}, but the target of {bundle.path} is "
-            f"{wanted}; split that one: specact split {bundle.path} --out FOLDER"
-        )
+    _check_stages(bundle, folder)
+    temperature = bundle.spec.temperature
     return lambda outputs: distributions(outputs, temperature)[0]
 
 
+def reader_of(pair: AnyPair, folder: StagedFolder) -> Reader[Any]:
+    """What a split target answers: distributions over action codes, or a flow's window with its prefix cache.
+
+    Raises:
+        BundleError: if the stages are not those of the pair's target.
+        ConfigError: for a pair of another family.
+    """
+    if isinstance(pair, FlashPair):
+        _check_stages(pair, folder)
+        target = pair.target
+        return lambda outputs, window, address: replace(target.answer(window, address), cache=outputs[0])
+    if isinstance(pair, Bundle):
+        read = code_reader(pair, folder)
+        return lambda outputs, window, address: read(outputs)
+    raise ConfigError(
+        f"{pair.name} is of a family whose target is not split; choose a pair of action codes or a flow policy"
+    )
+
+
+def _check_stages(pair: Bundle | FlashPair, folder: StagedFolder) -> None:
+    assert pair.path is not None, "these families load folders"
+    kind = kind_of(pair.path)
+    wanted = split_fingerprint(read_manifest(pair.path, kind, {}), kind)
+    if folder.spec.network != wanted:
+        raise BundleError(
+            f"{folder.path} has the stages of a network {folder.spec.network}, but the target of {pair.path} is "
+            f"{wanted}; split that one: specact split {pair.path} --out FOLDER"
+        )
+
+
 def placed_target(
-    bundle: Bundle, folder: StagedFolder, client: Client, deadline_ms: float, *,
+    pair: AnyPair, folder: StagedFolder, client: Client, deadline_ms: float, *,
     cut: int | None = None, precision: Precision = "float16",
-) -> SplitTarget[CodeDistribution]:  # fmt: skip
+) -> SplitTarget[Any]:  # fmt: skip
     """A pair's target on device and server, at a fixed cut or at the one with the smallest predicted total.
 
     Args:
-        bundle: the pair.
+        pair: of action codes, or a flow policy.
         folder, client, deadline_ms, precision: as for :class:`SplitTarget`.
         cut: 0 to N; None measures what the stages take, and then follows the link by the last measured bandwidth.
 
     Raises:
         BundleError: if the stages are not those of the pair's target.
-        ConfigError: for a cut that does not exist, or an unknown precision.
+        ConfigError: for a cut that does not exist, an unknown precision, or a family whose target is not split.
         RemoteError: if the server does not answer while the stages are measured.
     """
-    reader, chooser = code_reader(bundle, folder), StaticCut(cut or 0)
-    target = SplitTarget[CodeDistribution](folder, reader, client, chooser, deadline_ms, precision=precision)
+    chooser = StaticCut(cut or 0)
+    target = SplitTarget[Any](folder, reader_of(pair, folder), client, chooser, deadline_ms, precision=precision)
     if cut is not None:
         if not 0 <= cut <= folder.spec.stages:
             raise ConfigError(f"{folder.path} can be cut from 0 to {folder.spec.stages}, not at {cut}")
@@ -245,7 +278,7 @@ def measure_costs(
     if not windows:
         raise ConfigError("costs are measured on at least one window")
     spec, fixed = folder.spec, StaticCut(0)
-    target = SplitTarget(folder, lambda outputs: outputs, client, fixed, 1e3 * _PATIENCE_S, precision=precision)
+    target = SplitTarget(folder, lambda outputs, *_: outputs, client, fixed, 1e3 * _PATIENCE_S, precision=precision)
     device, server = (np.zeros((len(windows), spec.stages + 1)) for _ in range(2))
     for row, window in enumerate(windows):
         for cut in range(spec.stages + 1):

@@ -142,7 +142,7 @@ def test_damaged_stages_are_refused(folder: StagedFolder, tmp_path: Path) -> Non
     with pytest.raises(BundleError, match=r"stage-00[.]onnx does not take .* split the bundle again"):
         load_staged(copy)
     wrong_specs: list[dict[str, Any]] = [
-        {"activations": []}, {"activations": [["a"]]}, {"outputs": 3}, {"made_of": "flow"}, {"more": 1},
+        {"activations": []}, {"activations": [["a"]]}, {"outputs": 3}, {"made_of": "tokens"}, {"more": 1},
     ]  # fmt: skip
     for broken in wrong_specs:
         (copy / "manifest.json").write_text(json.dumps(manifest | {"spec": manifest["spec"] | broken}))

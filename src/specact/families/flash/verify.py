@@ -84,15 +84,17 @@ class Asked:
         target: the target.
         window: what it sees.
         address: of the step's random stream.
+        cache: the window's prefix, where a server has computed it; None to compute it here.
     """
 
     target: FlashTarget
     window: Window
     address: StepAddress
+    cache: Any = None
 
     def round(self, question: Question) -> Round:
         """The chunk that answers a question."""
-        return self.target.round(self.window, self.address, question)
+        return self.target.round(self.window, self.address, question, self.cache)
 
 
 class FlashTarget:
@@ -116,8 +118,13 @@ class FlashTarget:
 
     # NaN where an observation or a draft is far beyond those of training.
     @np.errstate(over="ignore", invalid="ignore")
-    def round(self, window: Window, address: StepAddress, question: Question) -> Round:
+    def round(self, window: Window, address: StepAddress, question: Question, given: Any = None) -> Round:
         """One round, full or checked; the noise of a full one is that of the policy's own answer at this address.
+
+        Args:
+            window, address: of the step.
+            question: how to come to the chunk.
+            given: the window's prefix cache, where somebody has it; else it is computed.
 
         Raises:
             ConfigError: if the question leaves drafting to a block that is not there.
@@ -125,13 +132,15 @@ class FlashTarget:
         policy, rng = self.policy, self._streams(Role.VERIFY, address)
         noise, parts = policy.noise(rng), question.parts or policy.networks
         if question.full:
-            return self._full(parts.cache([window]), noise, question.steps, _NO_CHECK, checked=False)
-        cache, drafted = question.cache, question.drafted
+            new = parts.cache([window]) if given is None else given
+            return self._full(new, noise, question.steps, _NO_CHECK, checked=False)
+        cache, drafted, new = question.cache, question.drafted, given
         if drafted is None:
             tokens, chunk = self._tokens(window)
-            new = parts.cache([window], tokens) if cache is None else None
+            new = parts.cache([window], tokens) if cache is None and new is None else new
         else:
-            chunk, new = policy.to_flow(drafted), parts.cache([window]) if cache is None else None
+            chunk = policy.to_flow(drafted)
+            new = parts.cache([window]) if cache is None and new is None else new
         verdict = self._judged(chunk, policy.noise(rng), new if cache is None else cache, question)
         if verdict.accepted:
             offered = policy.to_environment(chunk) if drafted is None else drafted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,19 @@ KIND: Kind = "split"
 MOST_STAGES = 64
 _MOST_AXES = 8
 
+# What is cut, by the kind of the bundle; several networks one behind the other as one.
+SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
+    "pair": ("target",), "regression": ("policy",), "flow": ("encoder", "prefix"),
+}  # fmt: skip
+
 Array = NDArray[Any]
 _Shapes = dict[str, list[int]] | list[int]  # by name, or of one tensor
+
+
+def split_fingerprint(manifest: Mapping[str, Any], kind: str) -> str:
+    """Of what is cut of a bundle of this kind; of several networks, theirs together."""
+    prints = [str(manifest["fingerprints"][network]) for network in SPLIT_NETWORKS[kind]]
+    return prints[0] if len(prints) == 1 else hashlib.sha256("".join(prints).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -30,8 +42,8 @@ class SplitSpec:
     """What the stages of a network agree on.
 
     Attributes:
-        made_of: kind of the bundle that it was part of, ``pair`` or ``regression``.
-        network: fingerprint of the network that was cut.
+        made_of: kind of the bundle that it was part of, one of :data:`SPLIT_NETWORKS`.
+        network: see :func:`split_fingerprint`.
         observation: what it needs to see.
         activations: shape of one row of the tensor at each cut, from the one behind the first stage on, float32.
         outputs: of the last stage: shape of one row, by name, in the network's order.
@@ -53,8 +65,9 @@ class SplitSpec:
             for size in shape:
                 check_whole("activation's size", size, least=1)
             check_whole("activation's size", math.prod(shape), least=1, most=1 << 26)
-        if self.made_of not in ("pair", "regression"):
-            raise BundleError(f"stages are of a pair or a regression, but the manifest says {self.made_of!r:.60}")
+        if self.made_of not in SPLIT_NETWORKS:
+            known = ", ".join(SPLIT_NETWORKS)
+            raise BundleError(f"stages are of a bundle of kind {known}, but the manifest says {self.made_of!r:.60}")
 
     @property
     def stages(self) -> int:

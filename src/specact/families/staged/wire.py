@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -48,7 +49,8 @@ def split_dialect(spec: SplitSpec, fingerprint: str) -> Dialect:
         for cut, size in enumerate(spec.sizes, 1)
         for precision in PRECISIONS
     }
-    outputs = {name: ArraySpec(shape, np.float32) for name, shape in spec.outputs.items()}
+    # Flat, as activations are: a prefix cache has more axes than an array may have.
+    outputs = {name: ArraySpec((math.prod(shape),), np.float32) for name, shape in spec.outputs.items()}
     agreed = {"stages": spec.stages, "network": spec.network, "files": fingerprint}
     return Dialect(FAMILY, agreed, spec.observation, {"infer": Exchange({}, "outputs", outputs), **exchanges})
 
@@ -157,4 +159,4 @@ def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | W
 
 def _answer(outputs: dict[str, NDArray[Any]]) -> Arrays | WireError:
     finite = all(np.count_nonzero(np.isfinite(array)) == array.size for array in outputs.values())
-    return outputs if finite else bad(_NOT_FINITE)
+    return {name: array.reshape(-1) for name, array in outputs.items()} if finite else bad(_NOT_FINITE)

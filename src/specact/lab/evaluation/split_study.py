@@ -37,7 +37,7 @@ from specact.observation import ObservationHistory, Window
 from specact.placement.bandwidth import Bandwidths, Forecast, LastValue, RecurrentForecast, measured, series
 from specact.placement.choosers import Chooser, RoboeccRule, SmallestTotal, StaticCut
 from specact.placement.planner import Accounting, StageCosts, best_cut, total_s
-from specact.placement.target import SplitTarget, code_reader, measure_costs
+from specact.placement.target import SplitTarget, code_reader, measure_costs, reader_of
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import remote_verifier
@@ -405,7 +405,7 @@ class _Cell:
                 client = stack.enter_context(_client(self.staged, port))
                 named = "smallest" if method == "adahi_placed" else method
                 chooser = chooser_of(named, self.costs, before, learned, oracle, np.inf)
-                reader = code_reader(self.bundle, self.staged)
+                reader = reader_of(self.bundle, self.staged)
                 target = SplitTarget(self.staged, reader, client, chooser, _DEADLINE_MS)
                 verifier = self.bundle.verifier(target)
             else:

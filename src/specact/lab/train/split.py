@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper, shape_inference
+from onnx import TensorProto, compose, helper, shape_inference
 
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import REGRESSION_PARTS
+from specact.families.chunks.bundle import FLOW_PARTS, REGRESSION_PARTS
 from specact.families.codes.bundle import PARTS, find_bundle
-from specact.families.staged.stages import KIND, SplitSpec, StagedFolder, load_staged, stage_parts
+from specact.families.staged.stages import (
+    KIND,
+    SPLIT_NETWORKS,
+    SplitSpec,
+    StagedFolder,
+    load_staged,
+    split_fingerprint,
+    stage_parts,
+)
 from specact.files import write_whole
 from specact.observation import read_spec
 from specact.runtime.manifest import kind_of, read_manifest, write_manifest
 
+_PARTS = {"pair": PARTS, "regression": REGRESSION_PARTS, "flow": FLOW_PARTS}
 # What makes a stage worth a cut of its own: without one of these on either side two cuts are the same one.
 _PRODUCTS = frozenset(("Attention", "Conv", "ConvTranspose", "Gemm", "LSTM", "GRU", "MatMul", "MatMulInteger"))
 
@@ -27,7 +36,8 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     """Writes a bundle's target as stages, ``stage-00.onnx`` and so on; device and server each need the folder.
 
     Args:
-        name_or_path: a pair of action codes, whose target is cut, or a policy by regression.
+        name_or_path: a pair of action codes, whose target is cut, a policy by regression, or a flow policy, of which
+            encoder and prefix are cut: the device makes the chunk from the prefix's cache.
         out: folder to create; its manifest comes last.
 
     Raises:
@@ -36,29 +46,29 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     """
     path = find_bundle(name_or_path)
     kind = kind_of(path)
-    if kind not in ("pair", "regression"):
+    if kind not in SPLIT_NETWORKS:
         raise BundleError(
-            f"{path} is a bundle of the kind {kind!r}; the target of a pair of action codes and a policy by regression "
-            "can be split into stages"
+            f"{path} is a bundle of the kind {kind!r}; the target of a pair of action codes, a policy by regression "
+            "and a flow policy can be split into stages"
         )
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another --out")
-    part, parts = ("target", PARTS) if kind == "pair" else ("policy", REGRESSION_PARTS)
+    parts, networks = _PARTS[kind], SPLIT_NETWORKS[kind]
     manifest = read_manifest(path, kind, parts)
-    if part in manifest.get("left_out", ()):
+    if set(networks) & set(manifest.get("left_out", ())):
         raise BundleError(f"{path} was exported without its target; split the complete bundle")
     said: dict[str, Any] = manifest["spec"]
     observation = read_spec(said["target"] if kind == "pair" else said["observation"])
-    model = onnx.load(path / parts[part])
+    model = _joined([onnx.load(path / parts[network]) for network in networks])
     cuts = cut_points(model)
     if not cuts:
-        raise BundleError(f"{path / parts[part]} has no tensor through which all passes; it cannot be split")
+        raise BundleError(f"the target of {path} has no tensor through which all passes; it cannot be split")
     outputs = {entry.name: _row(_axes(entry)) for entry in model.graph.output}
     if None in outputs.values():
-        raise BundleError(f"{path / parts[part]} gives outputs whose sizes are not fixed; export the bundle again")
+        raise BundleError(f"the target of {path} gives outputs whose sizes are not fixed; export the bundle again")
     stages = stages_of(model, cuts)
     spec = SplitSpec(
-        kind, manifest["fingerprints"][part], observation, tuple(cut.shape for cut in cuts),
+        kind, split_fingerprint(manifest, kind), observation, tuple(cut.shape for cut in cuts),
         {name: shape for name, shape in outputs.items() if shape is not None},
     )  # fmt: skip
     out.mkdir(parents=True)
@@ -67,6 +77,17 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     kept: dict[str, Any] = {name: manifest[name] for name in ("name", "env", "words") if name in manifest}
     write_manifest(out, {**kept, "kind": KIND}, spec, stage_parts(len(stages)))
     return load_staged(out)
+
+
+def _joined(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
+    """The networks one behind the other, as one: each reads what the one before it gives, under the same name."""
+    model = models[0]
+    for number, after in enumerate(models[1:]):
+        taken = [(entry.name, entry.name) for entry in model.graph.output]
+        # Both may use the same names inside.
+        inside = compose.add_prefix(after, f"{number}.", rename_inputs=False, rename_outputs=False)
+        model = compose.merge_models(model, inside, taken)
+    return model
 
 
 @dataclass(frozen=True)
