@@ -1,11 +1,11 @@
 """What it costs to look through cameras, how often metaworld's experts succeed, and how often the policies do.
 
-Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies --pairs PAIR ...]
+Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies --pairs PAIR ...] [seeds --pairs PAIR ...]
 
 ``rendering`` is processor time of a control step with and without frames, drawn by software on one core. ``experts``
 records 50 episodes of each task without frames. ``policies`` evaluates pairs on 20 episodes of each task, the same for
-all of them, and again on 5 of each with every camera blank. The runs lie in runs/metaworld, and resume. The summary is
-kept in benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
+all of them, and again on 5 of each with every camera blank; ``seeds`` puts together such evaluations of one recipe's
+pairs, trained with several seeds. The runs lie in runs/metaworld, and resume. The summary is kept in benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ os.environ["LP_NUM_THREADS"] = "0"  # before Mesa starts: it draws in the thread
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import mujoco
 import numpy as np
+import pyarrow.parquet as pq
 from pages import fill
 
 from specact.lab.envs import load_task
+from specact.lab.statistics import seeds_interval
 from specact.observation import Field
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +67,7 @@ BLANK = replace(load_task("metaworld"), name="metaworld-blank", make=make_blank)
 def main() -> None:
     parts = {
         "rendering": (rendering, rendering_table), "experts": (experts, experts_table),
-        "policies": (policies, policies_table),
+        "policies": (policies, policies_table), "seeds": (seeds, seeds_table),
     }  # fmt: skip
     parser = argparse.ArgumentParser()
     parser.add_argument("what", nargs="*", default=["rendering", "experts"], choices=list(parts))
@@ -76,6 +78,8 @@ def main() -> None:
         measure, table = parts[name]
         if name == "policies":
             kept[name] = kept.get(name, {}) | policies(asked.pairs)
+        elif name == "seeds":
+            kept[name] = seeds(asked.pairs)
         else:
             kept[name] = measure()
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
@@ -194,6 +198,54 @@ def policies_table(kept: dict[str, Any]) -> str:
         times = (f"{seen[method]['latency']['per_action_ms']:.1f}" for method in shown)
         lines.append(f"| ms an action | {' | '.join(times)} |")
     return "\n".join(lines[1:])
+
+
+def seeds(pairs: Sequence[str] = ()) -> dict[str, Any]:
+    """By method and contrast the success of each training seed, and of all with an interval over seeds and episodes."""
+    runs = [RUNS / f"{Path(pair).name}-seen" for pair in pairs]
+    for pair, run in zip(pairs, runs, strict=True):
+        if not (run / "summary.json").exists():
+            evaluated(pair, run, METHODS, EACH)
+    told = [json.loads((run / "summary.json").read_text())["methods"] for run in runs]
+    success = {method: [successes(run, method) for run in runs] for method in METHODS}
+    contrasts = {
+        f"{first} - {second}": [a - b for a, b in zip(success[first], success[second], strict=True)]
+        for first, second in (("adahi", "random"), ("hybrid", "adahi"), ("hybrid", "draft"))
+    }
+    rows = {
+        name: {"each": [float(one.mean()) for one in values], "all": asdict(seeds_interval(values))}
+        for name, values in (success | contrasts).items()
+    }
+    keys = ("transmission_rate", "true_skip_ratio")
+    more = {method: {key: [methods[method].get(key) for methods in told] for key in keys} for method in METHODS}
+    for method in METHODS:
+        more[method]["ms an action"] = [methods[method]["latency"]["per_action_ms"] for methods in told]
+    return {"pairs": [Path(pair).name for pair in pairs], "episodes": 10 * EACH, "rows": rows, "more": more}
+
+
+def successes(run: Path, method: str) -> np.ndarray:
+    """By episode, 0 and 1."""
+    tables = [pq.read_table(file, columns=["episode", "success"]) for file in (run / "episodes" / method).iterdir()]
+    found = {episode: won for table in tables for episode, won in zip(*table.to_pydict().values(), strict=True)}
+    return np.array([found[episode] for episode in sorted(found)], np.float64)
+
+
+def seeds_table(found: dict[str, Any]) -> str:
+    lines = [
+        f"| success | {' | '.join(f'`{name}`' for name in found['pairs'])} | over seeds and episodes |",
+        "|---" * (2 + len(found["pairs"])) + "|",
+    ]
+    for name, row in found["rows"].items():
+        sign, at = "+" if " - " in name else "", row["all"]
+        each = " | ".join(f"{value:{sign}.3f}" for value in row["each"])
+        lines.append(f"| {name} | {each} | {at['mean']:{sign}.3f} [{at['low']:{sign}.3f}, {at['high']:{sign}.3f}] |")
+    for key in next(iter(found["more"].values())):
+        for method in ("random", "adahi", "hybrid"):
+            values = found["more"][method][key]
+            if None not in values:
+                each = " | ".join(f"{value:.2f}" for value in values)
+                lines.append(f"| {method}: {key.replace('_', ' ')} | {each} | {np.mean(values):.2f} |")
+    return "\n".join(lines)
 
 
 def interval(success: dict[str, Any]) -> str:
