@@ -5,7 +5,8 @@ Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies --
 ``rendering`` is processor time of a control step with and without frames, drawn by software on one core. ``experts``
 records 50 episodes of each task without frames. ``policies`` evaluates pairs on 20 episodes of each task, the same for
 all of them, and again on 5 of each with every camera blank; ``seeds`` puts together such evaluations of one recipe's
-pairs, trained with several seeds. The runs lie in runs/metaworld, and resume. The summary is kept in benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
+pairs, trained with several seeds. The runs lie in runs/metaworld, and resume. The summary is kept in
+benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
 """
 
 from __future__ import annotations
