@@ -197,7 +197,7 @@ def levers(name: str) -> str:
         return "Not run yet."
     cells = json.loads(path.read_text())["cells"]
     places = sorted({(c["kappa"], c["hardware"], c["link"]) for c in cells}, key=lambda at: (at[0], _rtt(at[2]), at[2]))
-    heads = ["lever", "pace", *(_place(*place) for place in places)]
+    heads = ["lever", "pace", *(_column(*place) for place in places)]
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---|" * (len(heads) - 1)]
     for lever, strength, pace in dict.fromkeys((c["lever"], c["strength"], c["pace"]) for c in cells):
         own = [c for c in cells if (c["lever"], c["strength"], c["pace"]) == (lever, strength, pace)]
@@ -207,7 +207,7 @@ def levers(name: str) -> str:
     return "\n".join(lines)
 
 
-def _place(kappa: float, hardware: str, link: str) -> str:
+def _column(kappa: float, hardware: str, link: str) -> str:
     return f"{hardware} (x {kappa:g})" + ("" if link == ON_BOARD else f", {_title(link)}")
 
 
