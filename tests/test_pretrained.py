@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,25 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
     # One tokenizer for all PushT pairs, so their codes mean the same.
     assert bundle.manifest["fingerprints"]["tokenizer"] == load_bundle("pusht").manifest["fingerprints"]["tokenizer"]
     assert isinstance(calibrated_gate(bundle, "deviation", rate=0.6), ActionDeviation)
+
+
+def test_the_notice_says_of_every_bundle_what_it_was_trained_on() -> None:
+    """A bundle's name stands in one heading, above the data that its recipe names and their licence."""
+    text = (PRETRAINED.parent / "NOTICE").read_text()
+    named: list[str] = []
+    for heading, entries in re.findall(r"^((?:[a-z][a-z-]+[ \n])+)((?:    .+\n)+)", text, re.MULTILINE):
+        noticed = heading.split()
+        named += noticed
+        (data,) = re.findall(r"^    Data: (.+)$", entries, re.MULTILINE)
+        assert re.search(r"^    Licence: \S", entries, re.MULTILINE) and "Made by: " in entries
+        recipes = [
+            json.loads((PRETRAINED / name / "manifest.json").read_text())["recipe"]
+            for name in noticed
+            if (PRETRAINED / name).is_dir()
+        ]
+        assert {file for recipe in recipes for file in recipe["data"] or ["generated"]} == set(data.split())
+    assert {path.name for path in PRETRAINED.iterdir() if path.is_dir()} <= set(named)
+    assert len(named) == len(set(named))
 
 
 def test_all_bundles_together_are_small() -> None:
