@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from specact import calibrated_gate, load_bundle
+from specact.errors import ConfigError
 from specact.families.tokens import load_tokens
 from specact.gates import ActionDeviation, Learned
 from specact.gates.calibration import file_name, read_calibration
@@ -25,9 +27,12 @@ from specact.toml import build
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
+# Others are made where they are needed, see pretrained/README.md.
+ABSENT = json.loads((PRETRAINED / "absent.json").read_text())
 BUNDLES = [f"{env}{variant}" for env in ENVIRONMENTS for variant in ("", "-undertrained")]
-BUNDLES += [f"{env}-sampled" for env in ENVIRONMENTS[:4]]
+BUNDLES = [name for name in BUNDLES if name not in ABSENT] + ["ball-sampled"]
 
+PRESENT = sorted(path.parent for path in PRETRAINED.glob("*/manifest.json") if path.parent.name not in ABSENT)
 CALIBRATIONS = sorted(PRETRAINED.glob("*/calibration/*.json"))
 LEARNED = [
     "ball",
@@ -140,9 +145,31 @@ def test_the_notice_says_of_every_bundle_what_it_was_trained_on() -> None:
 
 def test_all_bundles_together_are_small() -> None:
     """Each content counted once, as a repository keeps it: variants share their targets."""
-    files = [path for path in PRETRAINED.rglob("*") if path.is_file()]
-    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 85e6
+    files = [file for bundle in PRESENT for file in bundle.rglob("*") if file.is_file()]
+    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 75e6
     assert sum(path.stat().st_size for path in files if path.parts[-2] == "ball") <= 6e6
+
+
+def test_the_list_of_bundles_is_that_of_the_folder() -> None:
+    """Made by the script that it names."""
+    spec = importlib.util.spec_from_file_location("listing", PRETRAINED.parent / "scripts/list-pretrained.py")
+    assert spec is not None and spec.loader is not None
+    listing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(listing)
+    text = (PRETRAINED / "README.md").read_text()
+    assert text == listing.page()
+    for folder in PRESENT:
+        assert f"| `{folder.name}` |" in text
+    assert listing.fingerprint(PRETRAINED / "ball") == load_bundle("ball").fingerprint
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_who_wants_an_absent_bundle_is_told_how_to_make_it(name: str) -> None:
+    if (PRETRAINED / name).is_dir():
+        assert load_bundle(name).fingerprint == ABSENT[name]["fingerprint"]
+    else:
+        with pytest.raises(ConfigError, match=rf"not in this checkout; make it with scripts/make-pretrained {name}$"):
+            load_bundle(name)
 
 
 def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
