@@ -102,7 +102,7 @@ def interpreters() -> dict[str, str]:
     return found
 
 
-def try_out(python: str, wheels: list[Path], folder: Path) -> None:
+def try_out(python: str, version: str, wheels: list[Path], folder: Path) -> None:
     """Installs the wheels into new environments and runs them."""
     ours, *plugins = wheels
     run(python, "-m", "venv", "--without-pip", folder)
@@ -112,18 +112,23 @@ def try_out(python: str, wheels: list[Path], folder: Path) -> None:
     run(*pinned, ours, cwd=folder)
     run(there, "-I", ROOT / "scripts/smoke.py", "device", cwd=folder)
     run(specact, "--help", cwd=folder)
-    version = run(specact, "--version", cwd=folder).strip()
-    if version.split()[1] != ours.name.split("-")[1]:
-        raise DistributionError(f"{ours.name} says that it is {version}")
+    told = run(specact, "--version", cwd=folder).strip()
+    if told.split()[1] != ours.name.split("-")[1]:
+        raise DistributionError(f"{ours.name} says that it is {told}")
     run(*pinned, f"{ours}[server]", cwd=folder)
     run(there, "-I", ROOT / "scripts/smoke.py", "server", cwd=folder)
     for wheel in plugins:
-        # What they plug into brings gigabytes; with it they are tested by a target of their own.
-        run(*pip, "--no-deps", wheel, cwd=folder)
         with zipfile.ZipFile(wheel) as zipped:
-            tops = {name.partition("/")[0] for name in zipped.namelist() if name.endswith("/__init__.py")}
-        for top in tops:
-            run(there, "-I", "-c", f"import importlib.util as u; assert u.find_spec({top!r})", cwd=folder)
+            (described,) = (name for name in zipped.namelist() if name.endswith(".dist-info/METADATA"))
+            needs = Metadata.from_email(zipped.read(described)).requires_python
+            packages = {name.partition("/")[0] for name in zipped.namelist() if name.endswith("/__init__.py")}
+        if needs is not None and version not in needs:
+            print(f"  {wheel.name} needs Python {needs}: not tried on {version}")
+            continue
+        # What it plugs into brings gigabytes; together they are tested in an environment of their own.
+        run(*pip, "--no-deps", wheel, cwd=folder)
+        for package in packages:
+            run(there, "-I", "-c", f"import importlib.util as u; assert u.find_spec({package!r})", cwd=folder)
 
 
 def main() -> None:
@@ -144,7 +149,7 @@ def main() -> None:
                 print(f"  {file.name}  {file.stat().st_size / 1e6:.2f} MB  sha256 {digest}")
             wheels.append(DIST / built[1].name)
         for python, version in interpreters().items():
-            try_out(python, wheels, Path(scratch, f"environment-{version}"))
+            try_out(python, version, wheels, Path(scratch, f"environment-{version}"))
             print(f"  tried on Python {version}")
     print(f"  {time.monotonic() - began:.0f} s")
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,32 @@ def test_who_wants_an_absent_bundle_is_told_how_to_make_it(name: str) -> None:
     else:
         with pytest.raises(ConfigError, match=rf"not in this checkout; make it with scripts/make-pretrained {name}$"):
             load_bundle(name)
+
+
+def test_an_absent_bundle_comes_from_the_history(tmp_path: Path) -> None:
+    """Of a repository like this one, with the content that it had when it was removed."""
+    script, manifest = tmp_path / "scripts/make-pretrained", tmp_path / "pretrained/some-sampled/manifest.json"
+    for file in (script, manifest):
+        file.parent.mkdir(parents=True)
+    script.write_text((PRETRAINED.parent / "scripts/make-pretrained").read_text())
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/some.toml").touch()
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    identity = ("-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    for text in ("first", "last", None):
+        if text is None:
+            manifest.unlink()
+        else:
+            manifest.write_text(text)
+        for command in (("init", "-q"), ("add", "-A"), (*identity, "commit", "-qm", str(text))):
+            assert run("git", *command).returncode == 0
+    assert run("bash", script, "some-sampled").returncode == 0
+    assert manifest.read_text() == "last"
+    refused = run("bash", script, "other-sampled")
+    assert (refused.returncode, refused.stderr) == (2, "error: no recipe makes other-sampled; recipes/ holds them\n")
 
 
 def test_the_ball_pair_does_what_it_is_shipped_for() -> None:
