@@ -63,6 +63,8 @@ def check(project: Path, archive: Path, wheel: Path) -> None:
     with tarfile.open(archive) as tar:
         sources = {file.name.partition("/")[2]: tar.extractfile(file).read() for file in tar if file.isfile()}
     metadata = {"source archive": sources.pop("PKG-INFO")}
+    # The repository's, which hatchling puts into every archive.
+    sources.pop(".gitignore", None)
     for name, content in sources.items():
         if known.get(name) != content:
             raise DistributionError(f"{archive.name}: {name} differs from what is committed; commit or remove it")
