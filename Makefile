@@ -35,7 +35,7 @@ lerobot: $(LEROBOT)/.installed
 
 dist: | $(VENV)/.venv
 	$(PIP) build hatchling packaging
-	$(VENV)/bin/python scripts/dist.py
+	$(VENV)/bin/python -u scripts/dist.py
 
 clean:
 	rm -rf $(VENV) $(LEROBOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

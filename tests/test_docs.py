@@ -17,7 +17,7 @@ from specact.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "pretrained/README")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
