@@ -2,6 +2,7 @@
 # make test    set up everything and run the tests
 # make check   formatting, lint, types, import contracts and tests
 # make explore property tests on more examples, drawn anew each time
+# make dist    builds wheels and source archives, checks them, and tries them on each Python of PYTHONS that is there
 # make lerobot tests the adapter of LeRobot's policies, in an environment of its own (several GB) with Python 3.12
 # A second run skips the set-up until pyproject.toml or constraints.txt change.
 
@@ -15,7 +16,7 @@ LEROBOT_PYTHON ?= python3.12
 LEROBOT := .venv-lerobot
 LEROBOT_PIP := $(LEROBOT)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints-lerobot.txt
 
-.PHONY: demo test check explore lerobot clean
+.PHONY: demo test check explore lerobot dist clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/specact demo
@@ -31,6 +32,10 @@ explore: $(VENV)/.test
 
 lerobot: $(LEROBOT)/.installed
 	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py
+
+dist: | $(VENV)/.venv
+	$(PIP) build hatchling packaging
+	$(VENV)/bin/python -u scripts/dist.py
 
 clean:
 	rm -rf $(VENV) $(LEROBOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

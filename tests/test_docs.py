@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import tyro
 
+from specact import __version__
 from specact.cli.main import VERBS, load_verb
 from specact.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "pretrained/README")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def commands(page: Path) -> list[str]:
@@ -52,6 +56,18 @@ def test_links_lead_to_files(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", _without_code(page.read_text(encoding="utf-8")))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}" not in (ROOT / file).read_text()]
+    assert missing == []
+    assert named or page.name != "SECURITY.md"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

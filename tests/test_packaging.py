@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import venv
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from specact.lab.processes import serving
 
 ROOT = Path(__file__).parents[1]
-BALL = "specact/pretrained/ball/"
+BALL, FLOW = "specact/pretrained/ball/", "specact/pretrained/ball-chase-flow/"
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin", ".joblib")
 
 pytestmark = pytest.mark.skipif(
@@ -21,65 +23,7 @@ pytestmark = pytest.mark.skipif(
     reason="pretrained/ball is missing; CONTRIBUTING.md says how to make it",
 )
 
-DEVICE = """
-import importlib.util
-import pathlib
-import sys
-
-import numpy as np
-
-for package in ("torch", "fastapi", "gymnasium", "mujoco", "scipy", "matplotlib", "pyarrow"):
-    assert importlib.util.find_spec(package) is None, f"{package} is installed; the base install must not bring it"
-
-import specact
-
-assert pathlib.Path(specact.__file__).is_relative_to(sys.prefix), f"tested {specact.__file__}, not the wheel"
-try:
-    specact.load_bundle("pusht")
-except specact.errors.ConfigError as error:
-    told = str(error)
-    assert "unknown bundle 'pusht'" in told and "Known: ball" in told, told
-    assert "pretrained/" in told and "scripts/make-pretrained" in told, told
-else:
-    raise AssertionError("the wheel brings ball and no other bundle")
-bundle = specact.load_bundle("ball")
-rng = np.random.default_rng(0)
-transmitted = []
-for gate in (specact.gates.Never(), specact.gates.Always(), specact.gates.ActionDeviation(threshold=0.3)):
-    policy = specact.SpeculativePolicy(bundle, gate, seed=0)
-    policy.reset(episode=0)
-    records = {}
-    for _ in range(200):
-        observation = {name: rng.normal(size=field.shape) for name, field in bundle.observation.fields.items()}
-        action = policy.act({key: value.astype(np.float32) for key, value in observation.items()})
-        assert action.dtype == np.float32 and action.ndim == 1 and np.isfinite(action).all()
-        records[policy.record.address.step] = policy.record.decision.transmit
-    transmitted.append(sum(records.values()) / len(records))
-never, always, deviation = transmitted
-assert (never, always) == (0.0, 1.0) and 0.0 < deviation <= 1.0, transmitted
-"""
-
-
-REMOTE = """
-import sys
-
-import numpy as np
-
-import specact
-from specact.remote.transport import Endpoint
-from specact.remote.client import Client
-from specact.remote.target import remote_verifier
-
-bundle = specact.load_bundle("ball")
-for scheme, sampling in (("ws", "device"), ("ws", "server"), ("http", "server")):
-    with Client(Endpoint(scheme, "127.0.0.1", int(sys.argv[1])), bundle.codec.dialect) as client:
-        client.connect(10.0)
-        verifier = remote_verifier(client, bundle, 5000.0, sampling)
-        policy = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier)
-        for _ in range(20):
-            policy.act({name: np.zeros(field.shape) for name, field in bundle.observation.fields.items()})
-        assert policy.counts["missed"] == 0 and policy.counts["verified"] == 8, policy.counts
-"""
+SMOKE = ROOT / "scripts/smoke.py"
 
 
 def execute(*command: Path | str, cwd: Path) -> None:
@@ -104,15 +48,20 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert expected <= names
     assert "specact/py.typed" in names
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"specact"}
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    for legal in ("LICENSE", "NOTICE"):
+        assert any(name.endswith(f".dist-info/licenses/{legal}") for name in names)
 
 
-def test_the_ball_bundle_ships_and_is_small(wheel: Path) -> None:
-    bundle = {entry.filename: entry.file_size for entry in zipfile.ZipFile(wheel).infolist() if BALL in entry.filename}
-    assert {BALL + part for part in ("manifest.json", "tokenizer.safetensors", "draft.onnx", "target.onnx")} <= set(
-        bundle
-    )
-    assert sum(bundle.values()) <= 6_000_000
+def test_two_bundles_ship_whole_and_small(wheel: Path) -> None:
+    entries = zipfile.ZipFile(wheel).infolist()
+    shipped = {entry.filename: entry.file_size for entry in entries if "/pretrained/" in entry.filename}
+    for folder in (BALL, FLOW):
+        here = ROOT / folder.removeprefix("specact/")
+        assert {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()} == {
+            name.removeprefix(folder) for name in shipped if name.startswith(folder)
+        }
+    assert all(name.startswith((BALL, FLOW)) for name in shipped)
+    assert sum(shipped.values()) <= 6_000_000
 
 
 def test_no_pickles(wheel: Path) -> None:
@@ -131,7 +80,55 @@ def test_acts_with_the_base_dependencies_only(wheel: Path, tmp_path: Path) -> No
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check")
     execute(*pip, "-c", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     # -I: neither the checkout, through PYTHONPATH, nor the user's packages are visible.
-    execute(python, "-I", "-c", DEVICE, cwd=tmp_path)
-    execute(tmp_path / "venv/bin/specact", "--help", cwd=tmp_path)
+    execute(python, "-I", SMOKE, "device", cwd=tmp_path)
+    for option in ("--help", "--version"):
+        execute(tmp_path / "venv/bin/specact", option, cwd=tmp_path)
     with serving("ball") as server:
-        execute(python, "-I", "-c", REMOTE, str(server.port), cwd=tmp_path)
+        execute(python, "-I", SMOKE, "client", str(server.port), cwd=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def dist() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dist", ROOT / "scripts/dist.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "some-plugin"
+version = "1.0"
+description = "One."
+readme = "README.md"
+license = "Apache-2.0"
+license-files = ["LICENSE"]
+"""
+
+
+def test_only_what_is_committed_is_published(dist: ModuleType, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "some_plugin").mkdir(parents=True)
+    for name, text in {"pyproject.toml": PROJECT, "README.md": "One.", "LICENSE": "None."}.items():
+        (project / name).write_text(text)
+    (project / "some_plugin/__init__.py").write_text("one = 1\n")
+    identity = ("-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    for command in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "One")):
+        execute("git", *command, cwd=project)
+    archive, wheel = dist.build(project, tmp_path / "first")
+    dist.check(project, archive, wheel)
+    assert [file.read_bytes() for file in dist.build(project, tmp_path / "second")] == [
+        archive.read_bytes(), wheel.read_bytes(),
+    ]  # fmt: skip
+    with zipfile.ZipFile(wheel, "a") as zipped:
+        zipped.writestr("some_plugin/stray.py", "two = 2\n")
+    with pytest.raises(dist.DistributionError, match=r"stray\.py differs from what is committed"):
+        dist.check(project, archive, wheel)
+    (project / "some_plugin/__init__.py").write_text("one = 2\n")
+    with pytest.raises(dist.DistributionError, match=r"__init__\.py differs from what is committed"):
+        dist.check(project, *dist.build(project, tmp_path / "third"))

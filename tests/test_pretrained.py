@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specact import calibrated_gate, load_bundle
+from specact.errors import ConfigError
 from specact.families.tokens import load_tokens
 from specact.gates import ActionDeviation, Learned
 from specact.gates.calibration import file_name, read_calibration
@@ -24,9 +28,12 @@ from specact.toml import build
 
 PRETRAINED = Path(__file__).parents[1] / "pretrained"
 ENVIRONMENTS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
+# Others are made where they are needed, see pretrained/README.md.
+ABSENT = json.loads((PRETRAINED / "absent.json").read_text())
 BUNDLES = [f"{env}{variant}" for env in ENVIRONMENTS for variant in ("", "-undertrained")]
-BUNDLES += [f"{env}-sampled" for env in ENVIRONMENTS[:4]]
+BUNDLES = [name for name in BUNDLES if name not in ABSENT] + ["ball-sampled"]
 
+PRESENT = sorted(path.parent for path in PRETRAINED.glob("*/manifest.json") if path.parent.name not in ABSENT)
 CALIBRATIONS = sorted(PRETRAINED.glob("*/calibration/*.json"))
 LEARNED = [
     "ball",
@@ -118,11 +125,78 @@ def test_a_camera_pair_sees_what_its_recipe_says(name: str, draft: set[str]) -> 
     assert isinstance(calibrated_gate(bundle, "deviation", rate=0.6), ActionDeviation)
 
 
+def test_the_notice_says_of_every_bundle_what_it_was_trained_on() -> None:
+    """A bundle's name stands in one heading, above the data that its recipe names and their licence."""
+    text = (PRETRAINED.parent / "NOTICE").read_text()
+    named: list[str] = []
+    for heading, entries in re.findall(r"^((?:[a-z][a-z-]+[ \n])+)((?:    .+\n)+)", text, re.MULTILINE):
+        noticed = heading.split()
+        named += noticed
+        (data,) = re.findall(r"^    Data: (.+)$", entries, re.MULTILINE)
+        assert re.search(r"^    Licence: \S", entries, re.MULTILINE) and "Made by: " in entries
+        recipes = [
+            json.loads((PRETRAINED / name / "manifest.json").read_text())["recipe"]
+            for name in noticed
+            if (PRETRAINED / name).is_dir()
+        ]
+        assert {file for recipe in recipes for file in recipe["data"] or ["generated"]} == set(data.split())
+    assert {path.name for path in PRETRAINED.iterdir() if path.is_dir()} <= set(named)
+    assert len(named) == len(set(named))
+
+
 def test_all_bundles_together_are_small() -> None:
     """Each content counted once, as a repository keeps it: variants share their targets."""
-    files = [path for path in PRETRAINED.rglob("*") if path.is_file()]
-    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 85e6
+    files = [file for bundle in PRESENT for file in bundle.rglob("*") if file.is_file()]
+    assert sum({fingerprint_of(path): path.stat().st_size for path in files}.values()) <= 75e6
     assert sum(path.stat().st_size for path in files if path.parts[-2] == "ball") <= 6e6
+
+
+def test_the_list_of_bundles_is_that_of_the_folder() -> None:
+    """Made by the script that it names."""
+    spec = importlib.util.spec_from_file_location("listing", PRETRAINED.parent / "scripts/list-pretrained.py")
+    assert spec is not None and spec.loader is not None
+    listing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(listing)
+    text = (PRETRAINED / "README.md").read_text()
+    assert text == listing.page()
+    for folder in PRESENT:
+        assert f"| `{folder.name}` |" in text
+    assert listing.fingerprint(PRETRAINED / "ball") == load_bundle("ball").fingerprint
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_who_wants_an_absent_bundle_is_told_how_to_make_it(name: str) -> None:
+    if (PRETRAINED / name).is_dir():
+        assert load_bundle(name).fingerprint == ABSENT[name]["fingerprint"]
+    else:
+        with pytest.raises(ConfigError, match=rf"not in this checkout; make it with scripts/make-pretrained {name}$"):
+            load_bundle(name)
+
+
+def test_an_absent_bundle_comes_from_the_history(tmp_path: Path) -> None:
+    """Of a repository like this one, with the content that it had when it was removed."""
+    script, manifest = tmp_path / "scripts/make-pretrained", tmp_path / "pretrained/some-sampled/manifest.json"
+    for file in (script, manifest):
+        file.parent.mkdir(parents=True)
+    script.write_text((PRETRAINED.parent / "scripts/make-pretrained").read_text())
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/some.toml").touch()
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    identity = ("-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    for text in ("first", "last", None):
+        if text is None:
+            manifest.unlink()
+        else:
+            manifest.write_text(text)
+        for command in (("init", "-q"), ("add", "-A"), (*identity, "commit", "-qm", str(text))):
+            assert run("git", *command).returncode == 0
+    assert run("bash", script, "some-sampled").returncode == 0
+    assert manifest.read_text() == "last"
+    refused = run("bash", script, "other-sampled")
+    assert (refused.returncode, refused.stderr) == (2, "error: no recipe makes other-sampled; recipes/ holds them\n")
 
 
 def test_the_ball_pair_does_what_it_is_shipped_for() -> None:

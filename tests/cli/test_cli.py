@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specact import load_bundle
+from specact import __version__, load_bundle
 from specact.cli.main import VERBS
 from specact.errors import BundleError
 from specact.gates.calibration import find_calibration
@@ -61,6 +61,11 @@ def test_help_names_every_verb(specact_run: Run) -> None:
     assert done.returncode == 0
     for verb in VERBS:
         assert verb in done.stdout
+
+
+def test_it_says_its_version(specact_run: Run) -> None:
+    done = specact_run("--version")
+    assert (done.returncode, done.stdout) == (0, f"specact {__version__}\n")
 
 
 def test_help_of_eval_names_every_setting(specact_run: Run) -> None:

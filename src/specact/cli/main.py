@@ -8,6 +8,7 @@ from importlib import import_module
 
 import tyro
 
+from specact import __version__
 from specact.cli.output import say_error
 from specact.errors import SpecactError
 from specact.extras import missing_extra
@@ -34,12 +35,16 @@ def main() -> None:
 
     A verb that a signal ended has the exit status 128 and the signal's number: 130 after Ctrl-C, 143 after SIGTERM.
     """
+    if sys.argv[1:] == ["--version"]:
+        print(f"specact {__version__}")
+        return
     asked = [word for word in sys.argv[1:2] if word in VERBS]
     try:
         tyro.extras.subcommand_cli_from_dict(
             {name: load_verb(name) for name in asked or VERBS},
             prog="specact",
-            description="Speculative action inference: a small policy acts, a gate decides when to query a large one.",
+            description="Speculative action inference: a small policy acts, a gate decides when to query a large one. "
+            "specact --version prints the version.",
         )
     except SpecactError as error:
         say_error("; ".join([str(error), *getattr(error, "__notes__", [])]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": 
 # Bundles that come with the package, and those of a source checkout.
 _CHECKOUT = Path(__file__).parents[4] / "pretrained"
 _SHELVES = (Path(__file__).parents[2] / "pretrained", _CHECKOUT)
+_ABSENT = _CHECKOUT / "absent.json"
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,16 @@ def find_bundle(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if (path / "manifest.json").is_file():
         return path
-    shelved = {found.name: found for shelf in _SHELVES if shelf.is_dir() for found in sorted(shelf.iterdir())}
+    shelved = {found.parent.name: found.parent for shelf in _SHELVES for found in sorted(shelf.glob("*/manifest.json"))}
     if str(name_or_path) in shelved:
         return shelved[str(name_or_path)]
     if path.is_dir():
         # Whoever reads it says what is missing. A folder of data that happens to be called like a bundle comes last.
         return path
+    if _ABSENT.is_file() and str(name_or_path) in json.loads(_ABSENT.read_text()):
+        raise ConfigError(
+            f"the bundle {name_or_path} is not in this checkout; make it with scripts/make-pretrained {name_or_path}"
+        )
     unknown = unknown_name("bundle", str(name_or_path), shelved)
     if _CHECKOUT.is_dir():
         raise unknown
