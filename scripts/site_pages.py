@@ -161,7 +161,6 @@ def face(name: str) -> str:
     members = list(getattr(module, "__all__", []))
     if not members and hasattr(module, "__path__"):
         members = [own for own, value in vars(module).items() if getattr(value, "__module__", "").startswith(f"{name}.")]
-    members = [own for own in members if type(getattr(module, own)) is not type(module)]
     chosen = f"      members: [{', '.join(members)}]\n" if members else ""
     return f"::: {name}\n    options:\n      heading_level: 1\n{chosen}"
 
@@ -181,11 +180,12 @@ def _command(words: list[str]) -> list[str]:
 
     from specact.cli.main import load_verb
 
-    out = io.StringIO()
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)  # its encoding decides how frames are drawn
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict({words[0]: load_verb(words[0])}, prog="specact", args=[*words, "--help"])
     # The usage, what it does, and the options without the frames around them.
-    usage, _, rest = out.getvalue().partition("\n")
+    out.seek(0)
+    usage, _, rest = out.read().partition("\n")
     does, _, options = rest.partition("╭")
     options = re.sub(r"^╭?─ (.+?) ─+╮$", r"\1:", options, flags=re.MULTILINE)
     options = re.sub(r"^╰─+╯\n?|^│ | *│$", "", options, flags=re.MULTILINE)
