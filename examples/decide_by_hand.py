@@ -27,7 +27,7 @@ proposal = bundle.drafter.propose(window, rng)
 draft, codes = proposal.evidence.draft, proposal.evidence.codes
 print(f"draft:   codes {codes}, first action {bundle.units.to_environment(proposal.actions[0])}")
 
-# 2. The gate scores the proposal. The first step of an episode is always sent; a gate that looks back knows nothing yet.
+# 2. The gate scores the proposal. An episode's first step is always sent: a gate that looks back knows nothing yet.
 decision = gate.decide(proposal, rng)
 print(f"gate:    {'send' if decision.transmit else 'skip'} ({decision.reason}; threshold {decision.threshold:.3f})")
 
@@ -39,7 +39,9 @@ print(f"target:  keeps the drafted codes with probability {np.round(kept, 3)}")
 # 4. A code that is not kept is drawn again, from what the target has more of than the draft: max(0, p - q).
 outcome = verifier.submit(proposal, StepAddress(0, 0, 0, 0)).result()
 assert isinstance(outcome, Outcome)
-print(f"verdict: codes {outcome.evidence.verdict.codes}, first action {bundle.units.to_environment(outcome.actions[0])}")
+print(
+    f"verdict: codes {outcome.evidence.verdict.codes}, first action {bundle.units.to_environment(outcome.actions[0])}"
+)
 
 # 5. Exact: over many draws the final codes have the target's distribution, whatever the draft is.
 draws, final, drafted = 20_000, Counter[int](), Counter[int]()

@@ -16,16 +16,17 @@ from specact.gates import ActionDeviation, Always, Controller, Gate, Never, Rate
 
 CHUNK, RATE_HZ, EPISODES, STEPS = 8, 20.0, 40, 80
 SEES = {"state": (6,)}  # position, velocity and goal of a cart on a table, each [2]
-RANGE = {"low": [-1.0, -1.0], "high": [1.0, 1.0]}  # of the actions, which are accelerations
+LOW, HIGH = [-1.0, -1.0], [1.0, 1.0]  # range of the actions, which are accelerations
 Inputs = Mapping[str, NDArray[Any]]
 
 
 def move(position: Any, velocity: Any, action: Any) -> tuple[Any, Any]:
+    """The cart: position and velocity one control step later."""
     velocity = 0.9 * velocity + 0.1 * np.clip(action, -1.0, 1.0)
     return position + 0.2 * velocity, velocity
 
 
-@specact.chunk_policy(observation=SEES, chunk=CHUNK, actions=2, rate_hz=RATE_HZ, **RANGE)
+@specact.chunk_policy(observation=SEES, chunk=CHUNK, actions=2, rate_hz=RATE_HZ, low=LOW, high=HIGH)
 def target(inputs: Inputs) -> NDArray[np.float64]:
     """Yours: [B, 1, 6] to [B, 8, 2]. Here a controller that thinks its whole chunk ahead."""
     position, velocity, goal = np.split(inputs["state"][:, -1], 3, axis=-1)
@@ -36,7 +37,7 @@ def target(inputs: Inputs) -> NDArray[np.float64]:
     return np.stack(actions, axis=1)
 
 
-@specact.chunk_policy(observation=SEES, chunk=CHUNK, actions=2, rate_hz=RATE_HZ, **RANGE)
+@specact.chunk_policy(observation=SEES, chunk=CHUNK, actions=2, rate_hz=RATE_HZ, low=LOW, high=HIGH)
 def draft(inputs: Inputs) -> NDArray[np.float64]:
     """The small one on the device: full thrust towards the goal. It is right until it has to brake."""
     position, _, goal = np.split(inputs["state"][:, -1], 3, axis=-1)
@@ -75,4 +76,7 @@ print(f"{'gate':28s}  sent  accepted  distance at the end   ({EPISODES} episodes
 for name, gate in gates.items():
     sent, accepted, distance = drive(gate)
     print(f"{name:28s}  {sent:.2f}  {accepted:8.2f}  {distance:.3f}")
-print("\nThis is lossy: drafted actions are accepted by their distance. docs/your-own.md has the same with files and a server.")
+print(
+    "\nThis is lossy: drafted actions are accepted by their distance."
+    "\nNext: docs/your-own.md, which has the same with files and a server"
+)

@@ -2,9 +2,9 @@
 
 A hook of MkDocs, see mkdocs.yml. Three things differ between the repository's web view and the site:
 
-- A line that is nothing but ``[text](../FILE#section "included")`` is a link there, and the section itself here, from its heading to
-  the next one; the whole file, without a section.
-- A link to a file outside docs/ leads to the page that includes it, or else to a page under ``source/`` that shows the file.
+- A line that is nothing but ``[text](../FILE#section "included")`` is a link there, and the section itself here, from
+  its heading to the next one; the whole file, without a section.
+- A link to a file outside docs/ leads to the page that includes it, or else to a page below ``source/`` that shows it.
 - The reference is made from the command line's parser and from what packages export.
 """
 
@@ -30,13 +30,15 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 # Modules that are public as a whole; packages with a stub beside their __init__ export what stands in it.
 MODULES = (
-    "specact.contracts", "specact.errors", "specact.families.codes.sampling", "specact.lab.envs.task", "specact.observation",
-    "specact.pair", "specact.rng", "specact.types", "specact.units", "specact.verification",
+    "specact.contracts", "specact.errors", "specact.families.codes.sampling", "specact.lab.envs.task",
+    "specact.observation", "specact.pair", "specact.rng", "specact.types", "specact.units", "specact.verification",
 )  # fmt: skip
 
 _CODE = r"(?:^(?P<ticks>`{3,}).*?^(?P=ticks)$|``.+?``|`[^`\n]*`)"
 # Both look past code: a match without a path, or without a title, is some.
-_LINK = re.compile(rf"{_CODE}|(?P<before>\]\()(?P<path>[^)#\s:]+)(?P<section>#[^)\s]*)?(?=[)\s])", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(
+    rf"{_CODE}|(?P<before>\]\()(?P<path>[^)#\s:]+)(?P<section>#[^)\s]*)?(?=[)\s])", re.DOTALL | re.MULTILINE
+)
 _HEADING = re.compile(rf"{_CODE}|^#+ (?P<title>[^\n]+)$", re.DOTALL | re.MULTILINE)
 _INCLUDED = re.compile(r'^\[[^\]\n]+\]\((?P<file>[^)#\s]+)(?:#(?P<section>[^)\s]+))? "included"\)$', re.MULTILINE)
 
@@ -51,7 +53,9 @@ class Site:
         for file in files:
             if file.src_uri.endswith(".md"):
                 for found in _INCLUDED.finditer(file.content_string):
-                    self.included[_repository(found["file"], f"docs/{file.src_uri}"), found["section"] or ""] = file.src_uri
+                    self.included[_repository(found["file"], f"docs/{file.src_uri}"), found["section"] or ""] = (
+                        file.src_uri
+                    )
 
     def page_of(self, path: str, section: str) -> str:
         """The page that a link to a file leads to; empty where there is none.
@@ -132,7 +136,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             shown = None if linked.startswith(("docs/", "..")) else _site.show(linked)
             if shown is not None:
                 texts[linked] = shown
-                files.append(File.generated(config, _site.shown[linked], content=f"---\nsearch:\n  exclude: true\n---\n{shown}"))
+                files.append(
+                    File.generated(config, _site.shown[linked], content=f"---\nsearch:\n  exclude: true\n---\n{shown}")
+                )
     for name in faces():
         files.append(File.generated(config, f"reference/{name}.md", content=face(name)))
     files.append(File.generated(config, "reference/commands.md", content=commands()))
@@ -160,7 +166,9 @@ def face(name: str) -> str:
     module = importlib.import_module(name)
     members = list(getattr(module, "__all__", []))
     if not members and hasattr(module, "__path__"):
-        members = [own for own, value in vars(module).items() if getattr(value, "__module__", "").startswith(f"{name}.")]
+        members = [
+            own for own, value in vars(module).items() if getattr(value, "__module__", "").startswith(f"{name}.")
+        ]
     chosen = f"      members: [{', '.join(members)}]\n" if members else ""
     return f"::: {name}\n    options:\n      heading_level: 1\n{chosen}"
 
@@ -180,7 +188,9 @@ def _command(words: list[str]) -> list[str]:
 
     from specact.cli.main import load_verb
 
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)  # its encoding decides how frames are drawn
+    out = io.TextIOWrapper(
+        io.BytesIO(), encoding="utf-8", write_through=True
+    )  # its encoding decides how frames are drawn
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict({words[0]: load_verb(words[0])}, prog="specact", args=[*words, "--help"])
     # The usage, what it does, and the options without the frames around them.
@@ -198,7 +208,7 @@ def _command(words: list[str]) -> list[str]:
 
 
 class Roles(Extension):
-    """Sphinx's roles, as in ``:class:`~specact.gates.Gate```: links where the site documents the name, code elsewhere."""
+    """Sphinx's roles, such as ``:class:``: links where the site documents the name, code elsewhere."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
         md.inlinePatterns.register(_Role(r":(?:class|func|mod|meth|attr|data):`(~?)([\w.]+)`", md), "roles", 200)
