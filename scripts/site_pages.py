@@ -24,6 +24,7 @@ from markdown.extensions.toc import slugify
 from markdown.inlinepatterns import InlineProcessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -41,6 +42,7 @@ _LINK = re.compile(
 )
 _HEADING = re.compile(rf"{_CODE}|^#+ (?P<title>[^\n]+)$", re.DOTALL | re.MULTILINE)
 _INCLUDED = re.compile(r'^\[[^\]\n]+\]\((?P<file>[^)#\s]+)(?:#(?P<section>[^)\s]+))? "included"\)$', re.MULTILINE)
+_log = get_plugin_logger("site")
 
 
 class Site:
@@ -110,13 +112,16 @@ def section_of(text: str, section: str | None, file: str) -> str:
     """From a heading to the next one, whatever its level; the whole text without a section."""
     if section is None:
         return text
-    headings = [found for found in _HEADING.finditer(text) if found["title"]]
-    names = [slugify(found["title"], "-") for found in headings]
-    if section not in names:
-        raise PluginError(f"{file} has no section #{section}; allowed: {', '.join(names)}")
-    starts = [*(found.start() for found in headings), len(text)]
-    index = names.index(section)
-    return text[starts[index] : starts[index + 1]].rstrip() + "\n"
+    starts = sections(text)
+    if section not in starts:
+        raise PluginError(f"{file} has no section #{section}; allowed: {', '.join(starts)}")
+    start = starts[section]
+    return text[start : min((end for end in starts.values() if end > start), default=len(text))].rstrip() + "\n"
+
+
+def sections(text: str) -> dict[str, int]:
+    """The anchors of all headings of a text, and where these begin."""
+    return {slugify(found["title"], "-"): found.start() for found in _HEADING.finditer(text) if found["title"]}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -127,6 +132,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     global _site
     _site = Site(files)
+    for section in sections((ROOT / "README.md").read_text(encoding="utf-8")):
+        if ("README.md", section) not in _site.included:
+            _log.warning(f'README.md#{section} is on no page; include it: [...](../README.md#{section} "included")')
     texts = {f"docs/{file.src_uri}": file.content_string for file in files if file.src_uri.endswith(".md")}
     texts |= {file: (ROOT / file).read_text(encoding="utf-8") for file, _ in _site.included}
     while texts:
