@@ -16,8 +16,10 @@ import io
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import griffe
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.extensions.toc import slugify
@@ -32,7 +34,8 @@ ROOT = Path(__file__).parents[1]
 # Modules that are public as a whole; packages with a stub beside their __init__ export what stands in it.
 MODULES = (
     "specact.contracts", "specact.errors", "specact.families.codes.sampling", "specact.lab.envs.task",
-    "specact.observation", "specact.pair", "specact.rng", "specact.types", "specact.units", "specact.verification",
+    "specact.lab.train.recipe", "specact.observation", "specact.pair", "specact.rng", "specact.types",
+    "specact.units", "specact.verification",
 )  # fmt: skip
 
 _CODE = r"(?:^(?P<ticks>`{3,}).*?^(?P=ticks)$|``.+?``|`[^`\n]*`)"
@@ -171,11 +174,11 @@ def faces() -> list[str]:
 
 def face(name: str) -> str:
     """The reference of a package or module."""
-    module = importlib.import_module(name)
-    members = list(getattr(module, "__all__", []))
-    if not members and hasattr(module, "__path__"):
-        members = [
-            own for own, value in vars(module).items() if getattr(value, "__module__", "").startswith(f"{name}.")
+    members: list[str] = []
+    if (ROOT / "src" / name.replace(".", "/")).is_dir():
+        package = importlib.import_module(name)
+        members = list(getattr(package, "__all__", [])) or [
+            own for own, value in vars(package).items() if getattr(value, "__module__", "").startswith(f"{name}.")
         ]
     chosen = f"      members: [{', '.join(members)}]\n" if members else ""
     return f"::: {name}\n    options:\n      heading_level: 1\n{chosen}"
@@ -219,15 +222,30 @@ class Roles(Extension):
     """Sphinx's roles, such as ``:class:``: links where the site documents the name, code elsewhere."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
-        md.inlinePatterns.register(_Role(r":(?:class|func|mod|meth|attr|data):`(~?)([\w.]+)`", md), "roles", 200)
+        md.inlinePatterns.register(_Role(_ROLE, md), "roles", 200)  # before code, which is what looks like it otherwise
+
+
+_ROLE = r":(?:class|func|mod|meth|attr|data):`(?:(?P<text>[^`<]+) <(?P<named>[\w.]+)>|(?P<short>~?)(?P<name>[\w.]+))`"
 
 
 class _Role(InlineProcessor):
     def handleMatch(self, m: re.Match[str], data: str) -> tuple[ElementTree.Element, int, int]:  # noqa: N802
-        reference = ElementTree.Element("autoref", {"identifier": m[2], "optional": ""})
+        name = m["named"] or m["name"]
+        reference = ElementTree.Element("autoref", {"identifier": name, "optional": ""})
         code = ElementTree.SubElement(reference, "code")
-        code.text = m[2].rpartition(".")[2] if m[1] else m[2]
+        code.text = m["text"] or (name.rpartition(".")[2] if m["short"] else name)
         return reference, m.start(0), m.end(0)
+
+
+class Together(griffe.Extension):
+    """Keeps names together that are documented together, ``seed, robot: ...``; else all but the first become a type."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(
+                r"^( *\w+(?:, \w+)+)(?=: )", lambda names: names[1].replace(", ", ",\N{NO-BREAK SPACE}"),
+                obj.docstring.value, flags=re.MULTILINE,
+            )  # fmt: skip
 
 
 def _repository(path: str, file: str) -> str:
