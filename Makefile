@@ -3,6 +3,7 @@
 # make check   formatting, lint, types, import contracts and tests
 # make explore property tests on more examples, drawn anew each time
 # make dist    builds wheels and source archives, checks them, and tries them on each Python of PYTHONS that is there
+# make docs    the documentation site, in build/site
 # make lerobot tests the adapter of LeRobot's policies, in an environment of its own (several GB) with Python 3.12
 # A second run skips the set-up until pyproject.toml or constraints.txt change.
 
@@ -16,7 +17,7 @@ LEROBOT_PYTHON ?= python3.12
 LEROBOT := .venv-lerobot
 LEROBOT_PIP := $(LEROBOT)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints-lerobot.txt
 
-.PHONY: demo test check explore lerobot dist clean
+.PHONY: demo test check explore docs dist lerobot clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/specact demo
@@ -29,6 +30,11 @@ check: $(VENV)/.test
 
 explore: $(VENV)/.test
 	bash scripts/check explore
+
+# The variable silences a notice of the theme's about other software.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo "open build/site/index.html"
 
 lerobot: $(LEROBOT)/.installed
 	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py
@@ -55,7 +61,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.venv
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
 	$(PIP) hatchling editables
-	$(INSTALL) '.[server,sim,train,report,retrieval,record,dev]'
+	$(INSTALL) '.[server,sim,train,report,retrieval,record,docs,dev]'
 	$(PIP) --no-deps openpi-client # it pins numpy < 2 and works with 2; tests drive our server with it
 	@touch $@ $(VENV)/.demo
 

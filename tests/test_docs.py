@@ -23,9 +23,23 @@ PAGES = [
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of code blocks that call specact."""
+    """Lines of code blocks that call specact, and what tables have in a column of commands."""
     blocks = re.findall(r"^```\n(.*?)^```$", _without_code(page.read_text(encoding="utf-8")), re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("specact ")]
+    return [line for block in blocks for line in block.splitlines() if line.startswith("specact ")] + _in_tables(page)
+
+
+def _in_tables(page: Path) -> list[str]:
+    """The first command of each row, in tables with a column ``command``."""
+    found, column = list[str](), None
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            column = None
+        elif column is None:
+            column = cells.index("command") if "command" in cells else -1
+        elif column >= 0 and (command := re.match("`(specact .+?)`", cells[column])):
+            found.append(command[1])
+    return found
 
 
 def _without_code(text: str) -> str:
@@ -53,7 +67,7 @@ def parse(line: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", _without_code(page.read_text(encoding="utf-8")))
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", _without_code(page.read_text(encoding="utf-8")))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert missing == []
 

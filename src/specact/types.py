@@ -1,4 +1,4 @@
-"""The values that travel between the rooms: plain frozen dataclasses."""
+"""The values that drafter, gate, verifier and policy exchange: plain dataclasses."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from specact.families.chunks.flow import FlowPolicy as FlowPolicy
 from specact.families.chunks.folder import PairSettings as PairSettings
 from specact.families.chunks.folder import load_chunk_pair as load_chunk_pair
 from specact.families.chunks.folder import make_pair as make_pair
+from specact.families.chunks.openpi import openpi_endpoint as openpi_endpoint
 from specact.families.chunks.pair import ChunkPair as ChunkPair
 from specact.families.chunks.pair import ChunkVerifier as ChunkVerifier
 from specact.families.chunks.policy import Chunk as Chunk

@@ -1,0 +1,6 @@
+"""``python -m specact`` is the command ``specact``."""
+
+from specact.cli.main import main
+
+if __name__ == "__main__":
+    main()

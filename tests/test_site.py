@@ -1,0 +1,193 @@
+"""The documentation site: the strict build passes, nothing comes from outside, nothing that is public is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from tests.browser import running_browser, until
+from tests.test_public_api import FACES
+
+from specact.cli.main import VERBS
+
+ROOT = Path(__file__).parents[1]
+# What a browser fetches by itself. A link is followed by a reader.
+FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
+OUTSIDE = re.compile(r"^(https?:)?//")
+
+
+def mkdocs(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = mkdocs("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+class Read(HTMLParser):
+    """What a page is made of: its anchors, links, fetched addresses and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors, self.links, self.fetched, self.styles = set[str](), set[str](), set[str](), list[str]()
+        self._style = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        said = {name: value or "" for name, value in attributes}
+        self.anchors.add(said.get("id", ""))
+        self._style = tag == "style"
+        self.styles.append(said.get("style", ""))
+        if tag == "a" and "href" in said:
+            self.links.add(said["href"])
+        # A canonical address would only name the page.
+        if tag in FETCHED and FETCHED[tag] in said and said.get("rel") != "canonical":
+            self.fetched.add(said[FETCHED[tag]])
+        self.fetched.update(part.split()[0] for part in said.get("srcset", "").split(",") if part.strip())
+
+    def handle_data(self, data: str) -> None:
+        if self._style:
+            self.styles.append(data)
+
+
+@cache
+def read(page: Path) -> Read:
+    return Read(page.read_text(encoding="utf-8"))
+
+
+def pages(site: Path) -> Iterator[Path]:
+    # The page for missing addresses is for servers: its own addresses begin with a slash.
+    return (page for page in site.rglob("*.html") if page.name != "404.html")
+
+
+def test_every_link_within_the_site_leads_to_a_file_and_a_place_in_it(site: Path) -> None:
+    lost = []
+    for page in pages(site):
+        for target in read(page).links | read(page).fetched:
+            path, _, anchor = target.partition("#")
+            if re.match(r"\w+:|//", target):
+                continue
+            there = (page.parent / unquote(path)).resolve() if path else page
+            if not there.is_file() or (
+                there.suffix == ".html" and anchor and unquote(anchor) not in read(there).anchors
+            ):
+                lost.append(f"{page.relative_to(site)}: {target}")
+    assert lost == []
+
+
+def test_nothing_is_loaded_from_outside(site: Path) -> None:
+    outside = [address for page in site.rglob("*.html") for address in read(page).fetched if OUTSIDE.match(address)]
+    assert outside == []
+    styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
+    styles += [style for page in pages(site) for style in read(page).styles]
+    loaded = [address for style in styles for address in re.findall(r"(?:url\(|@import)\s*['\"]?([^'\")\s]+)", style)]
+    assert [address for address in loaded if OUTSIDE.match(address)] == []
+    # The theme's script would load what draws diagrams where a page has one, and figures of a repository that is named.
+    hosts = {
+        host for path in site.rglob("*.js") if "search_index" not in path.name
+        for host in re.findall(r"[\"'`]https?://([\w.-]+)", path.read_text(encoding="utf-8"))
+    }  # fmt: skip
+    assert hosts <= {"unpkg.com", "api.github.com", "www.w3.org"}
+    text = "".join(page.read_text(encoding="utf-8") for page in pages(site))
+    assert 'class="mermaid"' not in text and 'data-md-component="source"' not in text
+
+
+def test_a_reader_without_a_network_finds_something_in_a_file(site: Path) -> None:
+    with running_browser(1300) as browser:
+        for page in ("index.html", "concepts.html", "reference/specact.gates.html", "reference/commands.html"):
+            browser.open(site / page)
+        # Typed, not filled in: the page looks at what is there after each key.
+        browser.page.locator("input[name=query]").press_sequentially("deadline")
+        until(lambda: browser.page.locator(".md-search-result__item").count() > 3, "search results")
+        assert browser.complaints == []
+        assert [address for address in browser.requests if not address.startswith("file:")] == []
+
+
+def test_all_of_readme_is_there_once(site: Path) -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    places = [slug(heading) for heading in headings]
+    includes = [
+        page.stem for page in (ROOT / "docs").glob("*.md") if re.search(r"README.*\"included\"", page.read_text())
+    ]
+    found = [anchor for page in includes for anchor in read(site / f"{page}.html").anchors if anchor in places]
+    assert sorted(found) == sorted(places) and len(places) > 5
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+def test_links_out_of_docs_lead_to_pages(site: Path) -> None:
+    assert "server.html#a-target-on-a-server" in read(site / "openpi.html").links
+    assert "contributing.html" in read(site / "index.html").links
+    # Files that no page includes are shown as they are.
+    assert "source/src/specact/types.py.html" in read(site / "recordings.html").links
+    assert "class Origin(IntEnum)" in re.sub(
+        r"<[^>]+>", "", (site / "source/src/specact/types.py.html").read_text(encoding="utf-8")
+    )
+    assert "contracts/gate.py.html" in read(site / "source/src/specact/contracts.html").links
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_public_name_has_its_place_in_the_reference(site: Path, face: str) -> None:
+    module = importlib.import_module(face)
+    anchors = read(site / "reference" / f"{face}.html").anchors
+    names = [name for name in module.__all__ if type(getattr(module, name)) is not type(module)]
+    assert [name for name in names if f"{face}.{name}" not in anchors] == []
+
+
+def test_every_command_has_its_place_in_the_reference(site: Path) -> None:
+    page = site / "reference" / "commands.html"
+    wanted = {f"specact-{verb}" for verb in VERBS} | {
+        "specact-tised-sweep",
+        "specact-data-info",
+        "specact-bench-server",
+    }
+    assert wanted <= read(page).anchors
+    assert "--max-consecutive-misses" in page.read_text(encoding="utf-8")
+
+
+def test_no_markup_is_left_over(site: Path) -> None:
+    for page in (*site.glob("*.html"), *(site / "reference").glob("*.html")):
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(
+            r"<(pre|code)\b.*?</\1>", "", text[text.index("<article") : text.index("</article>")], flags=re.DOTALL
+        )
+        assert not re.findall(
+            r":(?:class|func|meth|mod|attr|data):|<autoref|&lt;autoref|```|\]\(|\"included\"", text
+        ), page.name
+
+
+def test_a_page_that_the_navigation_lacks_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
+    (tmp_path / "docs" / "forgotten.md").write_text("# Forgotten\n")
+    done = mkdocs(
+        "-c",
+        "import logging; logging.basicConfig()\n"
+        "from mkdocs.config import load_config\n"
+        "from mkdocs.structure.files import get_files\n"
+        "from mkdocs.structure.nav import get_navigation\n"
+        f"config = load_config('mkdocs.yml', docs_dir={str(tmp_path / 'docs')!r})\n"
+        "assert config.strict\n"
+        "get_navigation(get_files(config), config)",
+    )
+    assert done.returncode == 0, done.stderr
+    warned = re.search(r"^WARNING:.*not included in the \"nav\".*?(?=^\w+:|\Z)", done.stderr, re.DOTALL | re.MULTILINE)
+    assert warned is not None and re.findall(r"- (\S+)", warned[0]) == ["forgotten.md"], done.stderr
