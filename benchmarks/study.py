@@ -1,10 +1,10 @@
-"""The study's tables for README and docs, from the run folders of `specact reproduce adahi`.
+"""The study's tables for docs, from the run folders of `specact reproduce adahi`.
 
 Run: specact reproduce adahi --out results/adahi --data path/to/demonstrations
      python benchmarks/study.py results/adahi
 
 The summaries are kept in benchmarks/results/study/PAIR-CHAPTER.json; benchmarks/results/study.md and the marked tables
-of README.md and docs are written from those. Given that folder itself, it writes the same again, but for the goals
+of docs are written from those. Given that folder itself, it writes the same again, but for the goals
 and the rejections, which need the episodes and steps.
 """
 
@@ -30,7 +30,7 @@ from specact.lab.report.runs import Study, find_runs, group
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 KEPT = RESULTS / "study"
-PAGES = ("README.md", "docs/reproduce.md", "docs/gates.md", "docs/speed.md")
+PAGES = ("docs/results.md", "docs/reproduce.md", "docs/gates.md", "docs/speed.md")
 # Of the figures beside the study's page, those that docs show, and what they are called there.
 PICTURES = {"ball-success-over-rate.png": "gates.png", "ball-rejection.png": "rejection.png"}
 
