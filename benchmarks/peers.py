@@ -11,7 +11,7 @@ Run: python benchmarks/peers.py --openpi CHECKOUT [--rounds N] [--seconds S] [--
 
 CHECKOUT is a checkout of https://github.com/Physical-Intelligence/openpi: its server class and its client are loaded
 from there. The part peers also needs: pip install flask grpcio requests. The results are kept in
-benchmarks/results/peers.json, and the tables of docs/speed.md are written from it.
+benchmarks/results/peers.json, and the tables of docs/speed.md are written from it; ``--parts tables`` does only that.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> None:
             policy: peers(asked, policy) for policy in POLICIES
         }
         found["peers"] = {**found.get("peers", {}), **measured, "versions": versions}
-    if asked.parts != "peers":
+    if {"throughput", "paced", "device"} & set(asked.parts.split(",")):
         whole_requests(asked, pair, found)
     KEPT.write_text(json.dumps(found, indent=1) + "\n")
     text = tables(found)
@@ -589,7 +589,8 @@ def peer_tables(found: dict[str, Any]) -> str:
         return f"{mid(sides, name, 'p50_ms'):.1f} / {mid(sides, name, 'p99_ms'):.1f}"
 
     def hot(sides: dict[str, Any], name: str) -> str:
-        return f"{mid(sides, name, 'steps_per_s'):.0f}; {waits(sides, name)}"
+        found = sides[name]["steps_per_s"]
+        return f"{np.median(found):.0f} ({min(found):.0f} to {max(found):.0f}); {waits(sides, name)}"
 
     def cost(sides: dict[str, Any], name: str) -> str:
         spent = f"{mid(sides, name, 'server_ms'):.2f}"
