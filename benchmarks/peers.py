@@ -64,6 +64,7 @@ SIDES = {
     GRPC: "gRPC as LeRobot",
 }
 POLICIES, PEER_ROBOTS, ROWS = ("ball#target", "relocate-tokens", "ball-chase-flow"), (1, 16, 64, 256), (1, 16, 64)
+NEEDED = ("flask", "grpcio", "requests", "websockets")
 # LeRobot's: src/lerobot/async_inference/policy_server.py and transport/services.proto.
 GRPC_SERVICE, GRPC_WORKERS = "transport.AsyncInference", 4
 Call = Callable[[], object]
@@ -98,8 +99,10 @@ def main() -> None:
         return
     found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if "peers" in asked.parts:
-        found.pop("chunks", None)
-        versions = {name: importlib.metadata.version(name) for name in ("flask", "grpcio", "requests", "websockets")}
+        try:
+            versions = {name: importlib.metadata.version(name) for name in NEEDED}
+        except importlib.metadata.PackageNotFoundError as error:
+            parser.error(f"the part peers needs {error.name}; install it: pip install {' '.join(NEEDED)}")
         measured = {policy: peers(asked, policy) for policy in [asked.policy] if policy} or {
             policy: peers(asked, policy) for policy in POLICIES
         }
