@@ -24,6 +24,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -214,41 +215,52 @@ def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) 
     }
 
 
-class HttpRobot(Robot, asyncio.Protocol):
-    """A connection for each request, as ``requests.post`` makes one: Flask's own server closes it after the answer."""
+class HttpRobot(Robot):
+    """A connection for each request, as ``requests.post`` makes one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, port: int, requests: list[bytes]) -> None:
         super().__init__(loop)
         self._port, self._requests, self._sent = port, requests, 0
-        self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def send(self) -> None:
-        self._reply = bytearray()
-        task = self._loop.create_task(self._connect())
+        task = self._loop.create_task(self._post(self._requests[self._sent % len(self._requests)]))
+        self._sent += 1
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self) -> None:
+    async def _post(self, request: bytes) -> None:
         try:
-            await self._loop.create_connection(lambda: self, "127.0.0.1", self._port)
+            await self._loop.create_connection(lambda: Post(request, self.take), "127.0.0.1", self._port)
         except OSError:
             self.take(0)
 
+    def hang_up(self) -> None:
+        """There is nothing to hang up between two requests."""
+
+
+class Post(asyncio.Protocol):
+    """One request. It hangs up once the reply is whole: Flask's server would wait some time for that."""
+
+    def __init__(self, request: bytes, take: Callable[[int], None]) -> None:
+        self._request, self._take, self._reply, self._whole = request, take, bytearray(), False
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._requests[self._sent % len(self._requests)])
-        self._sent += 1
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._reply += data
+        head, _, body = self._reply.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head.lower())
+        if length is not None and len(body) >= int(length[1]):
+            self._whole = True
+            self._transport.close()
+            self._take(int(b"actions" in body))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.take(int(b"actions" in self._reply))
-
-    def hang_up(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        if not self._whole:
+            self._take(0)
 
 
 def json_request(seen: dict[str, np.ndarray]) -> bytes:

@@ -356,7 +356,7 @@ def test_live_a_robot_whose_server_died_holds_to_the_end(watched: Any, port: int
     with dying(port, environment) as dies:
         watched.before_step = staticmethod(lambda episode, step: dies(1, step))
         entry = benchmark(
-            "ball", 1, benchmark="watched_benchmark:Watched", mode="live", hz=20.0, max_steps=30, wait_first_action=True
+            "ball", 1, benchmark="watched_benchmark:Watched", mode="live", hz=20.0, max_steps=18, wait_first_action=True
         )
         config = {"server": {"url": f"ws://127.0.0.1:{port}"}, "benchmarks": [entry]}
         (result,) = vla_eval.api.run(config, docker=False, no_save=True)
