@@ -110,7 +110,9 @@ def main() -> None:
         found["peers"] = {**found.get("peers", {}), **measured, "versions": versions}
     if {"throughput", "paced", "device"} & set(asked.parts.split(",")):
         whole_requests(asked, pair, found)
-    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    # A list of numbers is one line.
+    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(found, indent=1))
+    KEPT.write_text(text + "\n")
     text = tables(found)
     fill(ROOT / "docs" / "speed.md", "openpi", text)
     if "peers" in found:
@@ -154,7 +156,7 @@ def peers(asked: argparse.Namespace, policy: str) -> dict[str, Any]:
                         load = ask(robots, seconds, offered)
                         of_side = found[pace].setdefault(str(robots), {}).setdefault(name, {})
                         for figure, value in measured(load, processor_s(processes[name]) - before, seconds).items():
-                            of_side.setdefault(figure, []).append(value)
+                            of_side.setdefault(figure, []).append(round(value, 4))
         found["device"] = clients(ports, seen, asked.rounds, asked.steps)
     return found
 
