@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -55,8 +56,9 @@ class Load:
     Attributes:
         robots: connections.
         offered_hz: requests per second of all robots together; None where each asks again as soon as it is answered.
-        seconds: how long they asked.
+        seconds: from when the first of them asked to the last answer.
         latencies_ms: of every answered request, from its due time to its answer ``[n]``.
+        robot: whose request each of these was ``[n]``.
         batch: requests per inference, on average.
         errors: requests answered with an error.
     """
@@ -65,6 +67,7 @@ class Load:
     offered_hz: float | None
     seconds: float
     latencies_ms: NDArray[np.float64]
+    robot: NDArray[np.intp]
     batch: float
     errors: int
 
@@ -95,14 +98,23 @@ def run_load(
         robots: connections.
         seconds: how long.
         offered_hz: requests per second of all robots together, evenly spread; a robot that is not answered in time
-            falls behind and its waiting counts from when the request was due. None for as fast as possible.
+            falls behind and its waiting counts from when the request was due; what it has not asked when the time is
+            over it never asks. None for as fast as possible.
         under_way: requests of each robot at a time; latencies are those of one.
         started: called when all have asked for half a second.
 
     Raises:
         RemoteError: if the server refuses a robot or answers nothing.
     """
-    return uvloop.run(_run(port, speech, robots, seconds, offered_hz, under_way, started))
+    frames = [_frame(_BINARY, payload) for payload in speech.requests]
+
+    async def join() -> Robot:
+        loop = asyncio.get_running_loop()
+        _, robot = await loop.create_connection(lambda: _WebSocketRobot(loop, speech, frames), "127.0.0.1", port)
+        await robot.welcomed
+        return robot
+
+    return uvloop.run(run_robots(join, robots, seconds, offered_hz, under_way, started))
 
 
 def speech_of(dialect: Dialect, deadline_ms: float = 10_000.0) -> Speech:
@@ -160,18 +172,16 @@ def _encoded_request(spec: ObservationSpec, rng: np.random.Generator, identity: 
     return msgpack.encode(request_fields(request, spec))
 
 
-async def _run(
-    port: int, speech: Speech, robots: int, seconds: float, offered_hz: float | None, under_way: int,
-    started: Callable[[], None] | None,
+async def run_robots(
+    join: Callable[[], Awaitable[Robot]], robots: int, seconds: float, offered_hz: float | None, under_way: int = 1,
+    started: Callable[[], None] | None = None,
 ) -> Load:  # fmt: skip
+    """:func:`run_load`, whatever the robots speak: ``join`` connects one."""
     loop = asyncio.get_running_loop()
-    frames = [_frame(_BINARY, payload) for payload in speech.requests]
-    asking: list[_Robot] = []
+    asking: list[Robot] = []
     try:
         for _ in range(robots):
-            _, robot = await loop.create_connection(lambda: _Robot(loop, speech, frames), "127.0.0.1", port)
-            asking.append(robot)
-            await asyncio.wait_for(robot.welcomed, _JOIN_WITHIN_S)
+            asking.append(await asyncio.wait_for(join(), _JOIN_WITHIN_S))  # noqa: PERF401 - all are hung up on
         start = time.monotonic() + 0.05
         period_s, stagger_s = (robots / offered_hz, 1.0 / offered_hz) if offered_hz else (None, 0.0)
         for number, robot in enumerate(asking):
@@ -179,35 +189,34 @@ async def _run(
         if started is not None:
             loop.call_later(_SETTLE_S, started)
         await asyncio.gather(*(robot.finished for robot in asking))
+        took_s = time.monotonic() - start
     except TimeoutError:
         raise RemoteError("the server did not welcome a robot in time") from None
     finally:
         for robot in asking:
             robot.hang_up()
-    results = np.array([found for robot in asking for found in robot.results], dtype=np.float64).reshape(-1, 2)
+    rows = [(*found, number) for number, robot in enumerate(asking) for found in robot.results]
+    results = np.array(rows, dtype=np.float64).reshape(-1, 3)
     if not len(results):
         raise RemoteError("the server answered none of the requests")
-    latencies, batches = results[results[:, 1] > 0].T
+    latencies, batches, owners = results[results[:, 1] > 0].T
     # Each inference of b requests was seen b times.
     batch = len(batches) / max(1.0, float((1.0 / batches).sum()))
-    return Load(robots, offered_hz, seconds, 1e3 * latencies, batch, len(results) - len(latencies))
+    errors = len(results) - len(latencies)
+    return Load(robots, offered_hz, took_s, 1e3 * latencies, owners.astype(np.intp), batch, errors)
 
 
-class _Robot(asyncio.Protocol):
-    """One connection. It does as little as it can: it shares the processor with the server.
+class Robot(ABC):
+    """Asks again and again; how, says a subclass, which calls :meth:`take` for each answer.
 
     Args:
         loop: that it runs on.
-        speech: what it says.
-        frames: its requests, as they cross.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, speech: Speech, frames: Sequence[bytes]) -> None:
-        self._loop, self._speech, self._frames = loop, speech, frames
-        self._received, self._upgraded, self._sent = bytearray(), False, 0
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._due, self._until = 0.0, 0.0
         self._period_s: float | None = None
-        self.welcomed: asyncio.Future[None] = loop.create_future()
         self.finished: asyncio.Future[None] = loop.create_future()
         self.results: list[tuple[float, int]] = []
 
@@ -217,8 +226,53 @@ class _Robot(asyncio.Protocol):
         for _ in range(under_way):
             self._loop.call_later(due - time.monotonic(), self._ask)
 
+    def take(self, batch: int) -> None:
+        """An answer, and how many requests the same inference answered; 0 for an error."""
+        self.results.append((time.monotonic() - self._due, batch))
+        self._due += self._period_s or 0.0
+        self._ask()
+
+    @abstractmethod
+    def send(self) -> None:
+        """Sends a request."""
+
+    @abstractmethod
     def hang_up(self) -> None:
         """Ends the connection, without waiting for the server."""
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        if self._period_s is None:
+            self._due = now
+        if max(self._due, now) >= self._until:
+            if not self.finished.done():
+                self.finished.set_result(None)
+        elif self._due > now:
+            self._loop.call_later(self._due - now, self._ask)
+        else:
+            self.send()
+
+
+class _WebSocketRobot(Robot, asyncio.Protocol):
+    """One connection. It does as little as it can: it shares the processor with the server.
+
+    Args:
+        loop: that it runs on.
+        speech: what it says.
+        frames: its requests, as they cross.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, speech: Speech, frames: Sequence[bytes]) -> None:
+        super().__init__(loop)
+        self._speech, self._frames = speech, frames
+        self._received, self._upgraded, self._sent = bytearray(), False, 0
+        self.welcomed: asyncio.Future[None] = loop.create_future()
+
+    def send(self) -> None:
+        self._transport.write(self._frames[self._sent % len(self._frames)])
+        self._sent += 1
+
+    def hang_up(self) -> None:
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -252,27 +306,9 @@ class _Robot(asyncio.Protocol):
             elif kind != _BINARY:
                 self._transport.abort()
             elif self.welcomed.done():
-                self._take(payload)
+                self.take(self._speech.batch(payload))
             else:
                 self.welcomed.set_result(None)
-
-    def _ask(self) -> None:
-        now = time.monotonic()
-        if self._period_s is None:
-            self._due = now
-        if self._due >= self._until:
-            if not self.finished.done():
-                self.finished.set_result(None)
-        elif self._due > now:
-            self._loop.call_later(self._due - now, self._ask)
-        else:
-            self._transport.write(self._frames[self._sent % len(self._frames)])
-            self._sent += 1
-
-    def _take(self, payload: bytes) -> None:
-        self.results.append((time.monotonic() - self._due, self._speech.batch(payload)))
-        self._due += self._period_s or 0.0
-        self._ask()
 
 
 def _frame(kind: int, payload: bytes) -> bytes:

@@ -1,0 +1,653 @@
+"""This package's servers and clients beside those that others use, with the same network behind each.
+
+``--parts throughput,paced,device``: the ball pair's target. openpi's server answers with its outputs as they are; ours
+checks the request, makes distributions of them and keeps its books. Both are asked by the same load generator, in turn.
+
+``--parts peers``: all answer with chunks of actions of one policy: ours on its own stream and at its endpoint of
+openpi's protocol, openpi's server class, JSON over HTTP with Flask as in ADAHI's test bed, and gRPC with the calls of
+LeRobot's policy server. In turn 1, 16, 64 and 256 robots ask as fast as they can, then at 20 Hz.
+
+Run: python benchmarks/peers.py --openpi CHECKOUT [--rounds N] [--seconds S] [--steps N] [--parts PARTS]
+
+CHECKOUT is a checkout of https://github.com/Physical-Intelligence/openpi: its server class and its client are loaded
+from there. The part peers also needs: pip install flask grpcio requests. The results are kept in
+benchmarks/results/peers.json, and the tables of docs/speed.md are written from it; ``--parts tables`` does only that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import uvloop
+from pages import fill
+
+from specact import SpeculativePolicy, connect, load_bundle
+from specact.families.chunks.sources import load_policy
+from specact.families.chunks.wire import ChunkCodec
+from specact.families.codes.bundle import Bundle
+from specact.gates import Always
+from specact.lab.evaluation.load import Load, Robot, Speech, run_load, run_robots, speech_of
+from specact.lab.processes import ServerProcess, serving
+from specact.observation import ObservationSpec, Window
+from specact.remote import Client, Endpoint, RemoteTarget, remote_verifier
+from specact.rng import StepAddress
+from specact.wire import openpi
+
+ROOT = Path(__file__).parents[1]
+KEPT = Path(__file__).parent / "results" / "peers.json"
+ROBOTS, PACED = (1, 16, 64), (60, 120, 170, 240, 340)
+RATE_HZ, WITHIN_MS = 20.0, 50.0
+OURS, ENDPOINT, THEIRS, FLASK, GRPC = "specact", "endpoint", "openpi", "flask", "grpc"
+SIDES = {
+    OURS: "specact",
+    ENDPOINT: "specact, openpi's clients",
+    THEIRS: "openpi",
+    FLASK: "Flask, JSON",
+    GRPC: "gRPC as LeRobot",
+}
+POLICIES, PEER_ROBOTS, ROWS = ("ball#target", "relocate-tokens", "ball-chase-flow"), (1, 16, 64, 256), (1, 16, 64)
+NEEDED = ("flask", "grpcio", "requests", "websockets")
+# LeRobot's: src/lerobot/async_inference/policy_server.py and transport/services.proto.
+GRPC_SERVICE, GRPC_WORKERS = "transport.AsyncInference", 4
+Call = Callable[[], object]
+Infer = Callable[[dict[str, Any]], dict[str, Any]]
+# Asks a server with so many robots, for so many seconds, at a rate of all together or as fast as they can.
+Ask = Callable[[int, float, float | None], Load]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--openpi", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--parts", default="throughput,paced,device")
+    parser.add_argument("--serve", type=int, help="serve on this port; what the others start")
+    parser.add_argument("--like", choices=(THEIRS, FLASK, GRPC), default=THEIRS, help="with --serve: as whom")
+    parser.add_argument(
+        "--policy", default="", help="with --serve: a chunk policy, the ball pair's network if not given; else of peers"
+    )
+    asked = parser.parse_args()
+    sys.path.insert(0, str(asked.openpi / "packages" / "openpi-client" / "src"))
+    pair = load_bundle("ball")
+    if asked.serve is not None:
+        infer = chunks_of(asked.policy) if asked.policy else outputs_of(pair)
+        if asked.like == THEIRS:
+            serve_as_openpi(asked.openpi, infer, asked.serve)
+        elif asked.like == FLASK:
+            serve_as_flask(infer, asked.serve)
+        else:
+            serve_as_lerobot(infer, load_policy(asked.policy).policy.spec.observation, asked.serve)
+        return
+    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if "peers" in asked.parts:
+        try:
+            versions = {name: importlib.metadata.version(name) for name in NEEDED}
+        except importlib.metadata.PackageNotFoundError as error:
+            parser.error(f"the part peers needs {error.name}; install it: pip install {' '.join(NEEDED)}")
+        measured = {policy: peers(asked, policy) for policy in [asked.policy] if policy} or {
+            policy: peers(asked, policy) for policy in POLICIES
+        }
+        found["peers"] = {**found.get("peers", {}), **measured, "versions": versions}
+    if {"throughput", "paced", "device"} & set(asked.parts.split(",")):
+        whole_requests(asked, pair, found)
+    # A list of numbers is one line.
+    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", json.dumps(found, indent=1))
+    KEPT.write_text(text + "\n")
+    text = tables(found)
+    fill(ROOT / "docs" / "speed.md", "openpi", text)
+    if "peers" in found:
+        beside = peer_tables(found["peers"])
+        print(beside)
+        fill(ROOT / "docs" / "speed.md", "peers", beside)
+
+
+def whole_requests(asked: argparse.Namespace, pair: Bundle, found: dict[str, Any]) -> None:
+    """Distributions beside the network's outputs."""
+    found |= {"rounds": asked.rounds, "seconds": asked.seconds, "steps": asked.steps}
+    with serving("ball") as ours, other_server(asked.openpi) as (port, _):
+        sides = {OURS: (ours.port, speech_of(pair.codec.dialect)), THEIRS: (port, openpi_speech(pair))}
+        if "throughput" in asked.parts:
+            found["throughput"] = throughput(sides, asked.rounds, asked.seconds)
+        if "paced" in asked.parts:
+            found["paced"] = paced(sides, asked.rounds, asked.seconds)
+        if "device" in asked.parts:
+            found["device"] = device(pair, ours.port, port, asked.rounds, asked.steps)
+
+
+def peers(asked: argparse.Namespace, policy: str) -> dict[str, Any]:
+    """Every measurement of each round, by pace, number of robots and side; and of each side's client on the device."""
+    spec = load_policy(policy).policy.spec
+    seen = observations(spec.observation, 64)
+    found: dict[str, Any] = {"rounds": asked.rounds, "seconds": asked.seconds, "load": os.getloadavg()[1]}
+    found |= {"rows": rows(policy, seen, asked.rounds), "hot": {}, "20 Hz": {}}
+    with ExitStack() as stack:
+        ours = stack.enter_context(ServerProcess(["serve", "--policy", policy, "--port", "0"]))
+        others = {like: stack.enter_context(other_server(asked.openpi, policy, like)) for like in (THEIRS, FLASK, GRPC)}
+        ports = {OURS: ours.port, ENDPOINT: ours.port, **{like: port for like, (port, _) in others.items()}}
+        processes = {OURS: ours.pid, ENDPOINT: ours.pid, **{like: pid for like, (_, pid) in others.items()}}
+        sides = askers(ports, spec, seen)
+        for ask in sides.values():
+            ask(16, asked.seconds, None)  # warms up
+        for turn in range(asked.rounds):
+            for robots in PEER_ROBOTS:
+                for pace, seconds, offered in (("hot", asked.seconds, None), ("20 Hz", 1.0, RATE_HZ * robots)):
+                    for name, ask in in_turn(sides, turn):
+                        before = processor_s(processes[name])
+                        load = ask(robots, seconds, offered)
+                        of_side = found[pace].setdefault(str(robots), {}).setdefault(name, {})
+                        for figure, value in measured(load, processor_s(processes[name]) - before, seconds).items():
+                            of_side.setdefault(figure, []).append(round(value, 4))
+        found["device"] = clients(ports, seen, asked.rounds, asked.steps)
+    return found
+
+
+def rows(policy: str, seen: list[dict[str, np.ndarray]], rounds: int) -> dict[str, list[float]]:
+    """Processor time [ms] of the policy for one chunk, by the size of the batch: what no server can do without."""
+    loaded, found = load_policy(policy).policy, dict[str, list[float]]()
+    for turn in range(rounds + 1):
+        for size in ROWS:
+            windows = [Window(one) for one in seen[:size]]
+            before, times = time.process_time(), max(1, 64 // size)
+            for _ in range(times):
+                loaded.infer_batch(windows, [np.random.default_rng(row) for row in range(size)])
+            if turn:
+                spent = 1e3 * (time.process_time() - before) / (size * times)
+                found.setdefault(str(size), []).append(spent)
+    return found
+
+
+def measured(load: Load, server_s: float, seconds: float) -> dict[str, float]:
+    """Of one load: figures of the table. A robot is served if each step that was due was answered within 50 ms."""
+    told, due = load.summary(), load.robots * RATE_HZ * seconds
+    in_time = np.bincount(load.robot[load.latencies_ms <= WITHIN_MS], minlength=load.robots)
+    return {
+        "steps_per_s": told["steps_per_s"],
+        "p50_ms": told["p50_ms"],
+        "p99_ms": told["p99_ms"],
+        "server_ms": 1e3 * server_s / max(1, told["answered"]),
+        "errors": told["errors"],
+    } | ({} if load.offered_hz is None else {
+        "in_time": float(in_time.sum()) / due,
+        "served": int((in_time >= RATE_HZ * seconds).sum()),
+    })  # fmt: skip
+
+
+def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) -> dict[str, Ask]:
+    """How robots ask each side, in its own protocol."""
+    packed = [openpi.encode(one) for one in seen]
+    asking = Speech("/", None, packed, lambda reply: int(b"actions" in reply))
+    bodies = [json_request(one) for one in seen]
+    arrays = [b"".join(value.tobytes() for value in one.values()) for one in seen]
+
+    def sockets(port: int, speech: Speech) -> Ask:
+        return lambda robots, seconds, offered: run_load(port, speech, robots, seconds, offered)
+
+    def others(robot: Callable[[asyncio.AbstractEventLoop], Robot]) -> Ask:
+        async def join() -> Robot:
+            return robot(asyncio.get_running_loop())
+
+        return lambda robots, seconds, offered: uvloop.run(run_robots(join, robots, seconds, offered))
+
+    return {
+        OURS: sockets(ports[OURS], speech_of(ChunkCodec(spec).dialect)),
+        ENDPOINT: sockets(ports[ENDPOINT], asking),
+        THEIRS: sockets(ports[THEIRS], asking),
+        FLASK: others(lambda loop: HttpRobot(loop, ports[FLASK], bodies)),
+        GRPC: others(lambda loop: GrpcRobot(loop, ports[GRPC], arrays)),
+    }
+
+
+class HttpRobot(Robot):
+    """A connection for each request, as ``requests.post`` makes one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, port: int, requests: list[bytes]) -> None:
+        super().__init__(loop)
+        self._port, self._requests, self._sent = port, requests, 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def send(self) -> None:
+        task = self._loop.create_task(self._post(self._requests[self._sent % len(self._requests)]))
+        self._sent += 1
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _post(self, request: bytes) -> None:
+        try:
+            await self._loop.create_connection(lambda: Post(request, self.take), "127.0.0.1", self._port)
+        except OSError:
+            self.take(0)
+
+    def hang_up(self) -> None:
+        """There is nothing to hang up between two requests."""
+
+
+class Post(asyncio.Protocol):
+    """One request. It hangs up once the reply is whole: Flask's server would wait some time for that."""
+
+    def __init__(self, request: bytes, take: Callable[[int], None]) -> None:
+        self._request, self._take, self._reply, self._whole = request, take, bytearray(), False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._reply += data
+        head, _, body = self._reply.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head.lower())
+        if length is not None and len(body) >= int(length[1]):
+            self._whole = True
+            self._transport.close()
+            self._take(int(b"actions" in body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._whole:
+            self._take(0)
+
+
+def json_request(seen: dict[str, np.ndarray]) -> bytes:
+    body = json.dumps({name: value.tolist() for name, value in seen.items()}).encode()
+    head = "POST /infer HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class GrpcRobot(Robot):
+    """A channel of its own; a step is SendObservations and then GetActions, as LeRobot's client calls them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, port: int, requests: list[bytes]) -> None:
+        super().__init__(loop)
+        import grpc.aio
+
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        self._observe = self._channel.stream_unary(f"/{GRPC_SERVICE}/SendObservations")
+        self._get = self._channel.unary_unary(f"/{GRPC_SERVICE}/GetActions")
+        self._requests, self._sent = requests, 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def send(self) -> None:
+        self._later(self._exchange(self._requests[self._sent % len(self._requests)]))
+        self._sent += 1
+
+    async def _exchange(self, observation: bytes) -> None:
+        await self._observe(iter([observation]))
+        self.take(int(bool(await self._get(b""))))
+
+    def hang_up(self) -> None:
+        self._later(self._channel.close(None))
+
+    def _later(self, work: Awaitable[Any]) -> None:
+        task = asyncio.ensure_future(work, loop=self._loop)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def clients(
+    ports: dict[str, int], seen: list[dict[str, np.ndarray]], rounds: int, steps: int
+) -> dict[str, dict[str, list[float]]]:
+    """Wall and processor time [ms] of a step on the device at 20 Hz, with the client that each side's users have."""
+    import grpc
+    import requests
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+    count = iter(range(10**9))
+
+    def one() -> dict[str, np.ndarray]:
+        return seen[next(count) % len(seen)]
+
+    channel = grpc.insecure_channel(f"127.0.0.1:{ports[GRPC]}")
+    observe = channel.stream_unary(f"/{GRPC_SERVICE}/SendObservations")
+    get = channel.unary_unary(f"/{GRPC_SERVICE}/GetActions")
+
+    def ask_grpc() -> object:
+        observe(iter([b"".join(value.tobytes() for value in one().values())]))
+        return np.frombuffer(get(b""), np.float32)
+
+    def ask_flask() -> object:
+        body = {name: value.tolist() for name, value in one().items()}
+        reply = requests.post(f"http://127.0.0.1:{ports[FLASK]}/infer", json=body, timeout=10.0)
+        return np.array(reply.json()["actions"], np.float32)
+
+    with channel, connect(f"ws://127.0.0.1:{ports[OURS]}", deadline_ms=10_000.0) as target:
+        at_ours, at_theirs = (WebsocketClientPolicy("127.0.0.1", ports[side]) for side in (ENDPOINT, THEIRS))
+        calls: dict[str, Call] = {
+            OURS: lambda: target.ask(Window(one()), StepAddress(0, 0, 0, next(count))),
+            ENDPOINT: lambda: at_ours.infer(one())["actions"],
+            THEIRS: lambda: at_theirs.infer(one())["actions"],
+            FLASK: ask_flask,
+            GRPC: ask_grpc,
+        }
+        found: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in calls}
+        for turn in range(rounds + 1):
+            for name, (wall, cpu) in timed(dict(in_turn(calls, turn)), max(20, steps // 5), 1 / RATE_HZ).items():
+                if turn:
+                    found[name]["wall"].append(wall)
+                    found[name]["cpu"].append(cpu)
+        return found
+
+
+def processor_s(process: int) -> float:
+    """What a process has had of a processor so far [s], with the threads that have ended."""
+    return time.clock_gettime(~process << 3 | 2)  # Linux: the clock of another process
+
+
+def chunks_of(policy: str) -> Infer:
+    """A chunk policy as what is behind the servers of others."""
+    loaded, rng = load_policy(policy).policy, np.random.default_rng(0)
+    return lambda observation: {"actions": loaded.infer(Window(observation), rng)}
+
+
+def serve_as_flask(infer: Infer, port: int) -> None:
+    """ADAHI's test bed: JSON over a REST route of Flask, with its own server, a thread for each request."""
+    from flask import Flask, request
+
+    app = Flask("peer")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+
+    @app.post("/infer")
+    def answer() -> dict[str, Any]:
+        seen = {name: np.array(value, np.float32) for name, value in request.get_json().items()}
+        return {"actions": infer(seen)["actions"].tolist()}
+
+    app.run("127.0.0.1", port, threaded=True)
+
+
+def serve_as_lerobot(infer: Infer, spec: ObservationSpec, port: int) -> None:
+    """The calls of LeRobot's policy server, with its four threads and an observation kept for each client.
+
+    LeRobot's own keeps one, for one robot, and both messages are pickles there; here they are the bytes of the arrays.
+    """
+    import grpc
+
+    waiting: dict[str, bytes] = {}
+
+    def observe(messages: Iterator[bytes], context: Any) -> bytes:
+        waiting[context.peer()] = b"".join(messages)
+        return b""
+
+    def act(_: bytes, context: Any) -> bytes:
+        seen, start = {}, 0
+        numbers = np.frombuffer(waiting.pop(context.peer()), np.float32)
+        for name, field in spec.fields.items():
+            size = int(np.prod(field.window_shape))
+            seen[name] = numbers[start : start + size].reshape(field.window_shape)
+            start += size
+        actions: bytes = np.asarray(infer(seen)["actions"], np.float32).tobytes()
+        return actions
+
+    handlers = {
+        "SendObservations": grpc.stream_unary_rpc_method_handler(observe),
+        "GetActions": grpc.unary_unary_rpc_method_handler(act),
+    }
+    server = grpc.server(ThreadPoolExecutor(GRPC_WORKERS))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GRPC_SERVICE, handlers),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    server.wait_for_termination()
+
+
+def outputs_of(pair: Bundle) -> Infer:
+    """Nothing but ``session.run``."""
+    session = pair.target._session
+
+    def infer(observation: dict[str, Any]) -> dict[str, Any]:
+        logits, offsets = session.run(None, {name: value[None] for name, value in observation.items()})
+        return {"logits": logits[0], "offsets": offsets[0]}
+
+    return infer
+
+
+def serve_as_openpi(checkout: Path, infer: Infer, port: int) -> None:
+    """Runs openpi's server class."""
+    path = checkout / "src" / "openpi" / "serving" / "websocket_policy_server.py"
+    spec = importlib.util.spec_from_file_location("websocket_policy_server", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    logging.disable(logging.INFO)
+    module.WebsocketPolicyServer(SimpleNamespace(infer=infer), host="127.0.0.1", port=port).serve_forever()
+
+
+@contextmanager
+def other_server(checkout: Path, policy: str = "", like: str = THEIRS) -> Iterator[tuple[int, int]]:
+    """A server of others in a process of its own; yields its port and the number of the process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [sys.executable, __file__, "--openpi", str(checkout), "--serve", str(port), "--like", like]
+    command += ["--policy", policy]
+    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
+    try:
+        until = time.monotonic() + 60.0
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        yield port, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def observations(spec: ObservationSpec, count: int) -> list[dict[str, np.ndarray]]:
+    rng, fields = np.random.default_rng(0), spec.fields
+    return [
+        {name: rng.uniform(-1, 1, field.window_shape).astype(np.float32) for name, field in fields.items()}
+        for _ in range(count)
+    ]
+
+
+def openpi_speech(pair: Bundle) -> Speech:
+    from openpi_client import msgpack_numpy
+
+    requests = [msgpack_numpy.packb(seen) for seen in observations(pair.spec.target, 64)]
+    return Speech("/", None, requests, lambda reply: int(b"offsets" in reply))
+
+
+def throughput(sides: dict[str, tuple[int, Speech]], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """Steps per second of robots that ask again as soon as they are answered, by their number and the server."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for turn in range(rounds + 1):
+        for robots in ROBOTS:
+            for name, (port, speech) in in_turn(sides, turn):
+                steps = run_load(port, speech, robots, seconds, None).summary()["steps_per_s"]
+                if turn:  # the first round warms up
+                    found.setdefault(str(robots), {}).setdefault(name, []).append(steps)
+    return found
+
+
+def paced(sides: dict[str, tuple[int, Speech]], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """p99 of robots at 20 Hz [ms] by their number and the server; with more only where most rounds were in time."""
+    found: dict[str, dict[str, list[float]]] = {}
+    left = dict(sides)
+    for robots in PACED:
+        for turn in range(rounds):
+            for name, (port, speech) in in_turn(left, turn):
+                p99 = run_load(port, speech, robots, 2 * seconds, RATE_HZ * robots).summary()["p99_ms"]
+                found.setdefault(str(robots), {}).setdefault(name, []).append(p99)
+        left = {name: side for name, side in left.items() if np.median(found[str(robots)][name]) <= WITHIN_MS}
+        if not left:
+            break
+    return found
+
+
+def in_turn(sides: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
+    both = list(sides.items())
+    return both[::-1] if turn % 2 else both
+
+
+def device(pair: Bundle, port: int, openpi_port: int, rounds: int, steps: int) -> dict[str, dict[str, Any]]:
+    """Wall and processor time [ms] of a step on the device, of all its threads: medians of each round."""
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+    theirs = WebsocketClientPolicy("127.0.0.1", openpi_port)
+    seen = observations(pair.spec.target, 64)
+    shapes = pair.observation.fields
+    rng = np.random.default_rng(0)
+    inputs = [{name: rng.uniform(-1, 1, field.shape) for name, field in shapes.items()} for _ in range(64)]
+    windows = [pair.spec.target.zeros()]
+    # Each control step is an inference; otherwise most steps would play what the last one gave.
+    eager = dataclasses.replace(pair, spec=dataclasses.replace(pair.spec, execute=1))
+    with Client(Endpoint.parse(f"ws://127.0.0.1:{port}"), pair.codec.dialect) as client:
+        client.connect(10.0)
+        policy = SpeculativePolicy(eager, Always(), verifier=remote_verifier(client, pair, 1000.0))
+        target = RemoteTarget(client, pair.codec, 1000.0)
+        count = iter(range(10**9))
+
+        def act() -> None:
+            policy.act(inputs[next(count) % 64])
+            assert policy.record is not None and policy.record.outcome is not None
+
+        calls: dict[str, Call] = {
+            f"{OURS} step": act,
+            f"{OURS} request": lambda: target.submit(windows[0], StepAddress(0, 0, 0, next(count))).result(),
+            f"{THEIRS} infer": lambda: theirs.infer(seen[next(count) % 64]),
+        }
+        found: dict[str, dict[str, Any]] = {}
+        for pace, pause_s, wanted in (("hot", 0.0, steps), ("20 Hz", 1 / RATE_HZ, max(20, steps // 5))):
+            rows: dict[str, list[list[float]]] = {name: [] for name in calls}
+            for turn in range(rounds + 1):
+                found_now = timed(dict(in_turn(calls, turn)), wanted, pause_s)
+                for name, medians in found_now.items():
+                    if turn:
+                        rows[name].append(medians)
+            found[pace] = {
+                name: dict(zip(("wall", "cpu"), np.array(r).T.tolist(), strict=True)) for name, r in rows.items()
+            }
+    return found
+
+
+def timed(calls: dict[str, Call], steps: int, pause_s: float) -> dict[str, list[float]]:
+    """Medians of wall time and means of processor time of each call [ms].
+
+    At a pace all calls are made in each period, a part of it apart; hot each is repeated by itself.
+    """
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    cpu = dict.fromkeys(calls, 0.0)
+    order = list(calls) * steps if pause_s else [name for name in calls for _ in range(steps)]
+    due = time.perf_counter()
+    for name in order:
+        if pause_s:
+            due += pause_s / len(calls)
+            time.sleep(max(0.0, due - time.perf_counter()))
+        spent, start = time.process_time(), time.perf_counter()
+        calls[name]()
+        wall[name].append(1e3 * (time.perf_counter() - start))
+        cpu[name] += 1e3 * (time.process_time() - spent)
+    return {name: [float(np.median(wall[name])), cpu[name] / steps] for name in calls}
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Everything in words and numbers, for the page."""
+    lines = [
+        "| robots, as fast as possible | specact, steps/s | openpi, steps/s | ratio by round, median (range) |",
+        "|---|---|---|---|",
+    ]
+    for robots, sides in found.get("throughput", {}).items():
+        ours, theirs = sides[OURS], sides[THEIRS]
+        lines.append(f"| {robots} | {np.median(ours):.0f} | {np.median(theirs):.0f} | {ratio(ours, theirs)} |")
+    lines += ["", "| robots at 20 Hz | specact, p99 ms by round | openpi, p99 ms by round |", "|---|---|---|"]
+    for robots, sides in found.get("paced", {}).items():
+        cells = [" ".join(f"{p99:.0f}" for p99 in sides[name]) if name in sides else "-" for name in (OURS, THEIRS)]
+        lines.append(f"| {robots} | {cells[0]} | {cells[1]} |")
+    lines += [
+        "",
+        "| on the device | wall, ms | processor, ms | wall, ratio to openpi | processor, ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for pace, calls in found.get("device", {}).items():
+        theirs = calls[f"{THEIRS} infer"]
+        for name, row in calls.items():
+            ratios = (
+                "- | -" if row is theirs else " | ".join(ratio(row[kind], theirs[kind]) for kind in ("wall", "cpu"))
+            )
+            lines.append(f"| {name}, {pace} | {np.median(row['wall']):.2f} | {np.median(row['cpu']):.2f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def peer_tables(found: dict[str, Any]) -> str:
+    """Five tables: as fast as possible, the server's processor time, at 20 Hz, on the device, and what limits it."""
+    policies = {name: of for name, of in found.items() if name != "versions"}
+
+    def head(title: str, columns: Collection[str]) -> list[str]:
+        return [f"| {' | '.join([title, *columns])} |", "|---" * (1 + len(columns)) + "|"]
+
+    def table(title: str, pace: str, cell: Callable[[dict[str, Any], str], str]) -> list[str]:
+        lines = head(title, SIDES.values())
+        for policy, of in policies.items():
+            for robots, sides in of[pace].items():
+                lines.append(f"| {policy}, {robots} | " + " | ".join(cell(sides, name) for name in SIDES) + " |")
+        return [*lines, ""]
+
+    def mid(sides: dict[str, Any], name: str, figure: str) -> float:
+        return float(np.median(sides[name][figure]))
+
+    def waits(sides: dict[str, Any], name: str) -> str:
+        return f"{mid(sides, name, 'p50_ms'):.1f} / {mid(sides, name, 'p99_ms'):.1f}"
+
+    def hot(sides: dict[str, Any], name: str) -> str:
+        found = sides[name]["steps_per_s"]
+        return f"{np.median(found):.0f} ({min(found):.0f} to {max(found):.0f}); {waits(sides, name)}"
+
+    def cost(sides: dict[str, Any], name: str) -> str:
+        spent = f"{mid(sides, name, 'server_ms'):.2f}"
+        if name == THEIRS:
+            return spent
+        return f"{spent}; {ratio(sides[THEIRS]['server_ms'], sides[name]['server_ms'])}"
+
+    def paced(sides: dict[str, Any], name: str) -> str:
+        served = sides[name]["served"]
+        return f"{np.median(served):.0f} ({min(served)} to {max(served)}); {waits(sides, name)}"
+
+    def spread(values: list[float]) -> str:
+        return f"{np.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+    device = head("processor ms per step on the device, 20 Hz", SIDES.values())
+    limits = head(
+        "processor ms per chunk",
+        [*(f"the policy, batch of {size}" for size in ROWS), "openpi's server, 64 robots", "ratio"],
+    )
+    for policy, of in policies.items():
+        device.append(f"| {policy} | {' | '.join(spread(of['device'][name]['cpu']) for name in SIDES)} |")
+        alone, theirs = [of["rows"][str(size)] for size in ROWS], of["hot"]["64"][THEIRS]["server_ms"]
+        most = f"{np.median(theirs) / np.median(alone[-1]):.1f}"
+        limits.append(f"| {policy} | {' | '.join(map(spread, [*alone, theirs]))} | {most} |")
+    return "\n".join(
+        [
+            *table("steps/s; p50 / p99 ms, as fast as possible", "hot", hot),
+            *table("server's processor ms per step; openpi's through it, by round", "hot", cost),
+            *table("robots served at 20 Hz; p50 / p99 ms", "20 Hz", paced),
+            *device,
+            "",
+            *limits,
+        ]
+    )
+
+
+def ratio(ours: list[float], theirs: list[float]) -> str:
+    found = np.array(ours) / np.array(theirs)
+    return f"{np.median(found):.2f} ({found.min():.2f} to {found.max():.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""The harness vla-eval itself against our server and our tasks: every episode is that of ``specact eval``."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from specact.errors import ConfigError
+from specact.lab.envs import load_task
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate, read_table
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import start_of
+
+pytest.importorskip("vla_eval")
+
+import vla_eval.api
+from vla_eval.connection import Connection
+from vla_eval.protocol.messages import Message, MessageType, pack_message, unpack_message
+
+from specact.lab.vla_eval import PairServer, TaskBenchmark, episode_of, from_harness, to_harness
+
+ROOT = Path(__file__).parents[2]
+BENCHMARK = "specact.lab.vla_eval:TaskBenchmark"
+SEED = 1
+# A benchmark that says where it is, so that something can happen there.
+WATCHED = """
+from specact.lab.vla_eval import TaskBenchmark
+
+class Watched(TaskBenchmark):
+    before_step = staticmethod(lambda episode, step: None)
+
+    def step(self, action):
+        type(self).before_step(self._task["episode_idx"], self._world.steps)
+        return super().step(action)
+"""
+needs_renderer = pytest.mark.skipif(
+    os.environ.get("MUJOCO_GL") not in ("egl", "osmesa"), reason="needs a renderer: set MUJOCO_GL to egl or osmesa"
+)
+
+
+def benchmark(env: str, episodes: int, **more: Any) -> dict[str, Any]:
+    params = {"env": env, "seed": SEED} | more.pop("params", {})
+    return {"benchmark": BENCHMARK, "episodes_per_task": episodes, "params": params} | more
+
+
+def of_harness(server: PairServer, entry: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = vla_eval.api.evaluate(server, {"benchmarks": [entry]}, docker=False, no_save=True)[0]
+    return found
+
+
+def in_turn(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The episodes as ``specact eval`` numbers them: the tasks of a suite take turns."""
+    together = zip(*(task["episodes"] for task in result["tasks"]), strict=True)
+    return [episode for turn in together for episode in turn]
+
+
+def of_ours(bundle: str, env: str, method: str, episodes: int, out: Path) -> list[dict[str, Any]]:
+    """What ``specact eval`` says of the same episodes, inferred one by one."""
+    times = {"draft_ms": 1.0, "target_ms": 1.0, "gate_ms": 1.0}
+    what = Evaluation(bundle, env, (method,), episodes, SEED, shard=1, **times)  # type: ignore[arg-type]
+    with Pool(1) as pool:
+        evaluate(what, out, lambda *_: None, pool)
+    table, steps = read_table(out / "episodes" / method), read_table(out / "steps" / method)
+    return [
+        {
+            "steps": int(table["steps"][number]),
+            "metrics": {
+                "success": bool(table["success"][number]),
+                "score": float(table["score"][number]),
+                "transmission_rate": float(steps["transmitted"][steps["episode"] == number].mean()),
+            },
+        }
+        for number in range(episodes)
+    ]
+
+
+def told(episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    assert [episode for episode in episodes if "failure_reason" in episode] == []
+    return [{name: episode[name] for name in ("steps", "metrics")} for episode in episodes]
+
+
+@pytest.mark.parametrize(
+    ("bundle", "env", "method", "episodes"),
+    [
+        ("ball", "ball", "adahi", 4),
+        ("ball", "ball", "random", 2),
+        ("ball", "ball", "target", 2),
+        ("ball", "ball", "learned", 2),
+        ("pusht", "pusht", "adahi", 1),
+        ("pusht-flow", "pusht", "flash", 1),
+    ],
+)
+def test_every_episode_is_that_of_eval(tmp_path: Path, bundle: str, env: str, method: str, episodes: int) -> None:
+    found = told(in_turn(of_harness(PairServer(bundle, method), benchmark(env, episodes))))
+    assert found == of_ours(bundle, env, method, episodes, tmp_path / "run")
+    assert len({episode["steps"] for episode in found}) > 1 or episodes < 4
+
+
+@needs_renderer
+def test_a_suite_with_cameras_and_instructions_is_that_of_eval(tmp_path: Path) -> None:
+    result = of_harness(PairServer("metaworld", "hybrid"), benchmark("metaworld", 1))
+    assert [task["task"] for task in result["tasks"]] == list(load_task("metaworld").tasks)
+    assert told(in_turn(result)) == of_ours("metaworld", "metaworld", "hybrid", 10, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("env", "number", "episode"), [("metaworld", 4, 24), ("kitchen", 0, 2)])
+def test_episodes_start_as_in_eval_and_tasks_of_a_suite_take_turns(env: str, number: int, episode: int) -> None:
+    ours, world = TaskBenchmark(env, seed=3), SimulatedRobot(load_task(env))
+    try:
+        task = ours.get_tasks()[number] | {"episode_idx": 2}
+        assert episode_of(task) == episode
+        seen = from_harness(ours.make_obs(ours.reset(task), task))
+        world.start(start_of(3, episode, world.task))
+        assert task["name"] == (world.of_suite or env)
+        assert set(seen) == set(world.observe())
+        for name, value in world.observe().items():
+            np.testing.assert_array_equal(seen[name], value)
+    finally:
+        ours.cleanup()
+        world.close()
+
+
+def test_observations_cross_unchanged() -> None:
+    rng = np.random.default_rng(0)
+    seen: dict[str, Any] = {
+        "state": rng.normal(size=4).astype(np.float32),
+        "image.front": rng.integers(0, 256, (6, 8, 3), dtype=np.uint8),
+        "image.wrist": rng.integers(0, 256, (5, 5, 3), dtype=np.uint8),
+        "instruction": "open the door",
+    }
+    sent = to_harness(seen)
+    assert set(sent) == {"state", "images", "task_description"} and set(sent["images"]) == {"front", "wrist"}
+    back = from_harness(unpack_message(pack_message(Message(MessageType.OBSERVATION, sent))).payload)
+    assert set(back) == set(seen) and back["instruction"] == seen["instruction"]
+    for name in ("state", "image.front", "image.wrist"):
+        assert back[name].dtype == seen[name].dtype
+        np.testing.assert_array_equal(back[name], seen[name])
+
+
+def test_a_pair_says_its_cameras_and_a_benchmark_refuses_others() -> None:
+    assert PairServer("ball", "draft").get_observation_params() == {}
+    cameras = PairServer("metaworld", "draft").get_observation_params()["cameras"]
+    assert cameras == {"image.corner2": [64, 64], "image.gripper": [64, 64]}
+    with pytest.raises(ConfigError, match=r"ball has no camera 'image\.corner2', it has none; choose a pair"):
+        TaskBenchmark("ball", cameras=cameras)
+
+
+def test_sessions_that_alternate_do_not_disturb_each_other() -> None:
+    """Each gets the actions it gets alone."""
+    rng = np.random.default_rng(0)
+    shapes = {name: field.shape for name, field in PairServer("ball")._pair.observation.fields.items()}
+    seen = [{name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()} for _ in range(12)]
+
+    async def alone(url: str, episode: int) -> list[Any]:
+        async with Connection(url) as conn:
+            await conn.start_episode({"task": {"seed": 5, "episode_idx": episode}})
+            return [(await conn.act(one))["actions"].tolist() for one in seen]
+
+    async def together(url: str) -> list[list[Any]]:
+        async with Connection(url) as first, Connection(url) as second:
+            found: list[list[Any]] = [[], []]
+            for episode, conn in enumerate((first, second)):
+                await conn.start_episode({"task": {"seed": 5, "episode_idx": episode}})
+            for one in seen:
+                for actions, conn in zip(found, (first, second), strict=True):
+                    actions.append((await conn.act(one))["actions"].tolist())
+            return found
+
+    with vla_eval.api.serve_background(PairServer("ball", "hybrid")) as served:
+        found = [anyio.run(alone, served.url, episode) for episode in (0, 1)]
+        assert found[0] != found[1]
+        assert anyio.run(together, served.url) == found
+
+
+def test_an_observation_before_the_episode_is_refused() -> None:
+    async def ask(url: str) -> None:
+        async with Connection(url) as conn:
+            await conn.act({"state": np.zeros(8, np.float32)})
+
+    with (
+        vla_eval.api.serve_background(PairServer("ball", "draft")) as served,
+        pytest.raises(RuntimeError, match="no episode is under way on this connection; send episode_start first"),
+    ):
+        anyio.run(ask, served.url)
+
+
+class Wrong(PairServer):
+    """Answers with what is no action of the ball's."""
+
+    def predict(self, obs: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        return {"actions": np.zeros((4, 2))}
+
+
+def test_what_is_no_action_fails_the_episode_with_a_sentence() -> None:
+    result = of_harness(Wrong("ball", "draft"), benchmark("ball", 1))
+    (episode,) = in_turn(result)
+    assert episode["failure_reason"] == "env_step" and result["num_errors"] == 1
+    assert "ball takes one finite action of the shape (2,) per step, got array([[0., 0.]" in episode["failure_detail"]
+    robot = TaskBenchmark("ball")
+    robot.reset(robot.get_tasks()[0])
+    with pytest.raises(ConfigError, match="one finite action"):
+        robot.step({"actions": np.full(2, np.nan)})
+    robot.cleanup()
+
+
+@pytest.mark.parametrize("method", ["deviation", "adahi"])
+def test_a_gate_without_a_calibration_is_refused_at_once(method: str) -> None:
+    with pytest.raises(ConfigError, match=r"has no calibration of 'deviation' at rate 0\.37"):
+        PairServer("ball", method, rate=0.37)
+
+
+class Silent(PairServer):
+    """Answers nothing before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("ball", "draft")
+        self.speak = threading.Event()
+
+    def predict(self, obs: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        self.speak.wait(60.0)
+        return super().predict(obs, ctx)
+
+
+def test_live_a_robot_without_an_action_holds_and_is_counted(watched: Any) -> None:
+    server = Silent()
+    watched.before_step = staticmethod(lambda episode, step: server.speak.set() if step == 19 else None)
+    entry = benchmark("ball", 1, benchmark="watched_benchmark:Watched", mode="live", hz=200.0, max_steps=20)
+    (episode,) = in_turn(of_harness(server, entry))
+    assert episode["steps"] == 20 and "transmission_rate" not in episode["metrics"]
+    assert episode["rt_metrics"]["stale_count"] == 20
+
+
+def test_live_at_a_rate_every_step_has_an_action_or_is_stale() -> None:
+    entry = benchmark("ball", 2, mode="live", hz=20.0, max_steps=20, wait_first_action=True)
+    for episode in in_turn(of_harness(PairServer("ball", "adahi"), entry)):
+        live, steps = episode["rt_metrics"], episode["steps"]
+        assert 0 < steps <= 20 and "transmission_rate" in episode["metrics"]
+        assert 0 <= live["stale_count"] < steps <= live["update_count"] + live["stale_count"]
+        assert 0.0 <= live["stale_action_ratio"] < 1.0
+
+
+@pytest.mark.parametrize(("env", "held"), [("pusht", 0.0), ("ball", 0.25)])
+def test_the_task_says_how_to_hold(env: str, held: float) -> None:
+    ours = TaskBenchmark(env)
+    try:
+        last = np.full(ours._world.env.action_space.shape or (), 0.25, np.float32)
+        assert np.all(ours.get_hold_action(None)["actions"] == 0.0)
+        assert np.all(ours.get_hold_action({"actions": last})["actions"] == held)
+        ours._world.task = load_task("metaworld").only("reach-v3")
+        object.__setattr__(ours._world.task, "hold", None)
+        with pytest.raises(NotImplementedError, match=f"{env} does not say how its robot stays as it is"):
+            ours.get_hold_action(None)
+    finally:
+        ours.cleanup()
+
+
+@contextmanager
+def served(port: int, environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m specact.lab.vla_eval``, once it says that it is well."""
+    command = [sys.executable, "-m", "specact.lab.vla_eval", "--port", str(port), *arguments]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60.0
+        while not _well(port):
+            assert process.poll() is None and time.monotonic() < until, "the server did not start"
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _well(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        found: int = free.getsockname()[1]
+        return found
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "watched_benchmark.py").write_text(WATCHED)
+    monkeypatch.syspath_prepend(tmp_path)
+    import watched_benchmark  # type: ignore[import-not-found]
+
+    yield watched_benchmark.Watched
+    del sys.modules["watched_benchmark"]
+
+
+Dies = Callable[[int, int], None]
+
+
+@contextmanager
+def dying(port: int, environment: dict[str, str]) -> Iterator[Dies]:
+    """A server, and what ends it at step 5 of episode 1, as a crash would, and starts another in its place."""
+    arguments = ("--args.bundle", "ball", "--args.method", "hybrid")
+    with served(port, environment, *arguments) as first:
+        again = served(port, environment, *arguments)
+
+        def dies(episode: int, step: int) -> None:
+            if (episode, step) == (1, 5) and first.poll() is None:
+                first.send_signal(signal.SIGKILL)
+                first.wait()
+                again.__enter__()
+
+        try:
+            yield dies
+        finally:
+            if first.poll() is not None:
+                again.__exit__(None, None, None)
+
+
+def test_a_server_that_dies_costs_its_episode_alone(
+    tmp_path: Path, watched: Any, port: int, environment: dict[str, str]
+) -> None:
+    with dying(port, environment) as dies:
+        watched.before_step = staticmethod(dies)
+        entry = benchmark("ball", 3, benchmark="watched_benchmark:Watched")
+        config = {"server": {"url": f"ws://127.0.0.1:{port}"}, "benchmarks": [entry]}
+        (result,) = vla_eval.api.run(config, docker=False, no_save=True)
+    first, lost, last = in_turn(result)
+    assert lost["failure_reason"] in ("connection_closed", "model_act") and not lost["metrics"]["success"]
+    ours = of_ours("ball", "ball", "hybrid", 3, tmp_path / "run")
+    assert told([first, last]) == [ours[0], ours[2]]
+
+
+def test_live_a_robot_whose_server_died_holds_to_the_end(watched: Any, port: int, environment: dict[str, str]) -> None:
+    with dying(port, environment) as dies:
+        watched.before_step = staticmethod(lambda episode, step: dies(1, step))
+        entry = benchmark(
+            "ball", 1, benchmark="watched_benchmark:Watched", mode="live", hz=20.0, max_steps=18, wait_first_action=True
+        )
+        config = {"server": {"url": f"ws://127.0.0.1:{port}"}, "benchmarks": [entry]}
+        (result,) = vla_eval.api.run(config, docker=False, no_save=True)
+    (episode,) = in_turn(result)
+    assert "failure_reason" not in episode
+    assert episode["rt_metrics"]["stale_count"] >= episode["steps"] - 7 > 0
+
+
+def test_the_page_says_what_works(tmp_path: Path, port: int, environment: dict[str, str]) -> None:
+    """Its configuration, through the harness's own command line, with fewer episodes."""
+    page = (ROOT / "docs" / "vla-eval.md").read_text()
+    config = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
+    line = next(line for line in page.splitlines() if line.startswith("python -m specact.lab.vla_eval"))
+    _, arguments = line.split(" --port 8620 ")
+    assert "8620" in config
+    (tmp_path / "ball.yaml").write_text(config.replace("8620", str(port)))
+    with served(port, environment, *arguments.split()):
+        script = "from vla_eval.cli.main import main; main()"
+        options = ["--config", "ball.yaml", "--no-docker", "--benchmark-field", "episodes_per_task=2"]
+        done = subprocess.run(
+            [sys.executable, "-c", script, "run", *options],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ball" in done.stdout and "errors" not in done.stdout
+    assert list((tmp_path / "results").glob("*"))
+
+
+def test_an_unknown_bundle_is_one_sentence(port: int, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "specact.lab.vla_eval", "--port", str(port), "--args.bundle", "balk"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("error: unknown bundle 'balk'"), done.stderr
