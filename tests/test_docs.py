@@ -14,6 +14,7 @@ import tyro
 from specact import __version__
 from specact.cli.main import VERBS, load_verb
 from specact.errors import ConfigError
+from specact.links.link import _MODIFIERS, LINKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -94,6 +95,15 @@ def test_tables_that_a_benchmark_fills_have_both_marks(page: Path) -> None:
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))
 def test_commands_are_read_by_the_command_line(line: str) -> None:
     parse(line)
+
+
+def test_the_page_on_links_has_every_name_and_number() -> None:
+    page = (ROOT / "docs" / "links.md").read_text(encoding="utf-8")
+    rows = {cells[1].strip(" `"): cells for line in page.splitlines() if len(cells := line.split("|")) > 3}
+    for name, link in LINKS.items():
+        numbers = [float(number) for number in re.findall(r"[\d.]+", rows[name][2] + rows[name][3])]
+        assert numbers == [link.rtt_ms, link.jitter_ms, *sorted({link.up_mbit_s, link.down_mbit_s})], name
+    assert set(_MODIFIERS) <= set(rows)
 
 
 def test_a_flag_that_does_not_exist_is_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 def run(name: str, folder: Path, environment: dict[str, str]) -> str:
     """What an example prints."""
+    words = [sys.executable, str(ROOT / "examples" / name)]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name)],
-        cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, text=True, capture_output=True, timeout=600,
+        words, cwd=folder, env=environment | {"OMP_NUM_THREADS": "1"}, text=True, capture_output=True, timeout=600,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -147,10 +147,11 @@ def test_links_out_of_docs_lead_to_pages(site: Path) -> None:
 
 @pytest.mark.parametrize("face", FACES)
 def test_every_public_name_has_its_place_in_the_reference(site: Path, face: str) -> None:
-    module = importlib.import_module(face)
+    names = importlib.import_module(face).__all__
     anchors = read(site / "reference" / f"{face}.html").anchors
-    names = [name for name in module.__all__ if type(getattr(module, name)) is not type(module)]
-    assert [name for name in names if f"{face}.{name}" not in anchors] == []
+    # A module that a package exports has a page of its own.
+    pages = {page.stem.rpartition(".")[2] for page in (site / "reference").glob("*.html")}
+    assert [name for name in names if f"{face}.{name}" not in anchors and name not in pages] == []
 
 
 def test_every_command_has_its_place_in_the_reference(site: Path) -> None:

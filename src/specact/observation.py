@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 Observation = Mapping[str, Any] | NDArray[Any]
+"""What a robot sees: arrays and maybe an instruction, by name; or one array, which is taken as ``state``."""
 DType = Literal["float32", "uint8"]
 # The name of an observation that is one array, not a mapping.
 STATE = "state"

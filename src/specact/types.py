@@ -17,10 +17,12 @@ from specact.rng import StepAddress
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Chunk = NDArray[np.float32]
+"""Actions ``[n, A]``, one for each control step."""
 
 T = TypeVar("T")
 
 Cause = Literal["deadline", "disconnected", "overloaded", "expired", "refused", "invalid"]
+"""Why the target could not be had, see :class:`Miss`."""
 
 
 @dataclass_transform(frozen_default=True)
