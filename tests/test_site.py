@@ -135,7 +135,7 @@ def slug(heading: str) -> str:
 
 
 def test_links_out_of_docs_lead_to_pages(site: Path) -> None:
-    assert "server.html#a-target-on-a-server" in read(site / "openpi.html").links
+    assert "results.html#what-is-guaranteed-and-what-is-not" in read(site / "concepts.html").links
     assert "contributing.html" in read(site / "index.html").links
     # Files that no page includes are shown as they are.
     assert "source/src/specact/types.py.html" in read(site / "recordings.html").links
