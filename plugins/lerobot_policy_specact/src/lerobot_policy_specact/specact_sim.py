@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specact.lab.envs.task import Task
 
 _ACTION = "action"
-# LeRobot passes on numbers whose names end so, and takes everything before the first dot away from others.
+# LeRobot passes on numbers whose names end so, and takes "state." and "action." from the beginning of a name.
 _SUFFIX = ".pos"
 _IMAGE = "image."
 
