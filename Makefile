@@ -2,7 +2,7 @@
 # make test    set up everything and run the tests
 # make check   formatting, lint, types, import contracts and tests
 # make explore property tests on more examples, drawn anew each time
-# make lerobot tests the adapter of LeRobot's policies, in an environment of its own (several GB) with Python 3.12
+# make lerobot tests what has to do with LeRobot, in an environment of its own (several GB) with Python 3.12
 # A second run skips the set-up until pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
@@ -30,7 +30,7 @@ explore: $(VENV)/.test
 	bash scripts/check explore
 
 lerobot: $(LEROBOT)/.installed
-	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py
+	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py tests/plugins
 
 clean:
 	rm -rf $(VENV) $(LEROBOT) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -55,9 +55,9 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
 	@touch $@ $(VENV)/.demo
 
 # The CPU build first: the usual one brings gigabytes that only a GPU needs, but is tested as well.
-$(LEROBOT)/.installed: pyproject.toml constraints-lerobot.txt
+$(LEROBOT)/.installed: pyproject.toml constraints-lerobot.txt plugins/lerobot_policy_specact/pyproject.toml
 	$(LEROBOT_PYTHON) -m venv $(LEROBOT)
 	$(LEROBOT_PIP) --index-url https://download.pytorch.org/whl/cpu torch torchvision || echo "note: no CPU build of torch there"
-	$(LEROBOT_PIP) hatchling editables pytest pytest-xdist hypothesis 'lerobot[smolvla,pi,diffusion]'
-	$(LEROBOT_PIP) --no-build-isolation -e '.[server]'
+	$(LEROBOT_PIP) hatchling editables pytest pytest-xdist hypothesis 'lerobot[dataset,pusht,smolvla,pi,diffusion]'
+	$(LEROBOT_PIP) --no-build-isolation -e '.[server,sim]' -e plugins/lerobot_policy_specact
 	@touch $@

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -22,10 +23,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     for package in ("lerobot", "lerobot_policy_specact"):
         pytest.importorskip(package, reason=f"{package} is not installed here; make lerobot tests it")
+    import draccus
     import torch
     from lerobot.configs import PreTrainedConfig
+    from lerobot.configs.eval import EvalPipelineConfig
     from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
     from lerobot.robots.utils import make_robot_from_config
+    from lerobot.rollout import RolloutConfig
     from tests.families.chunks import tiny_lerobot as tiny
 
     from lerobot_policy_specact import SpecactConfig, SpecactSimConfig
@@ -499,6 +503,18 @@ def score_without_target(steps: int, verified: int) -> float:
             policy.gate = gates[1]
         robot.act(policy.act(robot.observe()))
     return robot.score
+
+
+def test_the_commands_of_the_page_are_read() -> None:
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs/lerobot.md").read_text(), re.DOTALL | re.MULTILINE)
+    lines = [
+        line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("lerobot-")
+    ]
+    assert len(lines) >= 5
+    for line in lines:
+        command, *words = shlex.split(line)
+        read = draccus.parse(RolloutConfig if command == "lerobot-rollout" else EvalPipelineConfig, args=words)
+        assert isinstance(read.policy, SpecactConfig)
 
 
 def test_the_command_line_says_what_to_do(tmp_path: Path, environment: dict[str, str]) -> None:

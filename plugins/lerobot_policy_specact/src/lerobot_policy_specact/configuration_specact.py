@@ -25,11 +25,11 @@ class SpecactConfig(PreTrainedConfig):
         hold: hold the rate online, without a calibration.
         deadline_ms: how long a step waits for the server; if not given, one control period where there is a draft, with
             execution late the duration of a chunk, and 1000 ms without a draft.
-        fallback: what a missed step executes: execute_draft, hold_last or stop. Without a draft, execute_draft plays
-            the rest of the last chunk, and then holds the last action.
+        fallback: what a missed step executes: execute_draft, hold_last or stop. Without a draft the last action is held
+            once a chunk is played, unless it is stop.
         max_consecutive_misses: after more misses in a row than this the robot stops.
-        stop_action: what makes this robot stand still, in the units of the policy; needed wherever a miss can stop it,
-            and the action before the first answer, where there is no draft.
+        stop_action: what makes this robot stand still, in the units of the policies; needed wherever a miss can stop
+            it. Without a draft it is the action before the first answer, too.
         execution: synchronous waits for the server. In lerobot-rollout also late for a pair, which acts on the draft
             at once, and naive, aligned or inpainting for a policy on a server, which is asked while the robot acts.
         n_action_steps: actions of a chunk that are executed before the next inference; the shorter chunk if not given,
