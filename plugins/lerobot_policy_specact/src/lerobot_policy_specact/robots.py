@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ from specact.remote_policy import RemotePolicy, connect
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Inference, InferenceThread, InlineInference
 from specact.robot.loop import Acting
+from specact.types import Miss
 
 _TERMS = {"pusht": "lerobot_policy_specact.pusht:PushT"}
 _PATIENCE_MS = 1000.0
@@ -67,8 +68,8 @@ class AsSeen:
     """Both have the same terms; but LeRobot's robots show all their numbers as one array."""
 
     def __init__(self, spec: ObservationSpec) -> None:
-        fields = {name: field for name, field in sorted(spec.fields.items()) if not field.is_image}
-        self._widths = {name: math.prod(field.shape) for name, field in fields.items()}
+        arrays = {name: entry for name, entry in sorted(spec.fields.items()) if not entry.is_image}
+        self._widths = {name: math.prod(entry.shape) for name, entry in arrays.items()}
 
     def observe(self, seen: Mapping[str, Any]) -> Mapping[str, Any]:
         """Divides ``state`` among the arrays that are needed, in the order of their names, where they are missing."""
@@ -94,6 +95,7 @@ class Robot:
         clock, period_s: a control period [s] passes with every action, where the clock is not the machine's.
         terms: of the environment.
         seen: the last observation that could be used.
+        warned: causes of misses of which the log has said something.
     """
 
     acting: Acting
@@ -103,6 +105,7 @@ class Robot:
     period_s: float
     terms: Terms
     seen: Mapping[str, Any] | None = None
+    warned: set[str] = field(default_factory=set)
 
     def act(self, seen: Mapping[str, Any]) -> NDArray[np.float32]:
         """The environment's action ``[A]``.
@@ -119,16 +122,33 @@ class Robot:
             self.seen = seen
         except ObservationError as error:
             action = self.acting.act_unseeing(error)
+            self._warn(error.cause, f"an observation cannot be used: {error}")
+        cause = _missed(self.acting)
+        if cause is not None:
+            self._warn(cause, f"the server gave no usable answer ({cause})")
         if isinstance(self.clock, VirtualClock):
             self.clock.sleep(self.period_s)
         if action is None or self.seen is None:
             raise MissError(
-                "the server gave no usable answer to the first request of the episode, so that there is no action; see "
-                "whether it runs, give a longer --policy.deadline_ms, or --policy.stop_action, what makes this robot "
-                "stand still",
-                "deadline",
+                f"the server gave no usable answer to the first request of the episode ({cause}), so that there is no "
+                "action; see whether it runs, give a longer --policy.deadline_ms, or --policy.stop_action, what makes "
+                "this robot stand still",
+                cause or "deadline",
             )
         return self.terms.act(action, self.seen)
+
+    def _warn(self, cause: str, what: str) -> None:
+        if cause not in self.warned:
+            self.warned.add(cause)
+            _logger.warning("%s; the fallback acts, and further misses like it are only counted", what)
+
+
+def _missed(acting: Acting) -> str | None:
+    """Why the last inference came to nothing, or None."""
+    if isinstance(acting, ChunkRunner):
+        answer = None if acting.ended is None else acting.ended.answer
+        return answer.cause if isinstance(answer, Miss) else None
+    return None if acting.record is None else acting.record.miss
 
 
 class Robots:
@@ -235,7 +255,7 @@ def _maker(config: SpecactConfig, stack: ExitStack) -> Callable[[int], Robot]:
 
 def _refuse(config: SpecactConfig, what: str, names: Sequence[str]) -> None:
     """Refuses options that would change nothing."""
-    usual = {field.name: field.default for field in fields(config)}
+    usual = {option.name: option.default for option in fields(config)}
     for name in names:
         if getattr(config, name) != usual[name]:
             raise ConfigError(f"--policy.{name} is not for {what}; leave it out")
