@@ -304,7 +304,7 @@ def test_the_fallback_acts_when_the_server_is_gone(
         process.kill()
         np.testing.assert_array_equal(holds.select_action(batch), last)
         np.testing.assert_array_equal(stops.select_action(batch), last)
-        np.testing.assert_array_equal(stops.select_action(batch)[0], np.float32(still))
+        np.testing.assert_array_equal(stops.select_action(batch)[0], np.array(still, np.float32))
         # It drafts what the server answered: both are the same policy.
         np.testing.assert_allclose(drafts.select_action(batch), first_of(saved("act"), batch), atol=1e-4)
         (robot,) = drafts._robots._robots
@@ -398,7 +398,7 @@ def test_the_simulated_robot_is_an_episode_of_its_environment() -> None:
         for _ in range(5):
             seen = robot.get_observation()
             wanted = [*alone.observe()["goal"], *alone.observe()["state"]]
-            np.testing.assert_array_equal(np.float32(list(seen.values())), wanted)
+            np.testing.assert_array_equal(np.array(list(seen.values()), np.float32), wanted)
             robot.send_action({"action_0.pos": 0.25, "action_1.pos": -0.5})
             alone.act(np.array([0.25, -0.5], np.float32))
         with pytest.raises(ConfigError, match="--return_to_initial_position=false"):
