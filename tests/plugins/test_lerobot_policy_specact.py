@@ -52,7 +52,7 @@ from specact.rng import Role, stream
 ROOT = Path(__file__).parents[2]
 BALL, PUSHT = ROOT / "pretrained/ball", ROOT / "pretrained/pusht"
 # In seconds; only to end a wait.
-LONG_S, LONG_MS = 600.0, 60_000.0
+LONG_S, LONG_MS = 1800.0, 60_000.0
 SIDE = 96  # of the frames of gym-pusht, whatever LeRobot says of their size
 SEEN = {
     "act": {"state": 2, "camera": "observation.image", "side": SIDE},
