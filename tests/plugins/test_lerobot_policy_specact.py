@@ -137,7 +137,7 @@ def test_observations_reach_the_policies_as_they_were() -> None:
     frames = rng.integers(0, 256, (2, 5, 7, 3), np.uint8)
     state = rng.standard_normal((2, 4), dtype=np.float32)
     shown = torch.from_numpy(frames).permute(0, 3, 1, 2)
-    for image in (shown, shown.float() / 255):
+    for image in (shown, shown.float() / 255, (shown.float() - 0.3).clamp(0) / 255):
         batch = {"observation.images.top": image, "observation.state": torch.from_numpy(state), "action": None}
         found = rows(batch | {"task": ["push", "lift"], "next.done": torch.zeros(2)})
         assert [row.keys() for row in found] == [{"image.top", "state", "instruction"}] * 2
