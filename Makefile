@@ -4,7 +4,7 @@
 # make explore property tests on more examples, drawn anew each time
 # make dist    builds wheels and source archives, checks them, and tries them on each Python of PYTHONS that is there
 # make docs    the documentation site, in build/site
-# make lerobot tests the adapter of LeRobot's policies, in an environment of its own (several GB) with Python 3.12
+# make lerobot tests what has to do with LeRobot, in an environment of its own (several GB) with Python 3.12
 # A second run skips the set-up until pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
@@ -37,7 +37,7 @@ docs: $(VENV)/.test
 	@echo "open build/site/index.html"
 
 lerobot: $(LEROBOT)/.installed
-	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py
+	$(LEROBOT)/bin/python -m pytest tests/families/chunks/test_lerobot.py tests/plugins
 
 dist: | $(VENV)/.venv
 	$(PIP) build hatchling packaging
@@ -66,9 +66,9 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/.venv
 	@touch $@ $(VENV)/.demo
 
 # The CPU build first: the usual one brings gigabytes that only a GPU needs, but is tested as well.
-$(LEROBOT)/.installed: pyproject.toml constraints-lerobot.txt
+$(LEROBOT)/.installed: pyproject.toml constraints-lerobot.txt plugins/lerobot_policy_specact/pyproject.toml
 	$(LEROBOT_PYTHON) -m venv $(LEROBOT)
 	$(LEROBOT_PIP) --index-url https://download.pytorch.org/whl/cpu torch torchvision || echo "note: no CPU build of torch there"
-	$(LEROBOT_PIP) hatchling editables pytest pytest-xdist hypothesis 'lerobot[smolvla,pi,diffusion]'
-	$(LEROBOT_PIP) --no-build-isolation -e '.[server]'
+	$(LEROBOT_PIP) hatchling editables pytest pytest-xdist hypothesis 'lerobot[dataset,pusht,smolvla,pi,diffusion]'
+	$(LEROBOT_PIP) --no-build-isolation -e '.[server,sim]' -e plugins/lerobot_policy_specact
 	@touch $@

@@ -9,11 +9,12 @@ import pytest
 from tests.lab.rollout import chunk_policies
 
 from specact import load_bundle
-from specact.cli.gating import audit_estimator, deciding_gate, in_words, true_skip_of
+from specact.cli.gating import audit_estimator, in_words, true_skip_of
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkPair
 from specact.gates.calibration import Calibration
 from specact.gates.controller import RateBudget
+from specact.gates.deciding import deciding_gate
 from specact.gates.settings import BUNDLES_OWN, GateChoices
 from specact.units import ActionUnits
 

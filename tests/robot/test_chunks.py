@@ -22,7 +22,7 @@ from specact.lab.rollout.episode import run_episode
 from specact.observation import Window
 from specact.rng import StepAddress
 from specact.robot.chunks import ChunkRunner
-from specact.robot.inference import ChunkSource, Finished, InferenceThread, LocalSource
+from specact.robot.inference import ChunkSource, Finished, InferenceThread, InlineInference, LocalSource
 from specact.robot.loop import Journal, Tick, run_loop
 from specact.types import Miss, OffloadTimes
 
@@ -344,6 +344,22 @@ def test_the_loop_goes_on_while_the_policy_thinks() -> None:
         run_loop(arm, runner, 0.01, arm.clock, proceed, noted.append)
         policy.go.release()  # the third one
     assert runner.counts["chunks"] == 2 and runner.counts["idle"] > 40 and len(noted) > 60
+
+
+def test_a_loop_may_wait_for_its_inferences() -> None:
+    """Where the world waits as well nothing is idle but what was missed, as if inferences took no time."""
+    found = []
+    for inline in (True, False):
+        arm, source = Arm(VirtualClock()), Answers(None, Miss("deadline", OffloadTimes()))
+        inference = InlineInference(source) if inline else Timed(source, arm.clock, 0.0)
+        runner = ChunkRunner(inference, Execution("synchronous", 3), period_s=PERIOD, clock=arm.clock)
+        played = []
+        for _ in range(12):
+            played.append(runner.act(arm.observe()))
+            arm.clock.sleep(PERIOD)
+        assert not runner.wait(60.0)
+        found.append((np.array(played).tolist(), dict(runner.counts)))
+    assert found[0] == found[1] and found[0][1]["deadline"] == found[0][1]["idle"] == 1
 
 
 # ---- what does not fit is refused ------------------------------------------------------------------------------------

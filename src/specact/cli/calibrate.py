@@ -74,8 +74,8 @@ def calibrate(options: Flat[CalibrateOptions]) -> None:
     A learned gate is trained first if the bundle has none: on states of the gated policy, or with --offline along the
     demonstrations that were trained on. Its head is written into the bundle.
     """
-    from specact.cli.gating import check_gate_options
     from specact.families.load import load_pair
+    from specact.gates.deciding import check_gate_options
 
     gate = options.gate
     check_gate_options(options.gates.gate_options, [gate])

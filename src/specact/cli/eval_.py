@@ -35,7 +35,7 @@ def eval_(
         workers: processes; one per core if not given.
         json: print the summary as JSON.
     """
-    from specact.cli.gating import check_gate_options
+    from specact.gates.deciding import check_gate_options
     from specact.lab.rollout.methods import load_method
     from specact.lab.rollout.pool import Pool
 

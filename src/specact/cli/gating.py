@@ -1,9 +1,7 @@
-"""What ``specact run`` makes of its flags: the gate, the budget it holds, and the audits that watch it."""
+"""What ``specact run`` makes of its flags: the budget that a gate holds, and the audits that watch it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from specact.cli.output import remarks
@@ -11,11 +9,8 @@ from specact.errors import ConfigError
 from specact.families.load import AnyPair
 from specact.gates import DriftAlarm
 from specact.gates.audit import AuditEstimator, expected_true_skip
-from specact.gates.calibration import calibrated_gate, find_calibration
-from specact.gates.controller import Budget, Controller, LatencyBudget, LinkBudget, RateBudget
-from specact.gates.gate import Gate
-from specact.gates.settings import GateChoices, load_gate
-from specact.plugins import is_plugin
+from specact.gates.calibration import find_calibration
+from specact.gates.controller import Budget, LatencyBudget, LinkBudget, RateBudget
 from specact.types import StepRecord
 from specact.wire.sizes import exchange_bytes
 
@@ -37,64 +32,6 @@ def wanted_budget(
     if link_kbit is not None:
         return LinkBudget(link_kbit * 1e3 / 8.0, exchange_bytes(bundle.codec.dialect), inferences_hz)
     return RateBudget(rate) if hold else None
-
-
-def check_gate_options(given: Sequence[str], gates: Iterable[str]) -> None:
-    """Refuses ``--gate-options`` where no gate takes them.
-
-    Raises:
-        ConfigError: if there are some, and no gate of the user's own.
-    """
-    if given and not any(map(is_plugin, gates)):
-        raise ConfigError(
-            "--gate-options is for a gate of your own, MODULE:GATE; the built-in ones have --reading, --alpha, "
-            "--source, --uncertainty and --max-skips, of specact calibrate and eval"
-        )
-
-
-def deciding_gate(
-    bundle: AnyPair,
-    name: str,
-    rate: float,
-    budget: Budget | None,
-    gate_options: tuple[str, ...] = (),
-    decoding: str = "",
-) -> Gate:
-    """The calibrated gate of this rate, or one under a controller where there is a budget.
-
-    Args:
-        bundle: the pair.
-        name: of the gate.
-        rate: wanted share of inferences to transmit.
-        budget: what is to be held, or None.
-        gate_options: of a gate of the user's own; a calibration's, where they are not given.
-        decoding: of the pair, where it is not its own.
-
-    Raises:
-        ConfigError: if there is no such gate, it has no threshold to control or no such options, or the bundle has no
-            calibration, or one with other options.
-    """
-    check_gate_options(gate_options, [name])
-    choices = GateChoices(gate_options=gate_options)
-    if load_gate(name).calibrated:
-        if budget is not None:
-            return Controller(choices.settings(name, bundle).build(bundle), budget)
-        if decoding:
-            raise ConfigError(
-                f"a calibration of {name!r} belongs to what the bundle proposes by itself, and with --decoding "
-                f"{decoding} it proposes something else; hold the rate online with --hold, or choose the gate always "
-                "or random"
-            )
-        stored = find_calibration(bundle, name, rate)
-        if gate_options and stored is not None and stored.settings.options != choices.settings(name, bundle).options:
-            raise ConfigError(
-                f"{name!r} was calibrated with the options {dict(stored.settings.options)}; leave out --gate-options, "
-                "or calibrate again with these"
-            )
-        return calibrated_gate(bundle, name, rate)
-    if budget is not None:
-        raise ConfigError(f"--gate {name} has no threshold, so it cannot hold a budget; choose another gate")
-    return replace(choices.settings(name, bundle), threshold=rate).build(bundle)
 
 
 def audit_estimator(bundle: AnyPair, gate: str, rate: float | None) -> AuditEstimator:

@@ -209,10 +209,11 @@ def _refuse_unfit(options: RunOptions) -> None:
 
 def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
     """A pair whose target is on a server; the stack closes the client."""
-    from specact.cli.gating import audit_estimator, deciding_gate, true_skip_of, wanted_budget, watch
+    from specact.cli.gating import audit_estimator, true_skip_of, wanted_budget, watch
     from specact.families.chunks.openpi import PREFIX, openpi_endpoint
     from specact.families.load import load_pair
     from specact.families.staged.wire import split_dialect
+    from specact.gates.deciding import deciding_gate
     from specact.gates.prefetch import PrefetchPredictor
     from specact.placement.target import SplitTarget, placed_target
     from specact.policy import SpeculativePolicy

@@ -1,4 +1,4 @@
-"""Inferences of a chunk policy beside a control loop: one at a time, in a thread of its own."""
+"""Inferences of a chunk policy for a control loop, one at a time: beside it in a thread, or while it waits."""
 
 from __future__ import annotations
 
@@ -106,6 +106,38 @@ class Inference(Protocol):
     def wait(self, seconds: float) -> bool:
         """Waits for the end of the one that has begun, for at most ``seconds``; returns whether it has ended."""
         ...
+
+
+class InlineInference:
+    """See :class:`Inference`; :meth:`begin` waits for the end, for loops in which the world waits as well.
+
+    Args:
+        source: where the chunks come from.
+    """
+
+    def __init__(self, source: ChunkSource) -> None:
+        self.source = source
+        self._found: Finished | None = None
+
+    @property
+    def busy(self) -> bool:
+        """See :class:`Inference`."""
+        return self._found is not None
+
+    def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
+        """See :class:`Inference`."""
+        began = time.perf_counter()
+        answer = self.source.ask(window, address, inpainting)
+        self._found = Finished(address, answer, time.perf_counter() - began)
+
+    def take(self) -> Finished | None:
+        """See :class:`Inference`."""
+        found, self._found = self._found, None
+        return found
+
+    def wait(self, seconds: float) -> bool:
+        """See :class:`Inference`."""
+        return self.busy
 
 
 class InferenceThread:

@@ -25,24 +25,31 @@ from transformers import (
 STATE, ACTIONS, SIDE, CHUNK, WIDTH = 4, 2, 24, 6, 5
 _WORDS = ("<pad>", "<unk>", "<fake>", "<global>", "<image>", "<end>", "push", "the", "block", "lift")
 _IMAGE_TOKEN = _WORDS.index("<image>")
-# The middle of every range is not 0 and no two scales are alike, so that a wrong one shows.
-STATS = {
-    "observation.state": {"mean": torch.arange(STATE) / 4.0, "std": torch.arange(STATE) / 2.0 + 0.5},
-    "observation.images.front": {"mean": torch.full((3, 1, 1), 0.4), "std": torch.full((3, 1, 1), 0.2)},
-    "action": {"mean": torch.tensor([0.5, -1.0]), "std": torch.tensor([0.2, 2.0])},
-}
-for _found in STATS.values():
-    for _names, _scales in ((("min", "max"), 9.0), (("q01", "q99"), 2.0)):
-        for _name, _side in zip(_names, (-1.0, 1.0), strict=True):
-            _found[_name] = _found["mean"] + _side * _scales * _found["std"]
+FRONT = "observation.images.front"
 
 
-def save(kind: str, path: Path, seed: int = 0, **settings: Any) -> Path:
+def stats(state: int, camera: str) -> dict[str, dict[str, torch.Tensor]]:
+    """The middle of every range is not 0 and no two scales are alike, so that a wrong one shows."""
+    made = {
+        "observation.state": {"mean": torch.arange(state) / 4.0, "std": torch.arange(state) / 2.0 + 0.5},
+        camera: {"mean": torch.full((3, 1, 1), 0.4), "std": torch.full((3, 1, 1), 0.2)},
+        "action": {"mean": torch.tensor([0.5, -1.0]), "std": torch.tensor([0.2, 2.0])},
+    }
+    for found in made.values():
+        for names, scales in ((("min", "max"), 9.0), (("q01", "q99"), 2.0)):
+            for name, side in zip(names, (-1.0, 1.0), strict=True):
+                found[name] = found["mean"] + side * scales * found["std"]
+    return made
+
+
+def save(
+    kind: str, path: Path, seed: int = 0, *, state: int = STATE, camera: str = FRONT, side: int = SIDE, **settings: Any
+) -> Path:
     """Writes a policy of this type with its processors."""
     torch.manual_seed(seed)
     inputs = {
-        "observation.state": PolicyFeature(FeatureType.STATE, (STATE,)),
-        "observation.images.front": PolicyFeature(FeatureType.VISUAL, (3, SIDE, SIDE)),
+        "observation.state": PolicyFeature(FeatureType.STATE, (state,)),
+        camera: PolicyFeature(FeatureType.VISUAL, (3, side, side)),
     }
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (ACTIONS,))}
     config = make_policy_config(kind, input_features=inputs, output_features=outputs, device="cpu", **settings)
@@ -51,25 +58,25 @@ def save(kind: str, path: Path, seed: int = 0, **settings: Any) -> Path:
         with torch.no_grad():
             parameter += 0.05 * torch.randn_like(parameter)
     policy.save_pretrained(path)
-    for processor in make_pre_post_processors(config, dataset_stats=STATS):
+    for processor in make_pre_post_processors(config, dataset_stats=stats(state, camera)):
         processor.save_pretrained(path)
     return path
 
 
-def act(path: Path) -> Path:
+def act(path: Path, **settings: Any) -> Path:
     """ACT: one pass, nothing drawn."""
     return save(
         "act", path, chunk_size=CHUNK, n_action_steps=CHUNK, dim_model=16, n_heads=2, dim_feedforward=16,
-        n_encoder_layers=1, n_vae_encoder_layers=1, latent_dim=4, pretrained_backbone_weights=None,
+        n_encoder_layers=1, n_vae_encoder_layers=1, latent_dim=4, pretrained_backbone_weights=None, **settings,
     )  # fmt: skip
 
 
-def diffusion(path: Path) -> Path:
+def diffusion(path: Path, **settings: Any) -> Path:
     """A diffusion policy that looks at two observations and draws in every step."""
     return save(
         "diffusion", path, horizon=8, n_action_steps=CHUNK, down_dims=(8, 16), n_groups=4, num_train_timesteps=4,
         diffusion_step_embed_dim=8, spatial_softmax_num_keypoints=4, pretrained_backbone_weights=None,
-        use_group_norm=True,
+        use_group_norm=True, **settings,
     )  # fmt: skip
 
 
@@ -83,7 +90,7 @@ def vqbet(path: Path) -> Path:
     )  # fmt: skip
 
 
-def smolvla(path: Path) -> Path:
+def smolvla(path: Path, **settings: Any) -> Path:
     """SmolVLA. What it asks the hub for is beside it, as it takes a folder for the name of its backbone."""
     backbone = path.with_name(path.name + "-backbone")
     image, video = SmolVLMImageProcessor(), SmolVLMVideoProcessor()
@@ -101,7 +108,7 @@ def smolvla(path: Path) -> Path:
     ).save_pretrained(backbone)
     return save(
         "smolvla", path, chunk_size=CHUNK, n_action_steps=CHUNK, max_action_dim=WIDTH, max_state_dim=WIDTH,
-        vlm_model_name=str(backbone), num_vlm_layers=2, resize_imgs_with_padding=(32, 32), empty_cameras=1,
+        vlm_model_name=str(backbone), num_vlm_layers=2, resize_imgs_with_padding=(32, 32), empty_cameras=1, **settings,
     )  # fmt: skip
 
 

@@ -1,0 +1,542 @@
+"""The plug-in for LeRobot: its policy and its robot, in lerobot-eval and lerobot-rollout too (make lerobot)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here comes from a hub
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    for package in ("lerobot", "lerobot_policy_specact"):
+        pytest.importorskip(package, reason=f"{package} is not installed here; make lerobot tests it")
+    import draccus
+    import torch
+    from lerobot.configs import PreTrainedConfig
+    from lerobot.configs.eval import EvalPipelineConfig
+    from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
+    from lerobot.robots.utils import make_robot_from_config
+    from lerobot.rollout import RolloutConfig
+    from tests.families.chunks import tiny_lerobot as tiny
+
+    from lerobot_policy_specact import SpecactConfig, SpecactSimConfig
+    from lerobot_policy_specact.modeling_specact import SpecactPolicy, rows
+    from lerobot_policy_specact.pusht import PushT
+    from lerobot_policy_specact.robots import AsSeen
+
+import specact
+from specact.errors import ConfigError, MissError, ObservationError, RemoteError, SpecactError
+from specact.families.chunks.sources import load_policy
+from specact.lab.envs import load_task
+from specact.lab.envs.pusht import displacement, observe
+from specact.lab.envs.robot import SimulatedRobot
+from specact.lab.processes import ServerProcess, serving
+from specact.lab.rollout.rollout import start_of
+from specact.observation import ObservationHistory, vectors
+from specact.rng import Role, stream
+
+ROOT = Path(__file__).parents[2]
+BALL, PUSHT = ROOT / "pretrained/ball", ROOT / "pretrained/pusht"
+# In seconds; only to end a wait.
+LONG_S, LONG_MS = 1800.0, 60_000.0
+SIDE = 96  # of the frames of gym-pusht, whatever LeRobot says of their size
+SEEN = {
+    "act": {"state": 2, "camera": "observation.image", "side": SIDE},
+    "diffusion": {"state": 2, "camera": "observation.image", "side": SIDE},
+    "smolvla": {"state": 2, "camera": "observation.images.image", "side": SIDE},  # as the simulated PushT shows it
+}
+
+# It warns of what it will change, and so does what it imports.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny policy of LeRobot's, saved once."""
+    folder, made = tmp_path_factory.mktemp("saved"), dict[str, Path]()
+
+    def path(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = getattr(tiny, kind)(folder / kind, **SEEN[kind])
+        return made[kind]
+
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(saved: Callable[[str], Path]) -> Iterator[Callable[[str], str]]:
+    """The address of a server of a tiny policy, started once."""
+    running: dict[str, ServerProcess] = {}
+
+    def address(kind: str) -> str:
+        if kind not in running:
+            arguments = ["serve", "--policy", f"lerobot:{saved(kind)}@10", "--port", "0"]
+            running[kind] = ServerProcess(arguments, ready_within_s=LONG_S).__enter__()
+        return f"ws://127.0.0.1:{running[kind].port}"
+
+    yield address
+    for process in running.values():
+        process.stop()
+
+
+class Command:
+    """A command of LeRobot's, with everything that it says in one file."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], words: Sequence[str]) -> None:
+        self._log = folder / f"{words[0]}.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [str(Path(sys.executable).with_name(words[0])), *words[1:]],
+                cwd=folder, env=environment | {"HF_LEROBOT_HOME": str(folder / "home")}, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def end(self) -> tuple[int, str]:
+        """The exit status and what was said."""
+        try:
+            status = self._process.wait(LONG_S)
+        finally:
+            self._process.kill()
+        return status, self._log.read_text()
+
+
+def lerobot_eval(folder: Path, environment: dict[str, str], *options: str) -> str:
+    """Runs two episodes in a batch of two in LeRobot's own PushT."""
+    batch = ["--eval.n_episodes=2", "--eval.batch_size=2", "--eval.use_async_envs=false", "--output_dir=out"]
+    words = ["lerobot-eval", "--policy.type=specact", *options, "--env.type=pusht", "--env.episode_length=12", *batch]
+    status, said = Command(folder, environment, words).end()
+    assert status == 0, said
+    assert json.loads((folder / "out/eval_info.json").read_text())["overall"]["n_episodes"] == 2
+    return said
+
+
+def counted(said: str) -> list[dict[str, int]]:
+    """What each robot had done when the command ended."""
+    last = dict(re.findall(r"robot (\d+) so far: ([a-z_ \d,]+)", said))
+    return [{name: int(count) for name, count in re.findall(r"(\w+) (\d+)", last[row])} for row in sorted(last)]
+
+
+# ---- what it sees and does -------------------------------------------------------------------------------------------
+
+
+def test_observations_reach_the_policies_as_they_were() -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (2, 5, 7, 3), np.uint8)
+    state = rng.standard_normal((2, 4), dtype=np.float32)
+    shown = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    for image in (shown, shown.float() / 255, (shown.float() - 0.3).clamp(0) / 255):
+        batch = {"observation.images.top": image, "observation.state": torch.from_numpy(state), "action": None}
+        found = rows(batch | {"task": ["push", "lift"], "next.done": torch.zeros(2)})
+        assert [row.keys() for row in found] == [{"image.top", "state", "instruction"}] * 2
+        assert [row["instruction"] for row in found] == ["push", "lift"]
+        np.testing.assert_array_equal([row["image.top"] for row in found], frames)
+        np.testing.assert_array_equal([row["state"] for row in found], state)
+    assert rows({"observation.state": torch.zeros(1, 4), "task": "push"})[0]["instruction"] == "push"
+    with pytest.raises(ConfigError, match="no observations; it gave task"):
+        rows({"task": "push"})
+
+
+def test_the_one_array_of_a_robot_is_divided_by_name() -> None:
+    terms = AsSeen(vectors(2, goal=2, state=3))
+    found = terms.observe({"state": np.arange(5.0), "instruction": ""})
+    assert found["goal"].tolist() == [0.0, 1.0] and found["state"].tolist() == [2.0, 3.0, 4.0]
+    whole = {"state": np.arange(3.0), "goal": np.arange(2.0)}
+    assert terms.observe(whole) is whole
+    assert AsSeen(vectors(1, agent=2)).observe({"state": np.arange(2.0)})["agent"].tolist() == [0.0, 1.0]
+
+
+def test_gym_pusht_in_the_terms_of_the_bundles() -> None:
+    from gym_pusht.envs.pusht import PushTEnv
+
+    env, rng, terms = PushTEnv(obs_type="environment_state_agent_pos"), np.random.default_rng(0), PushT()
+    env.reset(seed=0)
+    for _ in range(10):
+        raw = np.array([*rng.uniform(20, 490, 2), *rng.uniform(100, 400, 2), rng.uniform(-7, 7)])
+        env.block.angle = raw[4]
+        env.block.position, env.agent.position = raw[2:4].tolist(), raw[:2].tolist()
+        seen = {"environment_state": env.get_keypoints(env._block_shapes).ravel(), "state": raw[:2]}
+        np.testing.assert_allclose(terms.observe(seen)["state"], observe(raw), atol=1e-5)
+        wanted = rng.uniform(0, 512, 2)
+        action = displacement(wanted, raw[:2])
+        aimed = terms.act(action, seen)
+        assert ((aimed >= 0) & (aimed <= 512)).all()
+        np.testing.assert_allclose(displacement(aimed, raw[:2]), action, atol=1e-5)
+    with pytest.raises(ObservationError, match=r"--env\.obs_type=environment_state_agent_pos"):
+        terms.observe({"state": raw[:2], "image": np.zeros((8, 8, 3), np.uint8)})
+
+
+def batch_of(observations: Sequence[dict[str, Any]], names: dict[str, str]) -> dict[str, Any]:
+    """What LeRobot gives a policy."""
+    return {
+        key: torch.from_numpy(np.stack([np.float32(seen[name]) for seen in observations]))
+        for name, key in names.items()
+    }
+
+
+def test_every_row_of_a_batch_is_a_robot_of_its_own() -> None:
+    """With its own history, gate and random streams, from episode to episode; a larger batch has more of them."""
+    pair, rng = specact.load_bundle(BALL), np.random.default_rng(0)
+    policy = SpecactPolicy(SpecactConfig(bundle=str(BALL), gate="random", rate=0.5, seed=4))
+    alone = [specact.SpeculativePolicy(pair, specact.gates.Random(0.5), seed=4, robot=row) for row in range(3)]
+    for episode, size in ((1, 2), (2, 3), (3, 1)):
+        policy.reset()
+        for robot in alone:
+            robot.reset(episode)
+        for _ in range(7):
+            seen = [
+                {name: rng.uniform(-1, 1, field.shape) for name, field in pair.observation.fields.items()}
+                for _ in range(size)
+            ]
+            found = policy.select_action(batch_of(seen, {name: f"observation.{name}" for name in seen[0]}))
+            wanted = [
+                robot.act({k: np.float32(v) for k, v in row.items()}) for robot, row in zip(alone, seen, strict=False)
+            ]
+            np.testing.assert_array_equal(found.numpy(), np.stack(wanted))
+
+
+def test_an_observation_that_cannot_be_used_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
+    policy = SpecactPolicy(SpecactConfig(bundle=str(BALL), gate="never"))
+    good = {"observation.state": torch.zeros(1, 8), "observation.goal": torch.zeros(1, 2)}
+    bad = good | {"observation.state": torch.full((1, 8), torch.nan)}
+    policy.reset()
+    with pytest.raises(ObservationError, match="NaN or infinite"):
+        policy.select_action(bad)
+    action = policy.select_action(good)
+    for _ in range(2):
+        np.testing.assert_array_equal(policy.select_action(bad), action)
+    assert caplog.text.count("an observation cannot be used: the observation's state is NaN") == 1
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_the_actions_are_those_of_the_policy_in_this_process(
+    kind: str, saved: Callable[[str], Path], served: Callable[[str], str]
+) -> None:
+    """Chunk by chunk, from the robot's own history and streams; where nothing is drawn also LeRobot's own."""
+    here = load_policy(f"lerobot:{saved(kind)}@10").policy
+    steps, camera = 4, str(SEEN[kind]["camera"])
+    policy = SpecactPolicy(SpecactConfig(server=served(kind), deadline_ms=LONG_MS, n_action_steps=steps, seed=5))
+    config = PreTrainedConfig.from_pretrained(saved(kind))
+    theirs, before, after = None, None, None
+    if kind == "act":
+        config.n_action_steps = steps
+        theirs = get_policy_class(kind).from_pretrained(saved(kind), config=config)
+        before, after = make_pre_post_processors(config, pretrained_path=str(saved(kind)))
+    rng, history = np.random.default_rng(1), ObservationHistory(here.spec.observation)
+    for episode in (1, 2):
+        policy.reset()
+        history.reset()
+        if theirs is not None:
+            theirs.reset()
+        for step in range(2 * steps):
+            frame = rng.integers(0, 256, (1, *here.spec.observation[image_name(here)].shape), np.uint8)
+            batch = {
+                "observation.state": torch.from_numpy(rng.standard_normal((1, 2), dtype=np.float32)),
+                camera: torch.from_numpy(frame).permute(0, 3, 1, 2).float() / 255,
+                "task": ["push the block"],
+            }
+            window = history.push(rows(batch)[0])
+            if step % steps == 0:
+                drawn = stream(5, Role.VERIFY, episode=episode, step=step // steps)
+                chunk = here.infer(window, drawn)
+            found = policy.select_action(batch)[0].numpy()
+            np.testing.assert_allclose(found, chunk[step % steps], rtol=1e-4, atol=1e-4)
+            if theirs is not None and before is not None and after is not None:
+                np.testing.assert_allclose(found, after(theirs.select_action(before(batch)))[0].numpy(), atol=1e-4)
+
+
+def image_name(policy: Any) -> str:
+    (name,) = policy.spec.observation.images
+    return str(name)
+
+
+def test_a_chunk_is_inferred_while_the_robot_acts(served: Callable[[str], str]) -> None:
+    config = SpecactConfig(server=served("act"), deadline_ms=LONG_MS, execution="aligned")
+    policy = SpecactPolicy(config)
+    policy.reset()
+    batch = {"observation.state": torch.zeros(1, 2), "observation.image": torch.zeros(1, 3, SIDE, SIDE)}
+    (robot,), until = policy._robots._robots, time.monotonic() + LONG_S
+    while robot.counts.get("chunks", 0) < 3 and time.monotonic() < until:
+        assert policy.select_action(batch).shape == (1, 2)
+        time.sleep(0.01)
+    assert robot.counts["chunks"] >= 3
+
+
+# ---- what becomes of misses ------------------------------------------------------------------------------------------
+
+
+def test_the_fallback_acts_when_the_server_is_gone(
+    saved: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a draft its chunks, without one the last action and then the stop action; nothing without either."""
+    batch = {"observation.state": torch.zeros(1, 2), "observation.image": torch.zeros(1, 3, SIDE, SIDE)}
+    arguments = ["serve", "--policy", f"lerobot:{saved('act')}@10", "--port", "0"]
+    with ServerProcess(arguments, ready_within_s=LONG_S) as process:
+        plain: dict[str, Any] = {
+            "server": f"ws://127.0.0.1:{process.port}",
+            "deadline_ms": LONG_MS,
+            "n_action_steps": 2,
+        }
+        still = [0.5, -1.0]
+        holds, stops, drafts = (
+            SpecactPolicy(SpecactConfig(**plain, **more))
+            for more in (
+                {},
+                {"max_consecutive_misses": 1, "stop_action": still},
+                {"draft": f"lerobot:{saved('act')}@10", "gate": "always"},
+            )
+        )
+        for policy in (holds, stops, drafts):
+            policy.reset()
+            last = [policy.select_action(batch) for _ in range(2)][-1]
+        process.kill()
+        np.testing.assert_array_equal(holds.select_action(batch), last)
+        np.testing.assert_array_equal(stops.select_action(batch), last)
+        np.testing.assert_array_equal(stops.select_action(batch)[0], np.array(still, np.float32))
+        # It drafts what the server answered: both are the same policy.
+        np.testing.assert_allclose(drafts.select_action(batch), first_of(saved("act"), batch), atol=1e-4)
+        (robot,) = drafts._robots._robots
+        assert robot.counts["missed"] == 1 and robot.counts["transmitted"] == 2
+        assert caplog.text.count("the server gave no usable answer (disconnected); the fallback acts") == 3
+        holds.reset()
+        with pytest.raises(MissError, match=r"no usable answer to the first request .* --policy.stop_action"):
+            holds.select_action(batch)
+
+
+def first_of(path: Path, batch: dict[str, Any]) -> Any:
+    """The first action of a policy's chunk."""
+    here = load_policy(f"lerobot:{path}@10").policy
+    window = ObservationHistory(here.spec.observation).push(rows(batch)[0])
+    return here.infer(window, np.random.default_rng(0))[:1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, r"needs policies: --policy.bundle=NAME, a pair, with --policy.server=ws://HOST:PORT"),
+        ({"draft": "ball#draft"}, r"needs policies: --policy.bundle=NAME"),
+        ({"bundle": "bal"}, r"unknown bundle 'bal'"),
+        ({"bundle": str(BALL), "gate": "deviaton"}, r"unknown gate 'deviaton'; did you mean 'deviation'"),
+        ({"bundle": str(BALL), "rate": 0.3}, r"has no calibration of 'deviation' at rate 0.30; it has .*--hold"),
+        ({"bundle": str(BALL), "fallback": "stop"}, r"it needs a stop_action"),
+        ({"bundle": str(BALL), "fallback": "brake"}, r"unknown rule for missed steps 'brake'"),
+        ({"bundle": str(BALL), "deadline_ms": 0.0}, r"--policy.deadline_ms must be positive and finite, got 0.0"),
+        ({"bundle": str(BALL), "n_action_steps": 2}, r"--policy.n_action_steps is not for a bundle"),
+        ({"bundle": str(BALL), "execution": "aligned"}, r"synchronous or late, got --policy.execution=aligned"),
+        ({"bundle": str(BALL), "terms": "push"}, r"'push' is not a name of the form MODULE:NAME"),
+        ({"server": "ws://127.0.0.1:9", "hold": True}, r"--policy.hold is not for a policy on a server without"),
+        ({"server": "ws://127.0.0.1:9", "execution": "late"}, r"one of synchronous, naive, aligned, inpainting"),
+        ({"server": "ws://127.0.0.1:9", "draft": "x"}, r"needs a calibration, .* --policy.hold=true"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_what_to_do(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecactError, match=said):
+        SpecactPolicy(SpecactConfig(**options))
+
+
+def test_a_server_that_is_not_there_and_one_that_serves_a_pair() -> None:
+    with pytest.raises(RemoteError, match=r"127\.0\.0\.1:9"):
+        SpecactPolicy(SpecactConfig(server="ws://127.0.0.1:9"))
+    with serving(BALL) as process:
+        url = f"ws://127.0.0.1:{process.port}"
+        with pytest.raises(ConfigError, match=r"serves ball, a target of the family 'codes'"):
+            SpecactPolicy(SpecactConfig(server=url))
+
+
+def test_options_are_kept_in_a_folder_like_any_policy(tmp_path: Path) -> None:
+    """For --policy.path; the distribution has the name that LeRobot looks for."""
+    config = SpecactConfig(bundle=str(BALL), gate="always", stop_action=[0.0, 0.0], rename_map={"observation.a": "b"})
+    SpecactPolicy(config).save_pretrained(tmp_path)
+    for processor in make_pre_post_processors(config):
+        processor.save_pretrained(tmp_path)
+    read = PreTrainedConfig.from_pretrained(tmp_path)
+    assert read == config
+    assert SpecactPolicy.from_pretrained(tmp_path).config == config
+    before, _ = make_pre_post_processors(read, pretrained_path=str(tmp_path))
+    assert "b" in before({"observation.a": torch.zeros(1, 2), "task": "push"})
+    assert metadata("lerobot_policy_specact")["Name"] == "lerobot_policy_specact"
+
+
+def test_what_lerobot_may_ask_for_and_does_not_get() -> None:
+    config = make_policy_config("specact", bundle=str(BALL))
+    policy = get_policy_class("specact").from_pretrained(None, config=config)
+    assert not policy.supports_rtc() and list(policy.parameters()) == []
+    with pytest.raises(ConfigError, match=r"--inference\.type=sync"):
+        policy.predict_action_chunk({})
+    for ask in (policy.get_optim_params, lambda: policy.forward({}), config.get_scheduler_preset):
+        with pytest.raises(ConfigError, match="specact train"):
+            ask()
+
+
+# ---- the simulated robot ---------------------------------------------------------------------------------------------
+
+
+def test_the_simulated_robot_is_an_episode_of_its_environment() -> None:
+    robot = make_robot_from_config(SpecactSimConfig(env="ball", seed=3, episode=2))
+    assert list(robot.observation_features) == [f"goal_{i}.pos" for i in range(2)] + [
+        f"state_{i}.pos" for i in range(8)
+    ]
+    assert robot.action_features == {"action_0.pos": float, "action_1.pos": float} and robot.is_calibrated
+    with pytest.raises(ConfigError, match="not connected"):
+        robot.get_observation()
+    task = load_task("ball")
+    alone = SimulatedRobot(task)
+    alone.start(start_of(3, 2, task))
+    with robot:
+        for _ in range(5):
+            seen = robot.get_observation()
+            wanted = [*alone.observe()["goal"], *alone.observe()["state"]]
+            np.testing.assert_array_equal(np.array(list(seen.values()), np.float32), wanted)
+            robot.send_action({"action_0.pos": 0.25, "action_1.pos": -0.5})
+            alone.act(np.array([0.25, -0.5], np.float32))
+        with pytest.raises(ConfigError, match="--return_to_initial_position=false"):
+            robot.send_action(seen)
+        # When the episode is over the world stands still.
+        while not robot._robot.done:
+            robot.send_action({"action_0.pos": 0.0, "action_1.pos": 0.0})
+        steps = robot._robot.steps
+        robot.send_action({"action_0.pos": 0.0, "action_1.pos": 0.0})
+        assert robot._robot.steps == steps
+    assert not robot.is_connected
+
+
+def test_a_simulated_robot_shows_what_is_wanted_of_it() -> None:
+    robot = make_robot_from_config(SpecactSimConfig(env="pusht-camera", sees=["agent", "image"]))
+    assert robot.observation_features == {"agent_0.pos": float, "agent_1.pos": float, "image": (96, 96, 3)}
+    with robot:
+        assert robot.get_observation()["image"].shape == (96, 96, 3)
+    arm = make_robot_from_config(SpecactSimConfig(env="metaworld/reach-v3", frames={"image.gripper": [16, 24]}))
+    assert arm.observation_features["gripper"] == (16, 24, 3)
+    for config, said in (
+        (SpecactSimConfig(env="pusth"), "unknown environment 'pusth'; did you mean 'pusht'"),
+        (SpecactSimConfig(env="pusht", frames={"image": [8, 8]}), "unknown camera of pusht 'image'"),
+        (SpecactSimConfig(env="pusht", sees=["goal"]), "unknown observation of pusht 'goal'. Known: state"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            _ = make_robot_from_config(config).observation_features
+
+
+# ---- LeRobot's commands ----------------------------------------------------------------------------------------------
+
+
+def test_adahi_in_lerobot_eval(tmp_path: Path, environment: dict[str, str]) -> None:
+    with serving(PUSHT) as process:
+        said = lerobot_eval(
+            tmp_path, environment, f"--policy.bundle={PUSHT}", f"--policy.server=ws://127.0.0.1:{process.port}",
+            f"--policy.deadline_ms={LONG_MS:.0f}", "--policy.terms=pusht",
+            "--env.obs_type=environment_state_agent_pos",
+        )  # fmt: skip
+    for robot in counted(said):
+        assert robot["steps"] == 3 and 1 <= robot["transmitted"] <= 3 and robot["verified"] == 2 * robot["transmitted"]
+    assert len(counted(said)) == 2
+
+
+def test_a_served_policy_of_lerobots_in_lerobot_eval(
+    tmp_path: Path, environment: dict[str, str], served: Callable[[str], str]
+) -> None:
+    said = lerobot_eval(
+        tmp_path, environment, f"--policy.server={served('act')}", f"--policy.deadline_ms={LONG_MS:.0f}",
+        "--policy.n_action_steps=4",
+    )  # fmt: skip
+    assert counted(said) == [{"inferences": 3, "chunks": 3}] * 2
+
+
+def test_a_local_draft_of_lerobots_in_lerobot_eval(
+    tmp_path: Path, environment: dict[str, str], saved: Callable[[str], Path], served: Callable[[str], str]
+) -> None:
+    said = lerobot_eval(
+        tmp_path, environment, f"--policy.server={served('diffusion')}", f"--policy.draft=lerobot:{saved('act')}@10",
+        "--policy.hold=true", "--policy.rate=0.5", f"--policy.deadline_ms={LONG_MS:.0f}", "--policy.n_action_steps=2",
+    )  # fmt: skip
+    found = counted(said)
+    assert [robot["steps"] for robot in found] == [6, 6]
+    assert all(1 <= robot["transmitted"] < 6 and "missed" not in robot for robot in found)
+
+
+def test_a_served_policy_of_lerobots_in_lerobot_rollout(
+    tmp_path: Path, environment: dict[str, str], served: Callable[[str], str]
+) -> None:
+    words = [
+        "lerobot-rollout", "--policy.type=specact", f"--policy.server={served('smolvla')}",
+        f"--policy.deadline_ms={LONG_MS:.0f}", "--robot.type=specact_sim", "--robot.env=pusht-camera",
+        '--robot.sees=["agent", "image"]', "--task=push the block", "--fps=20", "--duration=2",
+        "--return_to_initial_position=false",
+    ]  # fmt: skip
+    status, said = Command(tmp_path, environment, words).end()
+    assert status == 0, said
+    (robot,) = counted(said)
+    assert robot["chunks"] == robot["inferences"] >= 1 and "idle" not in robot
+
+
+def test_a_rollout_goes_on_without_its_server_and_is_the_episode_of_specact(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with serving(BALL) as process:
+        url = f"127.0.0.1:{process.port}"
+        words = [
+            "lerobot-rollout", "--policy.type=specact", f"--policy.bundle={BALL}", f"--policy.server=ws://{url}",
+            "--policy.gate=always", f"--policy.deadline_ms={LONG_MS:.0f}", "--robot.type=specact_sim",
+            "--robot.env=ball", "--robot.seed=1", "--fps=20", "--duration=8", "--return_to_initial_position=false",
+        ]  # fmt: skip
+        command, until = Command(tmp_path, environment, words), time.monotonic() + LONG_S
+        while time.monotonic() < until and answered(url) < 5:
+            time.sleep(0.01)
+        process.kill()
+        status, said = command.end()
+    assert status == 0, said
+    (robot,) = counted(said)
+    assert robot["missed"] > 0 and robot["steps"] > robot["missed"]
+    # What was played before and after is what the same policy plays whose target is lost at the same step.
+    found = re.search(r"ball, seed 1, episode 0: .* after (\d+) steps, score ([\d.e-]+)", said)
+    assert found is not None
+    assert float(found[2]) == score_without_target(int(found[1]), robot["steps"] - robot["missed"])
+
+
+def answered(url: str) -> int:
+    """Requests that a server has answered."""
+    with urllib.request.urlopen(f"http://{url}/v1/status", timeout=60.0) as reply:
+        return int(json.load(reply)["outcomes"].get("ok", 0))
+
+
+def score_without_target(steps: int, verified: int) -> float:
+    """Of ball's first episode, seed 1, with a target that answers so many inferences."""
+    pair, task = specact.load_bundle(BALL), load_task("ball")
+    robot, gates = SimulatedRobot(task), [specact.gates.Always(), specact.gates.Never()]
+    robot.start(start_of(1, 0, task))
+    policy = specact.SpeculativePolicy(pair, gates[0])
+    policy.reset(1)
+    while robot.steps < steps and not robot.done:
+        if policy.counts["steps"] == verified and policy.wants_inference:
+            policy.gate = gates[1]
+        robot.act(policy.act(robot.observe()))
+    return robot.score
+
+
+def test_the_commands_of_the_page_are_read() -> None:
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "docs/lerobot.md").read_text(), re.DOTALL | re.MULTILINE)
+    lines = [
+        line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("lerobot-")
+    ]
+    assert len(lines) >= 5
+    for line in lines:
+        command, *words = shlex.split(line)
+        read = draccus.parse(RolloutConfig if command == "lerobot-rollout" else EvalPipelineConfig, args=words)
+        assert isinstance(read.policy, SpecactConfig)
+
+
+def test_the_command_line_says_what_to_do(tmp_path: Path, environment: dict[str, str]) -> None:
+    words = ["lerobot-eval", "--policy.type=specact", "--env.type=pusht"]
+    status, said = Command(tmp_path, environment, words).end()
+    assert status != 0 and "needs policies: --policy.bundle=NAME, a pair, with --policy.server=ws://HOST:PORT" in said
