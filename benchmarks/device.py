@@ -8,7 +8,8 @@ Run: python benchmarks/device.py --pair PAIR --out DIR [--target BUNDLE] [--shar
      python benchmarks/device.py --out DIR --table
 
 Every cell of the table is a run of its own, kept in DIR as it ends; run again after a stop, what is there is not run
-again. Run it on a machine with nothing else to do.
+again. Run it on a machine with nothing else to do. ``--table`` keeps the cells in benchmarks/results/device.json and
+writes the table of docs/metaworld.md.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from pages import fill
 
 from specact.families.chunks.folder import PairSettings, make_pair
 from specact.files import file_stem, write_json
 from specact.lab.processes import linked, serving
-from specact.lab.statistics import wilson
+from specact.lab.statistics import contrast, holm, wilson
 
 COMMAND = [sys.executable, "-c", "from specact.cli.main import main; main()"]
+ROOT = Path(__file__).parents[1]
+KEPT = Path(__file__).parent / "results" / "device.json"
 # A pair's deadline, and how long an answer that nobody waits for may take [ms].
 WAITED_MS, LATE_MS = 50.0, 1000.0
 
@@ -51,7 +57,11 @@ class Method:
 
 # Whoever waits for a slow target acts on old observations; the usual limit on their age would keep the robot still.
 WAITING = ("--gate", "never", "--max-chunk-age-ms", "5000")
-ASYNCHRONOUS = ("--execution", "aligned", "--idle", "nothing")
+# All of a chunk may be played, and the next one is asked for as soon as it begins.
+ASYNCHRONOUS = (
+    "--execution", "aligned", "--execute-actions", "4", "--overlap-actions", "3", "--idle", "nothing",
+    "--max-chunk-age-ms", "5000",
+)  # fmt: skip
 METHODS = (
     Method("target, waited for", False, ("--bundle", "ALONE", *WAITING)),
     Method("target, asynchronous", False, ("--policy", "TARGET", *ASYNCHRONOUS)),
@@ -77,11 +87,16 @@ def main() -> None:
         "--fewer", type=int, default=0, help="Euler steps of the target with fewer steps, if it is a flow"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
+    parser.add_argument("--table", action="store_true", help="keep and show what is there, and run nothing")
     asked = parser.parse_args()
     if not asked.table:
         run_all(asked)
-    print(table(list(kept(asked.out))))
+    cells = list(kept(asked.out))
+    print(table(cells))
+    if asked.table:
+        told = {"cells": [summary(cell) for cell in cells], "contrasts": contrasts(cells)}
+        KEPT.write_text(json.dumps(told, indent=1) + "\n")
+        fill(ROOT / "docs" / "metaworld.md", "device", table(cells))
 
 
 def run_all(asked: argparse.Namespace) -> None:
@@ -105,13 +120,19 @@ def run_all(asked: argparse.Namespace) -> None:
                 if method.name == "target, fewer steps" and not asked.fewer:
                     continue
                 for share in shares:
-                    cell = {"method": method.name, "link": link if method.linked else "", "share": share}
+                    cell = {"method": method.name, "link": called(link) if method.linked else "", "share": share}
                     path = asked.out / f"{file_stem('-'.join(map(str, cell.values())))}.json"
                     if path.exists():
                         continue
                     found = run_one(method, stands, pair_server, share, asked)
                     write_json(path, cell | found)
                     print(line(cell | found), flush=True)
+
+
+def called(link: str) -> str:
+    """A link without the folder of its recording."""
+    kind, _, where = link.partition(":")
+    return f"{kind}:{Path(where).name}" if where else link
 
 
 def alone(folder: Path, target: str, settings: PairSettings) -> str:
@@ -145,6 +166,47 @@ def run_one(
 def kept(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("*.json")):
         yield json.loads(path.read_text())
+
+
+def summary(cell: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a cell: everything but each episode, and no paths of this machine."""
+    episodes = cell["episodes"]
+    # What runs a policy alone has no gate.
+    numbers = {key: cell.get(key) for key in ("method", "link", "share", "inferences", "transmission_rate", "misses")}
+    return numbers | {
+        "episodes": len(episodes),
+        "successes": sum(episode["success"] for episode in episodes),
+        "steps": sum(episode["steps"] for episode in episodes),
+        "held": sum(episode["held"] for episode in episodes),
+        "world_late_ms": max(episode["world_late_ms"] for episode in episodes),
+        "inference_ms": cell["inference_ms"],
+    }
+
+
+# Which method against which, at the same share, on the same episodes.
+COMPARED = (
+    ("late ADAHI", "draft"), ("ADAHI", "draft"), ("hybrid", "draft"), ("target, waited for", "draft"),
+    ("target, asynchronous", "draft"), ("late ADAHI", "target, waited for"), ("late ADAHI", "target, asynchronous"),
+    ("late ADAHI", "remote target, asynchronous"),
+)  # fmt: skip
+
+
+def contrasts(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Paired, exact McNemar, with Holm's correction over all of them."""
+    won = {
+        (cell["method"], cell["link"], cell["share"]): np.array([e["success"] for e in cell["episodes"]], np.float64)
+        for cell in cells
+    }
+    found = []
+    for (method, link, share), first in won.items():
+        for one, other in COMPARED:
+            second = won.get((other, link, share), won.get((other, "", share)))
+            if one == method and second is not None:
+                found.append(({"first": one, "second": other, "link": link, "share": share}, contrast(first, second)))
+    return [
+        {**names, "difference": asdict(one.difference), "p": p}
+        for (names, one), p in zip(found, holm([one.p for _, one in found]), strict=True)
+    ]
 
 
 def line(cell: dict[str, Any]) -> str:
