@@ -22,6 +22,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     },
     "record": {"mcap": "mcap", "PIL": "pillow"},
     "retrieval": {"voyager": "voyager"},
+    "ray": {"ray": "ray[serve]"},
 }  # fmt: skip
 
 

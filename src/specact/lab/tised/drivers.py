@@ -23,6 +23,7 @@ from specact.families.flash.verify import Question
 from specact.gates.settings import GateSettings
 from specact.observation import ObservationSpec
 from specact.rng import StepAddress
+from specact.runtime.manifest import check_weights
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,17 @@ def looks_at(driver: Driver) -> ObservationSpec:
     if isinstance(driver, PairDriver | RoundsDriver):
         return driver.load().observation
     return driver.build().spec.observation
+
+
+def check_bundle(driver: Driver, fingerprint: str) -> None:
+    """Refuses a driver's bundle where another one is meant.
+
+    Raises:
+        BundleError: if it has another fingerprint.
+    """
+    flows = isinstance(driver, FlowDriver | RoundsDriver)
+    bundle = _flow(driver.bundle, ()) if flows else _pair(driver.bundle)
+    check_weights(driver.bundle, bundle.fingerprint, fingerprint)
 
 
 def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:
