@@ -65,8 +65,8 @@ class AsgiMessages:
         self._room.set()
 
     async def serve(self, socket: WebSocket, requests: Requests) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            sending = tasks.create_task(self._send(socket))
+        sending = asyncio.get_running_loop().create_task(self._send(socket))
+        try:
             while (message := await socket.receive())["type"] != "websocket.disconnect":
                 payload = message.get("bytes")
                 if payload is not None and len(payload) > self._limit:
@@ -76,6 +76,7 @@ class AsgiMessages:
                     await self._room.wait()
                 if not self._closing:
                     requests.take(payload)
+        finally:
             sending.cancel()
 
     def _close(self, code: CloseCode) -> None:

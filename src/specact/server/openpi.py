@@ -77,9 +77,7 @@ class Requests:
         connection: pending until the first observation that can be used, or the right token.
     """
 
-    def __init__(
-        self, service: Service, sender: Sender, websocket: Messages, connection: Connection | None
-    ) -> None:
+    def __init__(self, service: Service, sender: Sender, websocket: Messages, connection: Connection | None) -> None:
         self._service, self._sender, self._websocket, self._connection = service, sender, websocket, connection
         self._history = ObservationHistory(service.dialect.observation)
         self._episode = self._step = 0
