@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,9 @@ import pytest
 from tests.cluster_work import end_once, shard_on_node, square_root
 
 import specact
+from specact.cli.serve import app
 from specact.cluster import join
 from specact.errors import BundleError, ConfigError, RemoteError, SpecactError
-from specact.families.load import load_responder
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
@@ -34,7 +33,6 @@ from specact.lab.rollout.rollout import Shard, run_shard
 from specact.remote.client import Client
 from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
-from specact.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -108,8 +106,8 @@ def test_an_evaluation_on_two_nodes_stopped_and_resumed_has_the_bytes_of_one_her
             raise StoppedError
 
     with pytest.raises(StoppedError), Pool(on=on) as pool:
-        assert pool.workers == 2
         evaluate(WHAT, tmp_path / "there", stop, pool)
+    assert pool.workers == 2
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "there").rglob("*.parquet")}
     assert kept and not (tmp_path / "there/summary.json").exists()
     with Pool(2, on) as pool:
@@ -145,7 +143,7 @@ def test_a_worker_that_is_killed_costs_its_work_and_not_for_ever(on: str, tmp_pa
     with Pool(2, on) as pool:
         items = [("one", tmp_path), ("two", tmp_path)]
         assert sorted(made for _, made in pool.each(end_once, items)) == ["one", "two"]
-        with pytest.raises(SpecactError, match="lost with its worker 4 times.*finished results are kept"):
+        with pytest.raises(SpecactError, match=r"lost with its worker 4 times.*finished results are kept"):
             list(pool.each(end_once, [("always", tmp_path)]))
 
 
@@ -153,7 +151,7 @@ def test_what_a_node_lacks_is_said_with_the_node(on: str, tmp_path: Path) -> Non
     with Pool(2, on) as pool:
         with pytest.raises(ConfigError, match="unknown bundle") as lacking:
             list(pool.run([shard(0, bundle=str(tmp_path / "nowhere"))]))
-        with pytest.raises(BundleError, match="has fingerprint .* here, and 0123"):
+        with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
             list(pool.run([shard(0, fingerprint="0123")]))
         with pytest.raises(ValueError, match="math domain"):
             list(pool.each(square_root, [-1.0]))
@@ -180,34 +178,42 @@ def test_no_other_place_is_taken(on: str) -> None:
         Pool(1, on)
 
 
-def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(cluster: Cluster) -> None:
+def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ray import serve
-
-    from specact.server.ray_app import application
 
     assert cluster.head_node is not None
     bundle, token, port = specact.load_bundle("ball"), "a token for everybody", free_port()
-    load = partial(load_responder, "ball")
+    monkeypatch.setenv("SPECACT_TOKEN", token)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(application(load, ServerSettings(token=token), replicas=2, resources={"num_cpus": 0.5}))
-        # Each robot meets a replica of its own.
-        for number in range(2):
-            endpoint = Endpoint("ws", "127.0.0.1", port, token)
-            with Client(endpoint, bundle.codec.dialect, f"robot {number}") as client:
-                client.connect(PATIENCE_S)
+        serve.run(app({"target": "ball", "replicas": "2", "num_cpus": "0.5"}))
+        endpoint = Endpoint("ws", "127.0.0.1", port, token)
+        with Client(endpoint, bundle.codec.dialect) as one, Client(endpoint, bundle.codec.dialect) as other:
+            for client in (one, other):
+                client.connect(60.0)
+            for client in (one, other):
                 same_actions(bundle, client)
-        with (
-            pytest.raises(RemoteError, match="token"),
-            Client(Endpoint("ws", "127.0.0.1", port), bundle.codec.dialect) as stranger,
-        ):
-            stranger.connect(PATIENCE_S)
+        stranger = Client(Endpoint("ws", "127.0.0.1", port), bundle.codec.dialect)
+        with stranger, pytest.raises(RemoteError, match="token"):
+            stranger.connect(60.0)
     finally:
         serve.shutdown()
 
 
+def test_an_application_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"bundle: Extra inputs are not permitted. An application takes target, steps"):
+        app({"target": "ball", "bundle": "ball"})
+    with pytest.raises(ConfigError, match="replicas must be at least 1"):
+        app({"target": "ball", "replicas": "0", "host": "127.0.0.1"})
+    monkeypatch.delenv("SPECACT_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="so a token is needed"):
+        app({"target": "ball"})
+
+
 def same_actions(bundle: specact.Bundle, client: Client) -> None:
-    verifier = remote_verifier(client, bundle, 1e3 * PATIENCE_S)
+    verifier = remote_verifier(client, bundle, 60_000.0)
     remote = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier, seed=3)
     local = specact.SpeculativePolicy(bundle, specact.gates.Always(), seed=3)
     rng = np.random.default_rng(0)

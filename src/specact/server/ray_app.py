@@ -1,10 +1,11 @@
-"""The server as an application of Ray Serve: replicas of the whole server, each with a target and batches of its own."""
+"""The server as an application of Ray Serve: replicas of the whole server, each with its own target and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from ray import serve
 from ray.serve import Application
 
@@ -35,21 +36,60 @@ class Replica:
             raise ConfigError("the target takes no requests")
 
 
+class Asked(BaseModel, extra="forbid", frozen=True):
+    """What ``serve run`` and ``serve deploy`` say of an application.
+
+    Attributes:
+        target: a bundle, whose target is served, or a policy; see ``specact serve --help``.
+        steps, provider, threads: see there.
+        replicas: number of servers.
+        num_cpus, num_gpus: that Ray reserves for each.
+        host: where Serve's proxies listen; with the default, all addresses, a token is needed.
+        max_batch, max_queue, max_wait_ms, max_robots: of each replica, see
+            :class:`~specact.server.settings.ServerSettings`.
+    """
+
+    target: str
+    steps: int = 10
+    provider: str = "CPUExecutionProvider"
+    threads: int = 1
+    replicas: int = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    host: str = "0.0.0.0"
+    max_batch: int = 16
+    max_queue: int = 256
+    max_wait_ms: float = 0.0
+    max_robots: int = 1024
+
+
+def read_arguments(args: Mapping[str, Any]) -> Asked:
+    """The arguments of an application; on a command line all of them are texts.
+
+    Raises:
+        ConfigError: for one that is missing, unknown, or of the wrong type.
+    """
+    try:
+        return Asked.model_validate(args)
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"{told}. An application takes {', '.join(Asked.model_fields)}, as NAME=VALUE") from None
+
+
 def application(
-    load: Callable[[], Responder], settings: ServerSettings, *, replicas: int = 1,
-    resources: Mapping[str, float] | None = None,
-) -> Application:  # fmt: skip
+    load: Callable[[], Responder], settings: ServerSettings, replicas: int, resources: Mapping[str, float]
+) -> Application:
     """What ``serve.run`` runs.
 
-    Robots speak to Serve's proxy as they do to a server. A WebSocket stays with the replica that took it; a new one goes
-    to the replica with fewer. Requests of one replica's robots share its batches, made by
+    Robots speak to Serve's proxy as they do to a server. A WebSocket stays with the replica that took it; a new one
+    goes to the replica with fewer, of two. Requests of one replica's robots share its batches, made by
     :class:`~specact.server.batcher.Batcher`, which knows robots and deadlines; ``serve.batch`` knows neither.
 
     Args:
         load: loads the target, in each replica; a function of a module, or a partial of one.
         settings: of each replica. Robots, queues and connections are counted in each for itself.
         replicas: their number.
-        resources: of each: ``num_cpus`` and ``num_gpus``; one CPU if None.
+        resources: of each: ``num_cpus`` and ``num_gpus``.
 
     Raises:
         ConfigError: for less than one replica, or settings that are Serve's own affair: certificates.
@@ -64,6 +104,6 @@ def application(
         num_replicas=replicas,
         # A stream is one request for as long as it lasts.
         max_ongoing_requests=settings.max_robots + settings.max_pending,
-        ray_actor_options=dict(resources or {"num_cpus": 1}),
+        ray_actor_options=dict(resources),
     )
     return deployed.bind(load, settings)
