@@ -1,13 +1,13 @@
 """Work on two nodes of a Ray cluster, and robots at two servers: behind HAProxy, and as replicas of Ray Serve.
 
 The nodes are processes of this machine (`ray.cluster_utils.Cluster`), with one CPU each. Everything is measured in
-rounds, every way in turn in each. The servers' target stands for one with a GPU of its own: for a batch of b requests it
-waits 40 + 2 b ms, during which the processor is free, and then answers as ball's.
+rounds, every way in turn in each. The servers' target stands for one with a GPU of its own: for a batch of b requests
+it waits 40 + 2 b ms, during which the processor is free, and then answers as ball's.
 
 Run: python benchmarks/scale.py [--rounds N] [--seconds S] [--parts work,servers]
 
-The results are kept in benchmarks/results/scale.json, and the tables of docs/scale.md are written from it, those that are
-computed too.
+The results are kept in benchmarks/results/scale.json, and the tables of docs/scale.md are written from it, with those
+that are computed.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ INFERENCES_HZ, SENT = (2.0, 5.0, 20.0), (1.0, 0.6, 0.2)
 
 
 def largest_batch(fixed_ms: float, each_ms: float) -> int:
-    """The largest batch whose requests are answered in time also where the one before it has just begun: 2 T(b) + link."""
+    """The largest batch that is answered in time where the one before it has just begun: 2 T(b) + link <= deadline."""
     fits = int(((DEADLINE_MS - LINK_MS) / 2 - fixed_ms) / each_ms)
     return max(0, min(LARGEST, fits))
 

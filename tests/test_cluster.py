@@ -42,7 +42,7 @@ ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 PATIENCE_S = 180.0
-NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 WHAT = Evaluation(
     "ball", methods=("draft", "adahi"), episodes=8, shard=2, draft_ms=1.0, gate_ms=0.1, target_ms=2.0, seed=5
 )
@@ -203,7 +203,7 @@ def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(
 
 
 def test_an_application_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"bundle: Extra inputs are not permitted. An application takes target, steps"):
+    with pytest.raises(ConfigError, match=r"bundle: Extra inputs .* An application takes target, steps"):
         app({"target": "ball", "bundle": "ball"})
     with pytest.raises(ConfigError, match="replicas must be at least 1"):
         app({"target": "ball", "replicas": "0", "host": "127.0.0.1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from websockets.frames import CloseCode
 
 from specact.server.messages import _MOST_UNREAD, AsgiMessages
 
-Message = dict[str, Any]
+Message = MutableMapping[str, Any]
 
 
 class Peer:

@@ -98,7 +98,7 @@ def application(
         raise ConfigError(f"replicas must be at least 1, got {replicas}")
     if settings.certificate is not None:
         raise ConfigError("the proxy of Ray Serve holds the certificate: give it ssl_certfile and ssl_keyfile")
-    deployed = serve.deployment(
+    deployed: Any = serve.deployment(
         serve.ingress()(Replica),
         name="specact",
         num_replicas=replicas,
@@ -106,4 +106,5 @@ def application(
         max_ongoing_requests=settings.max_robots + settings.max_pending,
         ray_actor_options=dict(resources),
     )
-    return deployed.bind(load, settings)
+    made: Application = deployed.bind(load, settings)
+    return made

@@ -48,7 +48,7 @@ class RayExecutor(Executor):
         self._threads = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="specact ray")
         self._under_way = set[Any]()
         options: dict[str, Any] = {"num_cpus": 1, "max_retries": _AGAIN, "runtime_env": {"env_vars": _ENVIRONMENT}}
-        self._task = ray.remote(**options)(_run)
+        self._task: Any = ray.remote(**options)(_run)
         self._place = _versions(), str(Path.cwd())
         if not self.workers:
             self.shutdown()
