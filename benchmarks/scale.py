@@ -53,7 +53,7 @@ KEPT, PAGE = ROOT / "benchmarks" / "results" / "scale.json", ROOT / "docs" / "sc
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 # Of the stand-in target: milliseconds of a batch, and of each of its requests.
 BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
-SHARDS, EPISODES = 12, 20
+SHARDS, EPISODES = 6, 10
 CROWD, RATE_HZ = 48, 20.0
 WAYS = ("one server", "HAProxy, one server", "HAProxy, two servers", "Serve, one replica", "Serve, two replicas")
 

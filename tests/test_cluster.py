@@ -36,12 +36,13 @@ from specact.remote.transport import Endpoint
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
+    from tests.conftest import Run
 
 ray = pytest.importorskip("ray")
 # Of Ray Serve, which is imported here.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 WHAT = Evaluation(
     "ball", methods=("draft", "adahi"), episodes=8, shard=2, draft_ms=1.0, gate_ms=0.1, target_ms=2.0, seed=5
@@ -176,6 +177,14 @@ def test_the_command_works_on_a_cluster_until_it_is_interrupted(
 def test_no_other_place_is_taken(on: str) -> None:
     with pytest.raises(ConfigError, match="here, ray, or ray:ADDRESS"):
         Pool(1, on)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_said_at_once(specact_run: Run, address: str, tmp_path: Path) -> None:
+    words = ["eval", "--bundle", "ball", "--methods", "draft", "--out", tmp_path / "run", "--on", f"ray:{address}"]
+    done = specact_run(*words)
+    assert done.returncode == 2
+    assert f"cannot join a Ray cluster (ray:{address})" in done.stderr and "ray:auto" in done.stderr
 
 
 def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from typing import Any
 
 from specact.errors import ConfigError
 
 HERE = "here"
+# Ray itself tries for minutes.
+_ANSWERS_WITHIN_S = 5.0
 
 
 def check_place(on: str) -> None:
@@ -25,8 +28,9 @@ def join(on: str, cpus: int | None = None) -> bool:
     """Joins a cluster, unless this process is in one already, as Ray allows one at a time.
 
     Args:
-        on: ``ray:ADDRESS``, with an address as ``ray.init`` takes it; or ``ray`` for a new cluster on this machine,
-            that no other machine can reach, without dashboard and reports on its use. It ends with this process.
+        on: ``ray:HOST:PORT``, with the address of the cluster's head, or ``ray:auto`` for that of this machine or of
+            the Ray job that this is part of; or ``ray`` for a new cluster on this machine, that no other machine can
+            reach, without dashboard and reports on its use. It ends with this process.
         cpus: of a new cluster; None for all of this machine.
 
     Returns:
@@ -49,10 +53,13 @@ def join(on: str, cpus: int | None = None) -> bool:
     if ray.is_initialized():
         return False
     try:
+        if address not in ("", "auto"):
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
         ray.init(address=address or "local", **options)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(
-            f"cannot join a Ray cluster {f'at {address}' if address else 'on this machine'}: {error}; give the address "
-            "of its head, such as ray:10.0.0.5:6379, on one of its machines, or ray:auto for the one that runs there"
+            f"cannot join a Ray cluster ({on}): {error}; on one of its machines give the address of its head, such as "
+            "ray:10.0.0.5:6379, or ray:auto"
         ) from None
     return True

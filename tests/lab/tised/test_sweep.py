@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specact.errors import ConfigError, DataError
+from specact.errors import BundleError, ConfigError, DataError
 from specact.families.codes.bundle import load_bundle
 from specact.lab.envs import load_task
 from specact.lab.rollout.pool import Pool
@@ -194,6 +194,8 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
         "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed, fingerprint=what.fingerprint,
     )  # fmt: skip
     assert run_trial(by_hand) == row
+    with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
+        run_trial(replace(by_hand, fingerprint="0123"))
 
 
 def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
