@@ -310,8 +310,8 @@ def server_rows(found: dict[str, Any]) -> list[str]:
     crowd, paced = found["crowd"], found["paced"]
     most = 1e3 * found["max_batch"] / batch_ms(found["batch_ms"], found["each_ms"], found["max_batch"])
     rows = [
-        f"| way | {CROWD} robots without pause: requests/s | over one server's | over B/T(B) of each | processor, ms of "
-        f"a request | robots at {found['rate_hz']:g} Hz | answered of those due | p50, ms | p99, ms |",
+        f"| way | {CROWD} robots without pause: requests/s | over one server's | over B/T(B) of each | processor, ms "
+        f"of a request | robots at {found['rate_hz']:g} Hz | answered of those due | p50, ms | p99, ms |",
         "|---" * 9 + "|",
     ]
     for way in WAYS:
