@@ -32,6 +32,8 @@ from typing import Any
 # Read when Ray is imported: its processes listen on loopback alone.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray's workers give way to other processes; beside others that do not they would seem slow.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 from pages import fill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -148,8 +149,14 @@ def test_a_worker_that_is_killed_costs_its_work_and_not_for_ever(on: str, tmp_pa
             list(pool.each(end_once, [("always", tmp_path)]))
 
 
-def test_what_a_node_lacks_is_said_with_the_node(on: str, tmp_path: Path) -> None:
+def test_what_a_node_lacks_is_said_with_the_node(on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("def work(item):\n    return item\n")
+    # The workers look where this process looked when it joined.
+    monkeypatch.syspath_prepend(tmp_path)
+    work = importlib.import_module("only_here").work
     with Pool(2, on) as pool:
+        with pytest.raises(SpecactError, match=r"could not take on the work: .*only_here"):
+            list(pool.each(work, [1]))
         with pytest.raises(ConfigError, match="unknown bundle") as lacking:
             list(pool.run([shard(0, bundle=str(tmp_path / "nowhere"))]))
         with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
@@ -179,7 +186,7 @@ def test_no_other_place_is_taken(on: str) -> None:
         Pool(1, on)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:1"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_a_cluster_that_is_not_there_is_said_at_once(specact_run: Run, address: str, tmp_path: Path) -> None:
     words = ["eval", "--bundle", "ball", "--methods", "draft", "--out", tmp_path / "run", "--on", f"ray:{address}"]
     done = specact_run(*words)

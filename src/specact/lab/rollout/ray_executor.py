@@ -59,7 +59,7 @@ class RayExecutor(Executor):
 
     def _result(self, *work: Any) -> Any:
         import ray
-        from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayTaskError, WorkerCrashedError
+        from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
 
         task = self._task.remote(self._place, *work)
         self._under_way.add(task)
@@ -67,17 +67,24 @@ class RayExecutor(Executor):
             return ray.get(task)
         except RayTaskError as error:
             if not isinstance(error.cause, _FailedError):
-                raise
+                raise SpecactError(
+                    f"a node of the cluster could not take on the work: {error.cause}; every node needs specact "
+                    f"{__version__} with the same extras, and the modules that the command names"
+                ) from error
             cause, node = error.cause.args
             cause.add_note(
                 f"this was on the node {node}: every node needs the bundles, modules and data that the command names, "
                 "under the same paths"
             )
             raise cause from (None if isinstance(cause, SpecactError) else error)
-        except (WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError) as error:
+        except (WorkerCrashedError, NodeDiedError, OutOfMemoryError) as error:
             raise SpecactError(
                 f"the same work was lost with its worker {_AGAIN + 1} times, most likely for lack of memory "
                 f"({type(error).__name__}); run the same command again with fewer --workers: finished results are kept"
+            ) from None
+        except RayError as error:
+            raise SpecactError(
+                f"the Ray cluster failed: {error}; run the same command again: finished results are kept"
             ) from None
         finally:
             self._under_way.discard(task)
