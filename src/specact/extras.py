@@ -23,6 +23,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "record": {"mcap": "mcap", "PIL": "pillow"},
     "retrieval": {"voyager": "voyager"},
     "vla-eval": {"vla_eval": "vla-eval"},
+    "ray": {"ray": "ray[serve]"},
 }  # fmt: skip
 
 

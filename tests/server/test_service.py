@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -350,9 +349,7 @@ class Peer:
 def scope(kind: str, method: str, path: str) -> Message:
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
     denial = {"extensions": {"websocket.http.response": {}}, "subprotocols": []} if kind == "websocket" else {}
-    # For what the server's own transport is asked besides.
-    state = {"specact.websocket": SimpleNamespace(write=None, hand_over=None, serve=lambda requests: None)}
-    return {"type": kind, "state": state, "method": method, "path": path, "raw_path": path.encode(),
+    return {"type": kind, "state": {}, "method": method, "path": path, "raw_path": path.encode(),
             "query_string": b"", "root_path": "", "scheme": kind, "headers": headers, "http_version": "1.1",
             **denial}  # fmt: skip
 

@@ -23,6 +23,7 @@ def eval_(
     offline: bool = False,
     recipe: Path | None = None,
     workers: int | None = None,
+    on: str = "here",
     json: bool = False,
 ) -> None:
     """Run methods side by side on the same episodes, in virtual or real time; writes a run folder that resumes.
@@ -33,6 +34,7 @@ def eval_(
         offline: without a simulator: errors and transmissions along demonstrations kept back in training.
         recipe: with --offline: recipe of these demonstrations; the bundle's own if not given.
         workers: processes; one per core if not given.
+        on: where they are: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md.
         json: print the summary as JSON.
     """
     from specact.gates.deciding import check_gate_options
@@ -40,7 +42,7 @@ def eval_(
     from specact.lab.rollout.pool import Pool
 
     check_gate_options(what.gates.gate_options, [load_method(name).gate for name in what.methods])
-    with Pool(workers) as pool, progress_bars() as update:
+    with Pool(workers, on) as pool, progress_bars() as update:
         if offline:
             from specact.cli.shown import held_out
             from specact.families.load import load_pair

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from specact.cli.output import command_line, progress_bars, remarks, results
 from specact.cli.report import report
 from specact.errors import ConfigError
+
+if TYPE_CHECKING:
+    from specact.lab.rollout.pool import Pool
 
 
 def reproduce(
@@ -23,6 +26,7 @@ def reproduce(
     seed: int = 1,
     films: bool = True,
     workers: int | None = None,
+    on: str = "here",
 ) -> None:
     """Run a study; an interrupted one resumes.
 
@@ -42,6 +46,7 @@ def reproduce(
         seed: random seed. Seed 0 was used to choose the settings of the bundles.
         films: add films of rollouts to the page.
         workers: processes; one per core if not given.
+        on: where they are: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md.
     """
     from specact.lab.evaluation.run import evaluate, finished
     from specact.lab.evaluation.study import PAIRS, plan
@@ -51,7 +56,8 @@ def reproduce(
         _split(out, data, quick, seed)
         return
     if paper != "adahi":
-        _side_by_side(paper, out, None if pairs is None else pairs.split(","), quick, seed, workers)
+        with Pool(workers, on) as pool:
+            _side_by_side(paper, out, None if pairs is None else pairs.split(","), quick, seed, pool)
         return
     wanted = PAIRS if pairs is None else tuple(name.strip() for name in pairs.split(","))
     if not all(wanted):
@@ -59,7 +65,7 @@ def reproduce(
     chapters = plan(wanted, seed=seed, quick=quick, data=data)
     left = [chapter for chapter in chapters if not finished(chapter.what, out / chapter.folder)]
     remarks.print(f"{paper}: {len(chapters)} runs, {len(chapters) - len(left)} of them done", highlight=False)
-    with Pool(workers) as pool:
+    with Pool(workers, on) as pool:
         for number, chapter in enumerate(left):
             remarks.print(f"{chapter.folder}, {len(left) - number} left", highlight=False)
             with progress_bars() as update:
@@ -71,7 +77,7 @@ def reproduce(
     results.print(f"study: {out}", highlight=False)
 
 
-def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, seed: int, workers: int | None) -> None:
+def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, seed: int, pool: Pool) -> None:
     """A study of policies that come to a chunk in several ways: a table and a picture of each."""
     import json
 
@@ -80,7 +86,6 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
     from specact.lab.evaluation.run import evaluate, finished
     from specact.lab.report import cache, flow, tokens
     from specact.lab.report.drawing import style
-    from specact.lab.rollout.pool import Pool
 
     studies: dict[str, tuple[Callable[..., Sequence[Any]], str, Callable[..., Any], Any, Callable[..., Any]]] = {
         "flow": (flow_study.plan_flow, "rounds", flow_study.rounds_of, flow, flow.draw_flow),
@@ -104,7 +109,7 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
         if wanted is not None and chapter.folder not in wanted:
             continue
         folder = out / chapter.folder
-        with Pool(workers) as pool, progress_bars() as update:
+        with progress_bars() as update:
             if not finished(chapter.what, folder):
                 evaluate(chapter.what, folder, update, pool, command=command_line())
             if not (folder / f"{file}.json").exists():

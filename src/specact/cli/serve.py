@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from specact.cli.output import remarks
 from specact.errors import ConfigError
@@ -83,6 +84,30 @@ def serve(
     left = service.abandoned
     done = "everything under way was answered" if not left else f"{left} requests under way were not answered in time"
     remarks.print(f"stopped; {done}", highlight=False)
+
+
+def app(args: dict[str, Any]) -> Any:
+    """The server as an application of Ray Serve: ``serve run specact.cli.serve:app bundle=ball replicas=2``.
+
+    Args:
+        args: see :class:`~specact.server.ray_app.Asked`. The token is the variable SPECACT_TOKEN.
+
+    Raises:
+        ConfigError: for arguments or settings that cannot be used.
+    """
+    from functools import partial
+
+    from specact.families.load import load_responder
+    from specact.server.ray_app import application, read_arguments
+    from specact.server.settings import ServerSettings
+
+    asked = read_arguments(args)
+    load = partial(load_responder, asked.target, steps=asked.steps, provider=asked.provider, threads=asked.threads)
+    settings = ServerSettings(
+        host=asked.host, token=read_token(None), max_batch=asked.max_batch, max_queue=asked.max_queue,
+        max_wait_ms=asked.max_wait_ms, max_robots=asked.max_robots,
+    )  # fmt: skip
+    return application(load, settings, asked.replicas, {"num_cpus": asked.num_cpus, "num_gpus": asked.num_gpus})
 
 
 def read_token(file: Path | None) -> str | None:

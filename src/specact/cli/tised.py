@@ -61,9 +61,12 @@ class Sweep:
     """Time of a server's inference, whatever the robot's hardware."""
     workers: int | None = None
     """Processes; one per core if not given."""
+    on: str = "here"
+    """Where they are: here, ray for a Ray cluster that is started here, or ray:ADDRESS; see docs/scale.md."""
 
     def run(self) -> None:
         from specact.lab.envs import env_of
+        from specact.lab.rollout.pool import Pool
         from specact.lab.tised.curves import ON_BOARD
         from specact.lab.tised.levers import settings_of
         from specact.lab.tised.records import read_manifest
@@ -88,8 +91,8 @@ class Sweep:
             calibration=self.calibration_episodes,
             target_ms=self.target_ms,
         )  # fmt: skip
-        with progress_bars() as update:
-            run_sweep(what, self.out, update, workers=self.workers, command=command_line())
+        with Pool(self.workers, self.on) as pool, progress_bars() as update:
+            run_sweep(what, self.out, update, pool, command=command_line())
         for label, parts in read_manifest(self.out)["latency_ms"].items():
             remarks.print(f"{label:24} {' + '.join(f'{part:.3f}' for part in parts)} ms here", highlight=False)
         remarks.print(f"next: specact tised analyse {self.out}", highlight=False)

@@ -117,6 +117,20 @@ def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str,
     return manifest
 
 
+def check_weights(source: str, found: str, wanted: str) -> None:
+    """Refuses a bundle that is not the one that another process meant by that name.
+
+    Args:
+        source: name or path.
+        found, wanted: fingerprints.
+
+    Raises:
+        BundleError: if they differ.
+    """
+    if found != wanted:
+        raise BundleError(f"{source} has fingerprint {found} here, and {wanted} where the work was given out; copy it")
+
+
 def left_out(manifest: Mapping[str, Any]) -> Sequence[str]:
     """The parts that this copy of a bundle does without; its fingerprints are those of the whole bundle."""
     found: Sequence[str] = manifest.get("left_out", ())

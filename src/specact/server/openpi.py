@@ -18,9 +18,9 @@ from specact.server.access import unauthorized
 from specact.server.batcher import Job
 from specact.server.connections import Connection, connection_of
 from specact.server.http import STATUS, caller_of, peer
+from specact.server.messages import Messages, messages_of
 from specact.server.service import Fields, Sender, Service
 from specact.server.stream import check_room
-from specact.server.transport import BoundedWebSocket, websocket_of
 from specact.wire import openpi
 from specact.wire.checks import PROTOCOL, ErrorCode, bad
 from specact.wire.messages import LONGEST_DEADLINE_MS
@@ -49,7 +49,7 @@ async def serve_openpi(socket: WebSocket, service: Service) -> None:
         service.refuse("openpi", bad(why), peer(socket.scope))
         await socket.close(CloseCode.INTERNAL_ERROR, why.encode()[:_LONGEST_REASON].decode(errors="ignore"))
         return
-    websocket, connection = websocket_of(socket.scope), connection_of(socket.scope)
+    websocket, connection = messages_of(socket, service.limit), connection_of(socket.scope)
 
     async def dismiss() -> None:
         websocket.refuse(str(unauthorized()), CloseCode.POLICY_VIOLATION)
@@ -59,10 +59,8 @@ async def serve_openpi(socket: WebSocket, service: Service) -> None:
     with service.robot(caller, "openpi", peer(socket.scope), dismiss) as sender:
         websocket.write(openpi.encode(openpi.metadata(service.welcome, service.dialect)))
         requests = Requests(service, sender, websocket, connection)
-        websocket.serve(requests)
         try:
-            while (await socket.receive())["type"] != "websocket.disconnect":
-                pass
+            await websocket.serve(socket, requests)
         except (WebSocketDisconnect, RuntimeError):
             return
         finally:
@@ -79,9 +77,7 @@ class Requests:
         connection: pending until the first observation that can be used, or the right token.
     """
 
-    def __init__(
-        self, service: Service, sender: Sender, websocket: BoundedWebSocket, connection: Connection | None
-    ) -> None:
+    def __init__(self, service: Service, sender: Sender, websocket: Messages, connection: Connection | None) -> None:
         self._service, self._sender, self._websocket, self._connection = service, sender, websocket, connection
         self._history = ObservationHistory(service.dialect.observation)
         self._episode = self._step = 0

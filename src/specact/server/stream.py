@@ -14,8 +14,8 @@ from specact.server.access import Caller, unauthorized
 from specact.server.batcher import Job
 from specact.server.connections import connection_of
 from specact.server.http import STATUS, caller_of, peer
+from specact.server.messages import messages_of
 from specact.server.service import Fields, Sender, Service, refusal
-from specact.server.transport import websocket_of
 from specact.wire import msgpack
 from specact.wire.checks import ErrorCode
 
@@ -48,13 +48,11 @@ async def serve_stream(socket: WebSocket, service: Service) -> None:
 
 
 async def _serve_requests(socket: WebSocket, service: Service, sender: Sender) -> None:
-    """Answers what comes until the robot is gone; past ASGI, whose queues and tasks would take as long as a request."""
-    websocket = websocket_of(socket.scope)
-    requests = Requests(service, sender, websocket.write, websocket.hand_over)
-    websocket.serve(requests)
+    """Answers what comes until the robot is gone."""
+    messages = messages_of(socket, service.limit)
+    requests = Requests(service, sender, messages.write, messages.hand_over)
     try:
-        while (await socket.receive())["type"] != "websocket.disconnect":
-            pass
+        await messages.serve(socket, requests)
     finally:
         requests.end()
 

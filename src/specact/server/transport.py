@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from starlette.websockets import WebSocket
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -264,10 +265,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._ahead.append(data)
         self.hand_over()
 
-    def serve(self, requests: Requests) -> None:
-        """Says who takes the messages from now on; until then the application receives the first, the hello."""
+    async def serve(self, socket: WebSocket, requests: Requests) -> None:
+        """Hands over messages until the robot is gone; before, the application receives the first, the hello.
+
+        Past ASGI, whose queues and tasks would take as long as a request.
+        """
         self._requests = requests
         self.hand_over()
+        while (await socket.receive())["type"] != "websocket.disconnect":
+            pass
 
     def hand_over(self) -> None:
         """Hands over what waits, as far as it is taken and answers can be written; reads on where little is left."""
@@ -321,7 +327,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
 
-def websocket_of(scope: Mapping[str, Any]) -> BoundedWebSocket:
-    """The WebSocket behind an ASGI scope."""
-    found: BoundedWebSocket = scope["state"][_STATE]
+def websocket_of(scope: Mapping[str, Any]) -> BoundedWebSocket | None:
+    """The WebSocket behind an ASGI scope; None without a transport of ours."""
+    found: BoundedWebSocket | None = scope.get("state", {}).get(_STATE)
     return found

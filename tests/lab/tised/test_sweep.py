@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specact.errors import ConfigError, DataError
+from specact.errors import BundleError, ConfigError, DataError
 from specact.families.codes.bundle import load_bundle
 from specact.lab.envs import load_task
 from specact.lab.rollout.pool import Pool
@@ -71,13 +71,13 @@ def quiet(what: str, done: int, total: int) -> None:
 
 def test_a_sweep_holds_its_folder(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(ConfigError, match="is in use by process"):
-        run_sweep(small(), tmp_path, quiet, workers=1)
+        run_sweep(small(), tmp_path, quiet, Pool(1))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_setting_runs_the_same_episodes_and_a_stop_costs_nothing_but_them(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    run_sweep(small(), whole, quiet, workers=1)
+    run_sweep(small(), whole, quiet, Pool(1))
     table, baselines, _ = read_sweeps([whole])
     assert baselines == {"naive": 0.0}
     assert len(table["episode"]) == 2 * 2 * 2 * 2
@@ -92,15 +92,15 @@ def test_every_setting_runs_the_same_episodes_and_a_stop_costs_nothing_but_them(
     lines = (whole / EPISODES).read_text().splitlines()
     (stopped / EPISODES).write_text("\n".join(lines[:7]) + '\n{"lever": "nai')
     seen: list[int] = []
-    run_sweep(small(), stopped, lambda what, done, total: seen.append(done), workers=1)
+    run_sweep(small(), stopped, lambda what, done, total: seen.append(done), Pool(1))
     assert seen[0] == 7
     assert sorted((stopped / EPISODES).read_text().splitlines()) == sorted(lines)
 
     # More episodes may be asked for; anything else is another sweep.
-    run_sweep(small(episodes=3), stopped, quiet, workers=1)
+    run_sweep(small(episodes=3), stopped, quiet, Pool(1))
     assert len(read_sweeps([stopped])[0]["episode"]) == 24
     with pytest.raises(ConfigError, match="holds another sweep"):
-        run_sweep(small(seed=7), stopped, quiet, workers=1)
+        run_sweep(small(seed=7), stopped, quiet, Pool(1))
 
 
 def test_reading_changes_no_file_and_says_what_is_wrong(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_reading_changes_no_file_and_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_latency_is_what_was_measured_times_kappa(tmp_path: Path) -> None:
-    run_sweep(small(paces=(0.0,), episodes=1), tmp_path, quiet, workers=1)
+    run_sweep(small(paces=(0.0,), episodes=1), tmp_path, quiet, Pool(1))
     table, _, (manifest,) = read_sweeps([tmp_path])
     measured_s = 1e-3 * manifest["latency_ms"]["naive 0"][0]
     for kappa in (1.0, 9.7):
@@ -129,7 +129,7 @@ def test_a_server_has_a_time_and_a_link_of_its_own(tmp_path: Path) -> None:
         settings=(*settings("remote"), *settings("verification")[:1], *settings("naive")[:1]),
         paces=(0.0,), hardware=("agx-50w",), links=("loopback+delay=40",), target_ms=8.0, episodes=1,
     )  # fmt: skip
-    run_sweep(what, tmp_path, quiet, workers=1)
+    run_sweep(what, tmp_path, quiet, Pool(1))
     table, _, (manifest,) = read_sweeps([tmp_path])
     took = dict(zip(table["lever"].tolist(), table["inference_s"].tolist(), strict=True))
     links = dict(zip(table["lever"].tolist(), table["link"].tolist(), strict=True))
@@ -144,7 +144,7 @@ def test_what_the_robot_does_while_it_waits_is_an_axis(tmp_path: Path) -> None:
         settings=settings("remote"), paces=(0.0,), hardware=("this-machine",), links=("loopback+delay=150",),
         episodes=3, idles=("last", "neutral", "hold"),
     )  # fmt: skip
-    run_sweep(what, tmp_path, quiet, workers=1)
+    run_sweep(what, tmp_path, quiet, Pool(1))
     table, _, (manifest,) = read_sweeps([tmp_path])
     assert manifest["sweep"]["idles"] == ["last", "neutral", "hold"]
     rows = {
@@ -170,7 +170,7 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
         settings=tuple(settings_of("verification", SUBJECT, (0.5,))), paces=(0.0,), hardware=("this-machine",),
         links=(near, far), idles=("hold", "neutral"), calibration=15, episodes=1,
     )  # fmt: skip
-    run_sweep(what, tmp_path, quiet, workers=1)
+    run_sweep(what, tmp_path, quiet, Pool(1))
     found = {(row["link"], row["idle"]): row for row in read_calibrations([tmp_path])}
     assert len(found) == 4
     threshold = {where: row["gate"]["threshold"] for where, row in found.items()}
@@ -181,7 +181,7 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
 
     # Further episodes need no further calibration, and run with the gate of their place.
     before = (tmp_path / CALIBRATIONS).read_text()
-    run_sweep(replace(what, episodes=2), tmp_path, quiet, workers=1)
+    run_sweep(replace(what, episodes=2), tmp_path, quiet, Pool(1))
     assert (tmp_path / CALIBRATIONS).read_text() == before
     place = ("verification", 0.5, far, "neutral", 1)
     (row,) = [
@@ -194,9 +194,11 @@ def test_a_gate_is_calibrated_where_it_runs(tmp_path: Path) -> None:
     latencies_s = tuple(1e-3 * ms for ms in read_manifest(tmp_path)["latency_ms"]["verification 0.5"])
     by_hand = Trial(
         "verification", 0.5, replace(driver, gate=gate_of(found[far, "neutral"])), None, "ball", 0.0, "neutral",
-        "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed,
+        "this-machine", 1.0, far, latencies_s, episode=1, seed=what.seed, fingerprint=what.fingerprint,
     )  # fmt: skip
     assert run_trial(by_hand) == row
+    with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
+        run_trial(replace(by_hand, fingerprint="0123"))
 
 
 def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
@@ -206,7 +208,7 @@ def test_hybrid_without_delay_succeeds_where_an_evaluation_does() -> None:
         run_trial(
             Trial(
                 setting.lever, setting.strength, setting.driver, None, "ball", 0.0, "hold", "none", 1.0, "loopback",
-                (0.0, 0.0), episode, seed=3,
+                (0.0, 0.0), episode, seed=3, fingerprint=BALL.fingerprint,
             )
         )
         for episode in range(6)
@@ -230,10 +232,10 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
     with pytest.raises(ConfigError, match="needs a flow policy"):
         settings("steps")
     with pytest.raises(ConfigError, match="cannot inpaint"):
-        run_sweep(small(settings=settings("inpainting")), tmp_path / "out", quiet, workers=1)
+        run_sweep(small(settings=settings("inpainting")), tmp_path / "out", quiet, Pool(1))
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="'ball' cannot act in task 'pusht'"):
-        run_sweep(small(task="pusht", paces=(0.0,)), tmp_path / "out", quiet, workers=1)
+        run_sweep(small(task="pusht", paces=(0.0,)), tmp_path / "out", quiet, Pool(1))
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match=r"whole number, got 1\.5"):
         settings_of("naive", SUBJECT, (1.5,))
@@ -243,10 +245,11 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Pat
 
 def test_any_number_of_processes_gives_the_same_rows(tmp_path: Path) -> None:
     what = small(paces=(0.05,), hardware=("agx-50w",))
-    run_sweep(what, tmp_path / "one", quiet, workers=1)
+    run_sweep(what, tmp_path / "one", quiet, Pool(1))
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / MANIFEST).write_text((tmp_path / "one" / MANIFEST).read_text())
-    run_sweep(what, tmp_path / "two", quiet, workers=2)
+    with Pool(2) as pool:
+        run_sweep(what, tmp_path / "two", quiet, pool)
     one, two = (sorted((tmp_path / name / EPISODES).read_text().splitlines()) for name in ("one", "two"))
     assert one == two
     with Pool(1) as pool:

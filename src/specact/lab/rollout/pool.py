@@ -1,11 +1,11 @@
-"""Work on several processes."""
+"""Work on several processes, of this machine or of a Ray cluster."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from specact.cluster import HERE, check_place
 from specact.errors import ConfigError, SpecactError
 from specact.lab.rollout.rollout import Outcome, Shard, run_shard
 
@@ -22,22 +23,36 @@ Result = tuple[list[Outcome], dict[str, np.ndarray]]
 
 
 class Pool:
-    """Works on ``workers`` processes; with one worker, in this one.
+    """Works on ``workers`` processes; with one worker on this machine, in this process.
 
     Use it as a context manager: the processes live until it is left, and keep what they have loaded.
 
+    Args:
+        workers: processes; one per core if None.
+        on: ``here``, on this machine; ``ray``, on a Ray cluster that is started here; or ``ray:ADDRESS``.
+
+    Attributes:
+        workers: their number; on a cluster it is known inside of the context.
+
     Raises:
-        ConfigError: for less than one worker.
+        ConfigError: for less than one worker, or another place.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, on: str = HERE) -> None:
         if workers is not None and workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
+        check_place(on)
         self.workers = os.cpu_count() or 1 if workers is None else workers
-        self._executor: ProcessPoolExecutor | None = None
+        self._asked, self._on = workers, on
+        self._executor: Executor | None = None
 
     def __enter__(self) -> Pool:
-        if self.workers > 1:
+        if self._on != HERE:
+            from specact.lab.rollout.ray_executor import RayExecutor
+
+            self._executor = cluster = RayExecutor(self._on, self._asked)
+            self.workers = cluster.workers
+        elif self.workers > 1:
             self._executor = ProcessPoolExecutor(
                 self.workers, mp_context=get_context("spawn"), initializer=_prepare_worker
             )
@@ -61,7 +76,7 @@ class Pool:
             RuntimeError: outside of the context, where there are no processes.
         """
         if self._executor is None:
-            if self.workers > 1:
+            if self.workers > 1 or self._on != HERE:
                 raise RuntimeError("the pool is not running; use it as `with Pool(...) as pool:`")
             yield from ((item, work(item)) for item in items)
             return

@@ -27,6 +27,7 @@ from specact.observation import ObservationSpec
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 from specact.robot.loop import Robot as ControlledRobot
+from specact.runtime.manifest import check_weights
 from specact.types import StepRecord
 from specact.verification import LocalTarget, Target
 
@@ -44,7 +45,8 @@ class Shard:
 
     Attributes:
         bundle: name or path.
-        fingerprint: of the bundle; a process that holds other weights of that name loads it again.
+        fingerprint: of the bundle; a process that holds other weights of that name loads it again, and refuses any
+            others.
         env: the environment's name.
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
         gate: its calibrated gate.
@@ -240,7 +242,9 @@ def time_by_episode(table: Table) -> dict[int, float]:
 
 @cache
 def _pair(name_or_path: str, fingerprint: str, named: tuple[str | None, str | None]) -> AnyPair:
-    return load_pair(name_or_path, draft=named[0], target=named[1])
+    pair = load_pair(name_or_path, draft=named[0], target=named[1])
+    check_weights(name_or_path, pair.fingerprint, fingerprint)
+    return pair
 
 
 @cache

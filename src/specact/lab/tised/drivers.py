@@ -30,6 +30,7 @@ from specact.gates.settings import GateSettings
 from specact.observation import ObservationSpec, Window
 from specact.placement.target import code_reader
 from specact.rng import StepAddress
+from specact.runtime.manifest import check_weights
 from specact.verification import LocalTarget
 
 
@@ -253,6 +254,21 @@ def looks_at(driver: Driver) -> ObservationSpec:
     if isinstance(driver, PairDriver | RoundsDriver):
         return driver.load().observation
     return driver.build().spec.observation
+
+
+def check_bundle(driver: Driver, fingerprint: str) -> None:
+    """Refuses a driver's bundle where another one is meant.
+
+    Raises:
+        BundleError: if it has another fingerprint.
+    """
+    if isinstance(driver, PairDriver):
+        found = driver.load().fingerprint
+    elif isinstance(driver, FlowDriver | RoundsDriver):
+        found = _flow(driver.bundle, ()).fingerprint
+    else:
+        found = _pair(driver.bundle).fingerprint
+    check_weights(driver.bundle, found, fingerprint)
 
 
 def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:

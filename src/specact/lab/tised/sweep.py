@@ -90,7 +90,7 @@ class Sweep:
             raise ConfigError("levers that query a server need links; name at least one, such as loopback+delay=20")
 
 
-def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None = None, command: str = "") -> None:
+def run_sweep(what: Sweep, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> None:
     """Runs a sweep and writes ``manifest.json``, ``calibrations.jsonl``, and ``episodes.jsonl``, a line per episode.
 
     Gates that hold a rate are calibrated first, at every place where they run. Run again after a stop, it goes on with
@@ -100,7 +100,7 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
         what: the sweep.
         out: its folder.
         progress: told (what is going on, done, in all).
-        workers: processes; None for one per core.
+        pool: where.
         command: recorded in the manifest.
 
     Raises:
@@ -109,18 +109,17 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, *, workers: int | None
     """
     _check(what)
     with locked(out):
-        _run(what, out, progress, workers, command)
+        _run(what, out, progress, pool, command)
 
 
-def _run(what: Sweep, out: Path, progress: Progress, workers: int | None, command: str) -> None:
+def _run(what: Sweep, out: Path, progress: Progress, pool: Pool, command: str) -> None:
     manifest = _claim(what, out, command)
     trials = list(_trials(what, manifest["latency_ms"]))
     searches = {_key(trial.row, PLACE): GateSearch(trial, what.calibration) for trial in trials if _holds_rate(trial)}
-    with Pool(workers) as pool:
-        found = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
-        gates = {_key(row, PLACE): gate_of(row) for row in found}
-        ready = {_key(trial.row, _EPISODE): _with_gate(trial, gates) for trial in trials}
-        _finish(ready, run_trial, _EPISODE, out / EPISODES, pool, partial(progress, f"{what.task}, episodes"))
+    found = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
+    gates = {_key(row, PLACE): gate_of(row) for row in found}
+    ready = {_key(trial.row, _EPISODE): _with_gate(trial, gates) for trial in trials}
+    _finish(ready, run_trial, _EPISODE, out / EPISODES, pool, partial(progress, f"{what.task}, episodes"))
 
 
 def _finish(
@@ -176,7 +175,7 @@ def _trials(what: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Tria
                         execution=setting.execution, task=what.task, pace=pace, idle=idle, hardware=profile.name,
                         kappa=profile.kappa, link=link,
                         latencies_s=_latencies_s(what, setting, latency_ms[setting.label], profile.kappa),
-                        episode=episode, seed=what.seed,
+                        episode=episode, seed=what.seed, fingerprint=what.fingerprint,
                     )  # fmt: skip
 
 

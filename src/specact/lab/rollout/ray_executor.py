@@ -1,0 +1,129 @@
+"""Work on a Ray cluster, as an executor of the standard library's kind: a task for each piece of work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specact import __version__
+from specact.cluster import join
+from specact.errors import ConfigError, SpecactError
+
+Made = TypeVar("Made")
+# How often work is done again that was lost with its worker or node; work that kills its worker would go on for ever.
+_AGAIN = 3
+# Set before a worker loads a library: as in a process of this machine, none may start a thread per core, and Mesa draws
+# by software.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
+# A result depends on these to its last bit.
+_PACKAGES = ("numpy", "onnxruntime")
+
+
+class RayExecutor(Executor):
+    """Runs each piece of work as a task on one CPU of a cluster; a task that is lost with a worker or node runs again.
+
+    Args:
+        on: see :func:`~specact.cluster.join`.
+        workers: tasks at a time, and CPUs of a new cluster; None for as many as there are CPUs.
+
+    Attributes:
+        workers: tasks at a time.
+
+    Raises:
+        ConfigError: if there is no such cluster, or it has no CPU.
+    """
+
+    def __init__(self, on: str, workers: int | None) -> None:
+        self._joined = join(on, workers)
+
+        import ray
+
+        self.workers = workers or int(ray.cluster_resources().get("CPU", 0))
+        # Each thread waits for one task.
+        self._threads = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="specact ray")
+        self._under_way = set[Any]()
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": _AGAIN, "runtime_env": {"env_vars": _ENVIRONMENT}}
+        self._task: Any = ray.remote(**options)(_run)
+        self._place = _versions(), str(Path.cwd())
+        if not self.workers:
+            self.shutdown()
+            raise ConfigError("the Ray cluster has no CPU; start one of its nodes with --num-cpus")
+
+    def submit(self, fn: Callable[..., Made], /, *args: Any, **kwargs: Any) -> Future[Made]:
+        return self._threads.submit(self._result, fn, args, kwargs)
+
+    def _result(self, *work: Any) -> Any:
+        import ray
+        from ray.exceptions import NodeDiedError, OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
+
+        task = self._task.remote(self._place, *work)
+        self._under_way.add(task)
+        try:
+            return ray.get(task)
+        except RayTaskError as error:
+            if not isinstance(error.cause, _FailedError):
+                raise SpecactError(
+                    f"a node of the cluster could not take on the work: {error.cause}; every node needs specact "
+                    f"{__version__} with the same extras, and the modules that the command names"
+                ) from error
+            cause, node = error.cause.args
+            cause.add_note(
+                f"this was on the node {node}: every node needs the bundles, modules and data that the command names, "
+                "under the same paths"
+            )
+            raise cause from (None if isinstance(cause, SpecactError) else error)
+        except (WorkerCrashedError, NodeDiedError, OutOfMemoryError) as error:
+            raise SpecactError(
+                f"the same work was lost with its worker {_AGAIN + 1} times, most likely for lack of memory "
+                f"({type(error).__name__}); run the same command again with fewer --workers: finished results are kept"
+            ) from None
+        except RayError as error:
+            raise SpecactError(
+                f"the Ray cluster failed: {error}; run the same command again: finished results are kept"
+            ) from None
+        finally:
+            self._under_way.discard(task)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        self._threads.shutdown(wait=False, cancel_futures=cancel_futures)
+        if cancel_futures:
+            for task in list(self._under_way):
+                with suppress(RayError):
+                    ray.cancel(task, force=True)
+        self._threads.shutdown(wait=wait)
+        if self._joined:
+            ray.shutdown()
+
+
+class _FailedError(Exception):
+    """What work raised, and the address of the node where it did."""
+
+
+def _run(place: tuple[dict[str, str], str], work: Callable[..., Made], args: Any, kwargs: Any) -> Made:
+    """Does the work in a worker: with the same packages, and where the command was given if there is such a folder."""
+    versions, folder = place
+    try:
+        found = _versions()
+        other = [f"{name} {found[name]}, not {wanted}" for name, wanted in versions.items() if found[name] != wanted]
+        if other:
+            raise ConfigError(f"there is {' and '.join(other)}; results would differ, so install the same")
+        with suppress(OSError):
+            os.chdir(folder)
+        return work(*args, **kwargs)
+    # The border of the process.
+    except Exception as error:
+        import ray
+
+        raise _FailedError(error, ray.util.get_node_ip_address()) from error
+
+
+def _versions() -> dict[str, str]:
+    return {"specact": __version__, **{name: version(name) for name in _PACKAGES}}

@@ -1,0 +1,246 @@
+"""Work and a server on a Ray cluster of two nodes, which are processes of this machine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Read when Ray is imported: its processes are to listen on loopback alone.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import numpy as np
+import pytest
+from tests.cluster_work import end_once, shard_on_node, square_root
+
+import specact
+from specact.cli.serve import app
+from specact.cluster import join
+from specact.errors import BundleError, ConfigError, RemoteError, SpecactError
+from specact.gates.settings import GateSettings
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.evaluation.run import evaluate
+from specact.lab.rollout.pool import Pool
+from specact.lab.rollout.rollout import Shard, run_shard
+from specact.remote.client import Client
+from specact.remote.target import remote_verifier
+from specact.remote.transport import Endpoint
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+    from tests.conftest import Run
+
+ray = pytest.importorskip("ray")
+# Of Ray Serve, which is imported here.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+PATIENCE_S = 600.0
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
+WHAT = Evaluation(
+    "ball", methods=("draft", "adahi"), episodes=8, shard=2, draft_ms=1.0, gate_ms=0.1, target_ms=2.0, seed=5
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
+    made.add_node(**NODE)
+    made.wait_for_nodes()
+    # Once for all pools of this process, so that workers are kept.
+    assert join(f"ray:{made.address}")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def on(cluster: Cluster) -> str:
+    return f"ray:{cluster.address}"
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a finished run holds, but for who measured it and how long it took."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+    summary = json.loads((folder / "summary.json").read_text()) | {"seconds": 0}
+    return found | {"summary": json.dumps(summary).encode()}
+
+
+def shard(first: int, **changes: Any) -> Shard:
+    bundle = specact.load_bundle("ball")
+    plain = {"bundle": str(bundle.path), "fingerprint": bundle.fingerprint}
+    return Shard(
+        **{**plain, **changes}, env="ball", method="hybrid", gate=GateSettings("always"), episodes=(first, first + 1),
+        seed=3, link="loopback", draft_s=0.0, target_s=0.0,
+    )  # fmt: skip
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+class StoppedError(Exception):
+    """Stands for a kill."""
+
+
+def test_an_evaluation_on_two_nodes_stopped_and_resumed_has_the_bytes_of_one_here(on: str, tmp_path: Path) -> None:
+    evaluate(WHAT, tmp_path / "here", quiet, Pool(1))
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "adahi" and done >= 4:
+            raise StoppedError
+
+    with pytest.raises(StoppedError), Pool(on=on) as pool:
+        evaluate(WHAT, tmp_path / "there", stop, pool)
+    assert pool.workers == 2
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "there").rglob("*.parquet")}
+    assert kept and not (tmp_path / "there/summary.json").exists()
+    with Pool(2, on) as pool:
+        evaluate(WHAT, tmp_path / "there", quiet, pool)
+    assert files(tmp_path / "there") == files(tmp_path / "here")
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept, "finished shards were run again"
+
+
+def test_a_node_that_is_lost_costs_its_running_shards_which_run_again(
+    cluster: Cluster, on: str, tmp_path: Path
+) -> None:
+    shards = [shard(first) for first in range(0, 10, 2)]
+    lost = cluster.add_node(**NODE)
+    cluster.wait_for_nodes()
+    with Pool(3, on) as pool, ThreadPoolExecutor(1) as beside:
+        ran = beside.submit(lambda: list(pool.each(shard_on_node, [(one, tmp_path) for one in shards])))
+        wait_for(lambda: any(tmp_path.glob(f"*-{lost.node_id}")))
+        cluster.remove_node(lost, allow_graceful=False)
+        (tmp_path / "go").touch()
+        found = {item.episodes: result for (item, _), result in ran.result(PATIENCE_S)}
+    began = [path.name for path in tmp_path.glob("*-*")]
+    again = len(began) - len(shards)
+    assert again == sum(name.endswith(lost.node_id) for name in began) == 1, "other shards ran again, or none was lost"
+    for one in shards:
+        outcomes, table = run_shard(one)
+        assert found[one.episodes][0] == outcomes
+        assert {name: values.tobytes() for name, values in found[one.episodes][1].items()} == {
+            name: values.tobytes() for name, values in table.items()
+        }
+
+
+def test_a_worker_that_is_killed_costs_its_work_and_not_for_ever(on: str, tmp_path: Path) -> None:
+    with Pool(2, on) as pool:
+        items = [("one", tmp_path), ("two", tmp_path)]
+        assert sorted(made for _, made in pool.each(end_once, items)) == ["one", "two"]
+        with pytest.raises(SpecactError, match=r"lost with its worker 4 times.*finished results are kept"):
+            list(pool.each(end_once, [("always", tmp_path)]))
+
+
+def test_what_a_node_lacks_is_said_with_the_node(on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("def work(item):\n    return item\n")
+    # The workers look where this process looked when it joined.
+    monkeypatch.syspath_prepend(tmp_path)
+    work = importlib.import_module("only_here").work
+    with Pool(2, on) as pool:
+        with pytest.raises(SpecactError, match=r"could not take on the work: .*only_here"):
+            list(pool.each(work, [1]))
+        with pytest.raises(ConfigError, match="unknown bundle") as lacking:
+            list(pool.run([shard(0, bundle=str(tmp_path / "nowhere"))]))
+        with pytest.raises(BundleError, match=r"has fingerprint .* here, and 0123"):
+            list(pool.run([shard(0, fingerprint="0123")]))
+        with pytest.raises(ValueError, match="math domain"):
+            list(pool.each(square_root, [-1.0]))
+    assert "on the node 127.0.0.1: every node needs the bundles" in lacking.value.__notes__[0]
+
+
+def test_the_command_works_on_a_cluster_until_it_is_interrupted(
+    on: str, command: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    words = [*command, "eval", "--bundle", "ball", "--methods", "draft", "--shard", "1", "--out", str(tmp_path / "run")]
+    words += ["--draft-ms", "1", "--target-ms", "2", "--on", on, "--episodes"]
+    began = subprocess.Popen([*words, "2000"], env=environment, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(list(tmp_path.glob("run/episodes/draft/*.parquet"))) > 3 or began.poll() is not None)
+    began.send_signal(signal.SIGINT)
+    said = began.communicate(timeout=PATIENCE_S)[1]
+    assert began.returncode == 130 and "run the same command again" in said, said
+    with Pool(2, on) as pool:
+        list(pool.run([shard(0)]))  # nothing keeps the workers
+
+
+@pytest.mark.parametrize("on", ["somewhere", "rays", "here:"])
+def test_no_other_place_is_taken(on: str) -> None:
+    with pytest.raises(ConfigError, match="here, ray, or ray:ADDRESS"):
+        Pool(1, on)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_said_at_once(specact_run: Run, address: str, tmp_path: Path) -> None:
+    words = ["eval", "--bundle", "ball", "--methods", "draft", "--out", tmp_path / "run", "--on", f"ray:{address}"]
+    done = specact_run(*words)
+    assert done.returncode == 2
+    assert f"cannot join a Ray cluster (ray:{address})" in done.stderr and "ray:auto" in done.stderr
+
+
+def test_replicas_of_the_server_answer_with_the_bits_of_the_target_itself(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import serve
+
+    assert cluster.head_node is not None
+    bundle, token, port = specact.load_bundle("ball"), "a token for everybody", free_port()
+    monkeypatch.setenv("SPECACT_TOKEN", token)
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(app({"target": "ball", "replicas": "2", "num_cpus": "0.5"}))
+        endpoint = Endpoint("ws", "127.0.0.1", port, token)
+        with Client(endpoint, bundle.codec.dialect) as one, Client(endpoint, bundle.codec.dialect) as other:
+            for client in (one, other):
+                client.connect(60.0)
+            for client in (one, other):
+                same_actions(bundle, client)
+        stranger = Client(Endpoint("ws", "127.0.0.1", port), bundle.codec.dialect)
+        with stranger, pytest.raises(RemoteError, match="token"):
+            stranger.connect(60.0)
+    finally:
+        serve.shutdown()
+
+
+def test_an_application_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"bundle: Extra inputs .* An application takes target, steps"):
+        app({"target": "ball", "bundle": "ball"})
+    with pytest.raises(ConfigError, match="replicas must be at least 1"):
+        app({"target": "ball", "replicas": "0", "host": "127.0.0.1"})
+    monkeypatch.delenv("SPECACT_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="so a token is needed"):
+        app({"target": "ball"})
+
+
+def same_actions(bundle: specact.Bundle, client: Client) -> None:
+    verifier = remote_verifier(client, bundle, 60_000.0)
+    remote = specact.SpeculativePolicy(bundle, specact.gates.Always(), verifier=verifier, seed=3)
+    local = specact.SpeculativePolicy(bundle, specact.gates.Always(), seed=3)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        seen = {name: rng.normal(size=of.shape).astype(np.float32) for name, of in bundle.observation.fields.items()}
+        assert remote.act(seen).tobytes() == local.act(seen).tobytes()
+        assert remote.record is not None and remote.record.miss is None
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
