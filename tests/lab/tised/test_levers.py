@@ -14,6 +14,7 @@ from specact.families.flash.rounds import ROUNDS
 from specact.families.flash.verify import Round
 from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
 from specact.families.load import load_pair
+from specact.lab.rollout.pool import Pool
 from specact.lab.tised.costs import measure_settings
 from specact.lab.tised.drivers import CodesDriver, RoundOfKind, RoundsDriver, SplitDriver
 from specact.lab.tised.levers import settings_of
@@ -67,7 +68,8 @@ def test_an_inference_takes_what_both_sides_and_the_link_take(cuts: tuple[Settin
     what = Sweep(
         BALL.fingerprint, cuts, "ball", (0.0,), ("agx-50w",), (DELAY,), episodes=1, seed=3, target_ms=TARGET_MS
     )
-    run_sweep(what, tmp_path, lambda *_: None, workers=1)
+    with Pool(1) as pool:
+        run_sweep(what, tmp_path, lambda *_: None, pool)
     measured = read_manifest(tmp_path)["latency_ms"]
     rows = {row["strength"]: row for row in read_rows(tmp_path / EPISODES)}
     assert "stages" not in (tmp_path / MANIFEST).read_text().split('"sweep"')[1].split("latency_ms")[0]
@@ -158,7 +160,7 @@ def test_a_gate_is_a_lever_on_a_pair_of_any_family() -> None:
     for setting in settings:
         trial = Trial(
             setting.lever, setting.strength, setting.driver, None, "pusht", 0.0, "hold", "this-machine", 1.0, DELAY,
-            (0.004, 0.02), episode=0, seed=1,
+            (0.004, 0.02), episode=0, seed=1, fingerprint=pair.fingerprint,
         )  # fmt: skip
         rows.append(run_trial(trial))
     hybrid, draft, late = rows
