@@ -126,7 +126,8 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
 
 def _split(out: Path, data: Path | None, quick: bool, seed: int) -> None:
     from specact.files import write_json, write_whole
-    from specact.lab.evaluation.split_study import BUNDLE, FACTORS, SplitStudy, bandwidths_of, study_links
+    from specact.lab.evaluation.split_links import bandwidths_of, study_links
+    from specact.lab.evaluation.split_study import BUNDLE, FACTORS, SplitStudy
     from specact.lab.report.split import told
     from specact.lab.train.forecast import train_forecast
     from specact.lab.train.split import split_bundle

@@ -11,18 +11,9 @@ import pytest
 
 from specact.errors import ConfigError
 from specact.families.staged.stages import StagedNetwork
-from specact.lab.evaluation.split_study import (
-    PERIOD_S,
-    SIMULATED,
-    Oracle,
-    SlowNetwork,
-    StudyLink,
-    cell_summary,
-    chooser_of,
-    forecast_errors,
-    simulated,
-    study_links,
-)
+from specact.lab.evaluation.split_links import PERIOD_S, StudyLink, forecast_errors, study_links
+from specact.lab.evaluation.split_simulated import SIMULATED, Oracle, chooser_of, simulated
+from specact.lab.evaluation.split_study import SlowNetwork, cell_summary
 from specact.lab.report.split import forecast_table, latency_table
 from specact.links.recordings import TraceLink
 from specact.placement.bandwidth import LastValue

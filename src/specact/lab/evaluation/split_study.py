@@ -19,137 +19,44 @@ from typing import Any, cast
 
 import numpy as np
 
-from specact.errors import ConfigError
 from specact.execution.verdicts import WAIT, LateVerdicts
 from specact.families.codes.bundle import Bundle, load_bundle
 from specact.families.codes.timing import measure_inference
 from specact.families.codes.verify import CodeDrafter
 from specact.families.staged.stages import Array, StagedFolder, StagedNetwork, load_staged
 from specact.families.staged.wire import PRECISIONS, pack, reply_bytes, split_dialect, unpack
-from specact.files import write_json, write_whole
+from specact.files import write_json
 from specact.gates import Always, Gate
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.latency import SlowDraft, calibrated_on, observations
+from specact.lab.evaluation.split_links import PERIOD_S, StudyLink, bandwidths_of, forecast_errors
+from specact.lab.evaluation.split_simulated import PLACED, SIMULATED, Oracle, chooser_of, simulated
 from specact.lab.processes import linked, serving
 from specact.links.link import load_link
-from specact.links.model import Link, round_trip
 from specact.observation import ObservationHistory, Window
-from specact.placement.bandwidth import Bandwidths, Forecast, LastValue, RecurrentForecast, measured, series
-from specact.placement.choosers import Chooser, RoboeccRule, SmallestTotal, StaticCut
-from specact.placement.planner import Accounting, StageCosts, best_cut, total_s
+from specact.placement.bandwidth import RecurrentForecast
+from specact.placement.planner import StageCosts
 from specact.placement.target import SplitTarget, code_reader, measure_costs, reader_of
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import remote_verifier
 from specact.remote.transport import Endpoint
-from specact.rng import Role, StepAddress, stream
+from specact.rng import StepAddress
 from specact.types import Floats, Miss
 from specact.verification import Verifier
 
 BUNDLE = "metaworld"
 # How much longer networks take on the device than here; and the most of the target that the server takes.
 FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
-# Time between two inferences: four actions at 20 Hz.
-PERIOD_S = 0.2
 _DEADLINE_MS, _CONNECT_S, _RATE, _PROBES = 5_000.0, 60.0, 0.6, 20
-PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_apart", "smallest_oracle")
 GATED = ("hybrid", "adahi", "late", "adahi_placed")
 # The other one, on which an inference takes a second, is in virtual time alone.
 OVER_SOCKETS = ("5g-like", "lte", "wifi")
 _COUNTED = ("steps", "wanted", "transmitted", "missed", "in_time", "replaced")
-SIMULATED = (*PLACED, "roboecc_oracle", "smallest_printed")
 
 
 # An episode and what the robot saw.
 _Seen = tuple[int, Any]
-
-
-@dataclass(frozen=True)
-class StudyLink:
-    """A link of the study.
-
-    Attributes:
-        name: in tables.
-        link: see :func:`~specact.links.link.load_link`, without its start.
-        seconds: of the recording before it begins again.
-    """
-
-    name: str
-    link: str
-    seconds: float
-
-    @property
-    def trained_s(self) -> float:
-        """Of the recording, the part that forecasts learn from; measured is what comes after."""
-        return 0.6 * self.seconds
-
-    def at(self, start_s: float) -> str:
-        """The link from a moment of the recording on."""
-        base, *more = self.link.split("+")
-        return "+".join([base, f"start={start_s:g}", *more])
-
-
-def study_links(data: Path, out: Path) -> list[StudyLink]:
-    """The recorded links.
-
-    Args:
-        data: folder with ``mahimahi/`` and ``telerobot_rtt/``.
-        out: where what is made of them lies: the LTE recording with ten packets for each of its own.
-
-    Raises:
-        ConfigError: if a recording is missing.
-    """
-    lte = [data / "mahimahi" / f"TMobile-LTE-short.{way}" for way in ("up", "down")]
-    car = [data / "mahimahi" / f"ATT-LTE-driving.{way}" for way in ("up", "down")]
-    radio = data / "telerobot_rtt" / "tyrell_roundtrip035.csv"
-    missing = [file for file in (*lte, *car, radio) if not file.is_file()]
-    if missing:
-        raise ConfigError(f"there is no {missing[0]}; --data is the folder with mahimahi/ and telerobot_rtt/")
-    fast = [out / f"fast.{file.suffix[1:]}" for file in lte]
-    for file, slow in zip(fast, lte, strict=True):
-        write_whole(file, b"".join(10 * (line + b"\n") for line in slow.read_bytes().split()))
-
-    def pair(files: Sequence[Path]) -> str:
-        return "mahimahi:" + ",".join(map(str, files))
-
-    return [
-        StudyLink("5g-like", f"{pair(fast)}+delay=20", _seconds(lte)),
-        StudyLink("lte", f"{pair(lte)}+delay=40", _seconds(lte)),
-        StudyLink("lte-driving", f"{pair(car)}+delay=40", _seconds(car)),
-        StudyLink("wifi", f"rtt:{radio}+rate=50", sum(map(float, radio.read_bytes().split())) / 1e3),
-    ]
-
-
-def _seconds(deliveries: Sequence[Path]) -> float:
-    return min(float(file.read_bytes().split()[-1]) for file in deliveries) / 1e3
-
-
-def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np.ndarray]:
-    """What a device would measure at every inference: in the part to learn from, and in the rest of the recording."""
-    up, down = folder.spec.observation.nbytes, reply_bytes(folder.spec, folder.spec.stages, "float16")
-    counts = int(link.trained_s / PERIOD_S), int((link.seconds - link.trained_s) / PERIOD_S)
-    first, second = (
-        series(load_link(link.link), up, down, PERIOD_S, count, start_s=start)
-        for count, start in zip(counts, (0.0, link.trained_s), strict=True)
-    )
-    return first, second
-
-
-def forecast_errors(forecast: Forecast, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
-    """Errors of one-step forecasts of ``after``, which follows on ``before``, beside those of the last value."""
-    known = np.concatenate([before, after]).tolist()
-    places = range(len(before), len(known))
-    found = np.array([forecast.forecast(known[max(0, place - 64) : place]) for place in places])
-    last = np.array(known[len(before) - 1 : -1])
-    return {
-        "inferences": float(len(after)),
-        "mean": float(after.mean()),
-        "forecast_mae": float(np.abs(found - after).mean()),
-        "last_mae": float(np.abs(last - after).mean()),
-        "forecast_rmse": float(np.sqrt(np.square(found - after).mean())),
-        "last_rmse": float(np.sqrt(np.square(last - after).mean())),
-        "mean_rmse": float(np.sqrt(np.square(before.mean() - after).mean())),
-    }
 
 
 class SlowNetwork:
@@ -176,86 +83,6 @@ class SlowNetwork:
         answer = work(*arguments)
         time.sleep(max(0.0, until - time.monotonic()))
         return answer
-
-
-class Oracle:
-    """Knows what the link will carry: a bound for every forecast.
-
-    Args:
-        link: the model.
-        now: time on the link [s].
-        up_bytes, down_bytes: of the exchange that is meant.
-    """
-
-    def __init__(self, link: Link, now: Callable[[], float], up_bytes: int, down_bytes: int) -> None:
-        self._link, self._now, self._sizes = link, now, (up_bytes, down_bytes)
-
-    def forecast(self, past: Sequence[float]) -> float:
-        """See :class:`~specact.placement.bandwidth.Forecast`; what was random about the link is drawn anew."""
-        taken = round_trip(self._link, *self._sizes, max(0.0, self._now()), stream(0, Role.LINK))
-        return measured(sum(self._sizes), taken)
-
-
-def chooser_of(
-    method: str, costs: StageCosts, before: np.ndarray, learned: Forecast, oracle: Forecast, budget: float
-) -> Chooser:
-    """What chooses the cuts of a method.
-
-    Args:
-        method: one of :data:`SIMULATED`.
-        costs: of the stages.
-        before: bandwidths of the part of the recording that may be learned from.
-        learned, oracle: forecasts.
-        budget: the most load that the server takes.
-    """
-    everything = range(costs.stages + 1)
-    pool = [cut for cut in range(1, costs.stages) if costs.loads[cut] <= budget]
-    if method == "device":
-        return StaticCut(0)
-    if method == "server":
-        return StaticCut(costs.stages)
-    if method == "static":
-        return StaticCut(best_cut(total_s(costs, float(np.median(before))), costs.loads, pool))
-    if method.startswith("roboecc"):
-        return RoboeccRule(costs, pool, oracle if method.endswith("oracle") else learned)
-    forecasts = {"smallest_last": LastValue(), "smallest_oracle": oracle}
-    accounting: Accounting = "printed" if method == "smallest_printed" else "faithful"
-    return SmallestTotal(
-        costs, everything, forecasts.get(method, learned), budget, accounting,
-        latency_apart=method == "smallest_apart", look_every=0 if method == "smallest_oracle" else 10,
-    )  # fmt: skip
-
-
-def simulated(
-    method: str, link: StudyLink, costs: StageCosts, before: np.ndarray, learned: Forecast, count: int,
-    budget: float = np.inf,
-) -> dict[str, Any]:  # fmt: skip
-    """A method in virtual time, with measured times of stages on the recorded link.
-
-    Returns:
-        ``latency_ms`` and ``cuts`` of each inference.
-    """
-    model, rng, seen = load_link(link.at(link.trained_s)), stream(0, Role.LINK), Bandwidths()
-    up, downs = int(costs.observation_bytes), costs.cut_bytes.astype(int).tolist()
-    clock = [0.0]
-    largest = max(cut for cut in range(costs.stages + 1) if costs.loads[cut] <= budget)
-    oracle = Oracle(model, lambda: clock[0], up, downs[largest])
-    chooser = chooser_of(method, costs, before, learned, oracle, budget)
-    server = np.concatenate([[0.0], np.cumsum(costs.server_s)]).tolist()
-    device = np.concatenate([np.cumsum(costs.device_s[::-1])[::-1], [0.0]]).tolist()
-    cut, latencies, cuts = 0, [], []
-    for inference in range(count):
-        clock[0] = max(clock[0], inference * PERIOD_S)
-        started, cut = clock[0], chooser.choose(cut, seen)
-        network = 0.0
-        if cut:
-            network = model.delay(up, True, started, rng)
-            network += model.delay(downs[cut], False, started + network + server[cut], rng)
-            seen.add(up + downs[cut], network)
-        clock[0] = started + network + server[cut] + device[cut]
-        latencies.append(1e3 * (clock[0] - started))
-        cuts.append(cut)
-    return {"latency_ms": latencies, "cuts": cuts}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,107 @@
+"""Recorded links of the study of split targets, and what of their bandwidth can be known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specact.errors import ConfigError
+from specact.families.staged.stages import StagedFolder
+from specact.families.staged.wire import reply_bytes
+from specact.files import write_whole
+from specact.links.link import load_link
+from specact.placement.bandwidth import Forecast, series
+
+# Time between two inferences: four actions at 20 Hz.
+PERIOD_S = 0.2
+
+
+@dataclass(frozen=True)
+class StudyLink:
+    """A link of the study.
+
+    Attributes:
+        name: in tables.
+        link: see :func:`~specact.links.link.load_link`, without its start.
+        seconds: of the recording before it begins again.
+    """
+
+    name: str
+    link: str
+    seconds: float
+
+    @property
+    def trained_s(self) -> float:
+        """Of the recording, the part that forecasts learn from; measured is what comes after."""
+        return 0.6 * self.seconds
+
+    def at(self, start_s: float) -> str:
+        """The link from a moment of the recording on."""
+        base, *more = self.link.split("+")
+        return "+".join([base, f"start={start_s:g}", *more])
+
+
+def study_links(data: Path, out: Path) -> list[StudyLink]:
+    """The recorded links.
+
+    Args:
+        data: folder with ``mahimahi/`` and ``telerobot_rtt/``.
+        out: where what is made of them lies: the LTE recording with ten packets for each of its own.
+
+    Raises:
+        ConfigError: if a recording is missing.
+    """
+    lte = [data / "mahimahi" / f"TMobile-LTE-short.{way}" for way in ("up", "down")]
+    car = [data / "mahimahi" / f"ATT-LTE-driving.{way}" for way in ("up", "down")]
+    radio = data / "telerobot_rtt" / "tyrell_roundtrip035.csv"
+    missing = [file for file in (*lte, *car, radio) if not file.is_file()]
+    if missing:
+        raise ConfigError(f"there is no {missing[0]}; --data is the folder with mahimahi/ and telerobot_rtt/")
+    fast = [out / f"fast.{file.suffix[1:]}" for file in lte]
+    for file, slow in zip(fast, lte, strict=True):
+        write_whole(file, b"".join(10 * (line + b"\n") for line in slow.read_bytes().split()))
+
+    def pair(files: Sequence[Path]) -> str:
+        return "mahimahi:" + ",".join(map(str, files))
+
+    return [
+        StudyLink("5g-like", f"{pair(fast)}+delay=20", _seconds(lte)),
+        StudyLink("lte", f"{pair(lte)}+delay=40", _seconds(lte)),
+        StudyLink("lte-driving", f"{pair(car)}+delay=40", _seconds(car)),
+        StudyLink("wifi", f"rtt:{radio}+rate=50", sum(map(float, radio.read_bytes().split())) / 1e3),
+    ]
+
+
+def _seconds(deliveries: Sequence[Path]) -> float:
+    return min(float(file.read_bytes().split()[-1]) for file in deliveries) / 1e3
+
+
+def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np.ndarray]:
+    """What a device would measure at every inference: in the part to learn from, and in the rest of the recording."""
+    up, down = folder.spec.observation.nbytes, reply_bytes(folder.spec, folder.spec.stages, "float16")
+    counts = int(link.trained_s / PERIOD_S), int((link.seconds - link.trained_s) / PERIOD_S)
+    first, second = (
+        series(load_link(link.link), up, down, PERIOD_S, count, start_s=start)
+        for count, start in zip(counts, (0.0, link.trained_s), strict=True)
+    )
+    return first, second
+
+
+def forecast_errors(forecast: Forecast, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """Errors of one-step forecasts of ``after``, which follows on ``before``, beside those of the last value."""
+    known = np.concatenate([before, after]).tolist()
+    places = range(len(before), len(known))
+    found = np.array([forecast.forecast(known[max(0, place - 64) : place]) for place in places])
+    last = np.array(known[len(before) - 1 : -1])
+    return {
+        "inferences": float(len(after)),
+        "mean": float(after.mean()),
+        "forecast_mae": float(np.abs(found - after).mean()),
+        "last_mae": float(np.abs(last - after).mean()),
+        "forecast_rmse": float(np.sqrt(np.square(found - after).mean())),
+        "last_rmse": float(np.sqrt(np.square(last - after).mean())),
+        "mean_rmse": float(np.sqrt(np.square(before.mean() - after).mean())),
+    }

@@ -1,0 +1,99 @@
+"""Choices of cuts on recorded links in virtual time: RoboECC's rule and its controls, forecasts and an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from specact.lab.evaluation.split_links import PERIOD_S, StudyLink
+from specact.links.link import load_link
+from specact.links.model import Link, round_trip
+from specact.placement.bandwidth import Bandwidths, Forecast, LastValue, measured
+from specact.placement.choosers import Chooser, RoboeccRule, SmallestTotal, StaticCut
+from specact.placement.planner import Accounting, StageCosts, best_cut, total_s
+from specact.rng import Role, stream
+
+PLACED = ("device", "server", "static", "roboecc", "smallest_last", "smallest", "smallest_apart", "smallest_oracle")
+SIMULATED = (*PLACED, "roboecc_oracle", "smallest_printed")
+
+
+class Oracle:
+    """Knows what the link will carry: a bound for every forecast.
+
+    Args:
+        link: the model.
+        now: time on the link [s].
+        up_bytes, down_bytes: of the exchange that is meant.
+    """
+
+    def __init__(self, link: Link, now: Callable[[], float], up_bytes: int, down_bytes: int) -> None:
+        self._link, self._now, self._sizes = link, now, (up_bytes, down_bytes)
+
+    def forecast(self, past: Sequence[float]) -> float:
+        """See :class:`~specact.placement.bandwidth.Forecast`; what was random about the link is drawn anew."""
+        taken = round_trip(self._link, *self._sizes, max(0.0, self._now()), stream(0, Role.LINK))
+        return measured(sum(self._sizes), taken)
+
+
+def chooser_of(
+    method: str, costs: StageCosts, before: np.ndarray, learned: Forecast, oracle: Forecast, budget: float
+) -> Chooser:
+    """What chooses the cuts of a method.
+
+    Args:
+        method: one of :data:`SIMULATED`.
+        costs: of the stages.
+        before: bandwidths of the part of the recording that may be learned from.
+        learned, oracle: forecasts.
+        budget: the most load that the server takes.
+    """
+    everything = range(costs.stages + 1)
+    pool = [cut for cut in range(1, costs.stages) if costs.loads[cut] <= budget]
+    if method == "device":
+        return StaticCut(0)
+    if method == "server":
+        return StaticCut(costs.stages)
+    if method == "static":
+        return StaticCut(best_cut(total_s(costs, float(np.median(before))), costs.loads, pool))
+    if method.startswith("roboecc"):
+        return RoboeccRule(costs, pool, oracle if method.endswith("oracle") else learned)
+    forecasts = {"smallest_last": LastValue(), "smallest_oracle": oracle}
+    accounting: Accounting = "printed" if method == "smallest_printed" else "faithful"
+    return SmallestTotal(
+        costs, everything, forecasts.get(method, learned), budget, accounting,
+        latency_apart=method == "smallest_apart", look_every=0 if method == "smallest_oracle" else 10,
+    )  # fmt: skip
+
+
+def simulated(
+    method: str, link: StudyLink, costs: StageCosts, before: np.ndarray, learned: Forecast, count: int,
+    budget: float = np.inf,
+) -> dict[str, Any]:  # fmt: skip
+    """A method in virtual time, with measured times of stages on the recorded link.
+
+    Returns:
+        ``latency_ms`` and ``cuts`` of each inference.
+    """
+    model, rng, seen = load_link(link.at(link.trained_s)), stream(0, Role.LINK), Bandwidths()
+    up, downs = int(costs.observation_bytes), costs.cut_bytes.astype(int).tolist()
+    clock = [0.0]
+    largest = max(cut for cut in range(costs.stages + 1) if costs.loads[cut] <= budget)
+    oracle = Oracle(model, lambda: clock[0], up, downs[largest])
+    chooser = chooser_of(method, costs, before, learned, oracle, budget)
+    server = np.concatenate([[0.0], np.cumsum(costs.server_s)]).tolist()
+    device = np.concatenate([np.cumsum(costs.device_s[::-1])[::-1], [0.0]]).tolist()
+    cut, latencies, cuts = 0, [], []
+    for inference in range(count):
+        clock[0] = max(clock[0], inference * PERIOD_S)
+        started, cut = clock[0], chooser.choose(cut, seen)
+        network = 0.0
+        if cut:
+            network = model.delay(up, True, started, rng)
+            network += model.delay(downs[cut], False, started + network + server[cut], rng)
+            seen.add(up + downs[cut], network)
+        clock[0] = started + network + server[cut] + device[cut]
+        latencies.append(1e3 * (clock[0] - started))
+        cuts.append(cut)
+    return {"latency_ms": latencies, "cuts": cuts}
