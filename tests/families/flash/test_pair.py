@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specact.clock import VirtualClock
 from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.bundle import load_flow
@@ -17,6 +18,7 @@ from specact.families.chunks.flow import FlowNetworks, FlowPolicy
 from specact.families.codes.bundle import find_bundle
 from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.families.flash.check import Check
+from specact.families.flash.drafting import DraftedRound
 from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import Question, Round
@@ -31,7 +33,8 @@ from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, remote_verifier
 from specact.remote.transport import Endpoint
 from specact.rng import Role, StepAddress, streams
-from specact.types import OffloadTimes, Origin, Proposal, StepRecord
+from specact.types import OffloadTimes, Origin, Outcome, Proposal, StepRecord
+from specact.verification import LocalTarget
 from specact.wire.messages import Request
 
 PATIENT_MS = 30_000.0
@@ -426,3 +429,45 @@ def test_a_block_of_another_target_is_refused(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="at least"):
         FlashSettings(**wrong)
+
+
+def lengths_of(records: list[StepRecord]) -> list[int]:
+    return [round_of(record).accepted for record in records if round_of(record).checked]
+
+
+def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: FlashPair) -> None:
+    own = composed(pair, replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=0)
+    shuffled = replace(own, rounds=replace(own.rounds, shuffled=True))
+    verifier, address = shuffled.verifier(LocalTarget(shuffled.target, VirtualClock())), StepAddress(1, 0, 0, 0)
+    asked, real, drawn = Question(False, check=Check((0.8, 0.4), 0.6), shuffled=True), [], []
+    for number, window in enumerate(SEEN):
+        address = address._replace(step=number)
+        real.append(own.target.answer(window, address).round(replace(asked, shuffled=False)))
+        outcome = verifier.submit(Proposal(window, np.zeros((1, 2), np.float32), DraftedRound(asked)), address).result()
+        assert isinstance(outcome, Outcome)
+        found = outcome.evidence
+        drawn.append(found)
+        # What is executed is drafted or the target's own, as the drawn verdict says, whatever this round's own was.
+        assert found.checked and found.accepted in [one.accepted for one in real]
+        np.testing.assert_array_equal(found.deviation, real[-1].deviation)
+        whole = own.target.answer(window, address).round(replace(asked, check=Check(within=1e9, guarded=False)))
+        full = own.target.answer(window, address).round(replace(asked, full=True))
+        np.testing.assert_array_equal(found.chunk, whole.chunk if found.accepted else full.chunk)
+    lengths = {one.accepted for one in real}
+    assert len(lengths) > 1 and [one.accepted for one in drawn] != [one.accepted for one in real]
+
+
+def test_what_is_accepted_always_or_never_cannot_be_shuffled(pair: FlashPair) -> None:
+    for within in (0.0, 1e9):
+        own = composed(pair, replace(ROUNDS["flash"], within=within), period=0)
+        shuffled = replace(own, rounds=replace(own.rounds, shuffled=True))
+        (actions, records), (others, other_records) = played(own, 6), played(shuffled, 6)
+        for found, other in zip(actions, others, strict=True):
+            np.testing.assert_array_equal(found, other)
+        assert lengths_of(records) == lengths_of(other_records)
+
+
+def test_no_server_knows_other_rounds(pair: FlashPair) -> None:
+    asked = Question(False, shuffled=True)
+    with pytest.raises(ConfigError, match="flash_shuffled"):
+        pair.codec.question(Proposal(SEEN[0], np.zeros((1, 2), np.float32), DraftedRound(asked)))

@@ -115,8 +115,9 @@ class FlashDrafter:
         held = None if self._held is None else self._held[list(settings.grippers)] > 0.0
         cache = self._round.cache if rounds.stale and self._round is not None else None
         question = Question(
-            full, None if full else drafted, self._check, rounds.steps, held, rounds.stale, cache, self._parts
-        )
+            full, None if full else drafted, self._check, rounds.steps, held, rounds.stale, cache, self._parts,
+            rounds.shuffled,
+        )  # fmt: skip
         return Proposal(window, actions, DraftedRound(question))
 
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk | None:

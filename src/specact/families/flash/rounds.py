@@ -28,6 +28,8 @@ class Rounds:
         stale: whether the check reads the cache of the last full round, as in the released code, and not a new one.
             Only for a target in this process.
         full: whether the target is asked for full rounds only; what is not sent to it is executed as drafted.
+        shuffled: whether each check has the verdict of another one of the same robot, drawn at random. Only for a
+            target in this process.
         steps: Euler steps of a full round.
         reuse: which of the prefix's tokens are reused from round to round; None for a new prefix in every round. Only
             for a target in this process, and one with a refresh, see :func:`specact.families.freqcache.load_refresh`.
@@ -44,6 +46,7 @@ class Rounds:
     periodic: bool = True
     stale: bool = False
     full: bool = False
+    shuffled: bool = False
     steps: int = 10
     reuse: Reuse | None = None
     gate: str = "always"
@@ -58,6 +61,13 @@ ROUNDS: dict[str, Rounds] = {
     "full_1": Rounds("every chunk in 1 step", steps=1),
     "flash": Rounds("FLASH: a block drafts, the flow checks at 5 and 10 % of noise within .15", "block"),
     "flash_fitted": Rounds("FLASH with fitted shares of noise and delta", "block", levels=None, within=None),
+    "flash_shuffled": Rounds(
+        "FLASH with the verdict of another of its rounds, drawn at random: the control", "block", shuffled=True
+    ),
+    "flash_fitted_shuffled": Rounds(
+        "FLASH with fitted shares of noise and delta, and the verdict of another of its rounds: the control",
+        "block", levels=None, within=None, shuffled=True,
+    ),
     "flash_unguarded": Rounds("FLASH without guards and periodic full rounds", "block", guarded=False, periodic=False),
     "flash_stale": Rounds("FLASH, checked on the cache of the last full round", "block", stale=True),
     "flash_device": Rounds("FLASH, the block on the device", "block", on_device=True),

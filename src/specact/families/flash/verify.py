@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Question:
         cache: of an earlier window, to check on; None for that of this window.
         parts: what makes the cache of this robot's window, in the target's place, see
             :class:`~specact.families.freqcache.cached.FreqCached`; no server keeps it either.
+        shuffled: whether another round's verdict is taken for this one's: the control. No server knows other rounds.
     """
 
     full: bool
@@ -44,6 +46,7 @@ class Question:
     stale: bool = False
     cache: Any = None
     parts: FreqCached | None = None
+    shuffled: bool = False
 
 
 @value
@@ -73,6 +76,7 @@ class Round:
         return self.accepted == 0
 
 
+_ANYTHING = Check(within=float("inf"), guarded=False)
 _NO_CHECK = np.zeros((0, 0), np.float32)
 
 
@@ -182,10 +186,29 @@ class FlashVerifier(TargetVerifier[Asked]):
     def __init__(self, target: Target[Asked], units: ActionUnits, execute: int) -> None:
         super().__init__(target)
         self._units, self._execute = units, execute
+        self._streams = StepStreams()
+        # Of this robot's checks so far: how much was accepted, and whether a gripper ended it.
+        self._verdicts: list[tuple[int, bool]] = []
 
     def judge(self, answer: Answer[Asked], proposal: Proposal, address: StepAddress) -> Outcome:
         """See :class:`~specact.verification.TargetVerifier`; what is not finite is no outcome to act on."""
-        return round_outcome(answer.value.round(proposal.evidence.question), self._units, self._execute, answer.times)
+        asked, question = answer.value, proposal.evidence.question
+        found = asked.round(question)
+        if question.shuffled and found.checked:
+            found = self._shuffled(asked, question, found, address)
+        return round_outcome(found, self._units, self._execute, answer.times)
+
+    def _shuffled(self, asked: Asked, question: Question, found: Round, address: StepAddress) -> Round:
+        """The round with a verdict drawn from all so far: as often as much is accepted, whatever the scene."""
+        self._verdicts.append((found.accepted, found.switches))
+        drawn = self._verdicts[self._streams(Role.GATE, address).integers(len(self._verdicts))]
+        if drawn == (found.accepted, found.switches):
+            return found
+        if drawn[0] == 0:
+            full = asked.round(replace(question, full=True, drafted=None))
+            return replace(full, checked=True, deviation=found.deviation)
+        whole = asked.round(replace(question, check=_ANYTHING))
+        return replace(whole, accepted=drawn[0], switches=drawn[1], deviation=found.deviation)
 
 
 def round_outcome(found: Round, units: ActionUnits, execute: int, times: Any) -> Outcome:

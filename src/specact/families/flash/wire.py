@@ -55,10 +55,10 @@ class FlashCodec:
         """
         asked: Question = proposal.evidence.question
         spec, levels = self._spec, np.zeros(MOST_LEVELS, np.float32)
-        if asked.stale or asked.parts is not None or len(asked.check.levels) > MOST_LEVELS:
+        if asked.stale or asked.shuffled or asked.parts is not None or len(asked.check.levels) > MOST_LEVELS:
             raise ConfigError(
                 f"a server keeps no cache of a robot and checks at {MOST_LEVELS} shares of noise at most; choose other "
-                "rounds than flash_stale and freqcache, or a target in this process"
+                "rounds than flash_stale, flash_shuffled and freqcache, or a target in this process"
             )
         levels[: len(asked.check.levels)] = asked.check.levels
         held = np.full(spec.actions, _UNKNOWN, np.int16)
