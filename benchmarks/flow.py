@@ -1,6 +1,7 @@
 """FLASH on our flow policies: the tables and pictures of docs/flash.md.
 
 Run: MUJOCO_GL=egl specact reproduce flow --out STUDY, then python benchmarks/flow.py STUDY
+FLASH's verdicts shuffled between its rounds: python benchmarks/flow.py STUDY --shuffled OUT
 Other training seeds of PushT's flow and block: python benchmarks/flow.py STUDY --seeds OUT --data DEMONSTRATIONS; an
 hour of one core, and it goes on after a stop.
 
@@ -32,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("study", type=Path)
     parser.add_argument("--seeds", type=Path)
+    parser.add_argument("--shuffled", type=Path)
     parser.add_argument("--data", type=Path, default=Path())
     given = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
@@ -41,11 +43,16 @@ def main() -> None:
             kept[folder.name] = {"summary": read(folder), "rounds": rounds}
     if given.seeds is not None:
         kept["seeds"] = {str(seed): trained(seed, given.seeds, given.data) for seed in SEEDS}
+    if given.shuffled is not None:
+        kept["shuffled"] = {
+            bundle: shuffled(bundle, given.shuffled / bundle) for bundle in ("pusht-flow", "metaworld-flow")
+        }
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    fill(PAGE, "shuffled", shuffled_table(kept["shuffled"]) if "shuffled" in kept else "Not run yet.")
     fill(PAGE, "rounds", legend())
     fill(PAGE, "seeds", seeds_table(kept))
     for name, found in kept.items():
-        if name != "seeds":
+        if name not in ("seeds", "shuffled"):
             fill(PAGE, name, "\n".join(told(found["summary"], found["rounds"])))
             with style():
                 figure = draw_flow(found["summary"], found["rounds"])
@@ -75,6 +82,39 @@ def trained(seed: int, out: Path, data: Path) -> dict[str, Any]:
     run = out / f"run-{seed}"
     specact("eval", "--bundle", bundle, "--methods", ",".join(METHODS), "--episodes", 200, "--seed", 1, "--out", run)
     return read(run)
+
+
+def shuffled(bundle: str, run: Path) -> dict[str, Any]:
+    """A table of FLASH and of the same lengths at random, on the study's episodes."""
+    methods = ("full", "full_2", "flash", "flash_shuffled", "flash_fitted", "flash_fitted_shuffled")
+    shard = 10 if bundle == "metaworld-flow" else 20
+    specact(
+        "eval", "--bundle", bundle, "--methods", ",".join(methods), "--episodes", 200, "--seed", 1, "--shard", shard,
+        "--out", run,
+    )  # fmt: skip
+    return read(run)
+
+
+def shuffled_table(found: dict[str, Any]) -> str:
+    lines = ["| policy | method | success | full rounds | accepted of what is executed |", "|---|---|---|---|---|"]
+    for bundle, run in found.items():
+        for name, method in run["methods"].items():
+            won = method["success"]
+            accepted = "" if method.get("accepted") is None else f"{method['accepted']:.2f}"
+            lines.append(
+                f"| {bundle} | `{name}` | {won['rate']:.3f} [{won['low']:.3f}, {won['high']:.3f}] | "
+                f"{method['full']:.2f} | {accepted} |"
+            )
+    lines += ["", "| policy | | difference of success | p (Holm) |", "|---|---|---|---|"]
+    for bundle, run in found.items():
+        for one in run["contrasts"]:
+            if one["second"].endswith("shuffled"):
+                at = one["success"]
+                lines.append(
+                    f"| {bundle} | `{one['first']}` - `{one['second']}` | {at['difference']:+.3f} [{at['low']:+.3f}, "
+                    f"{at['high']:+.3f}] | {at['p_holm']:.2g} |"
+                )
+    return "\n".join(lines)
 
 
 def specact(*words: object) -> None:

@@ -30,7 +30,8 @@ from specact.observation import ObservationHistory, Window
 from specact.rng import Role, StepAddress, stream
 
 _METHODS = (
-    "full", "full_5", "full_3", "full_2", "full_1", "flash", "flash_fitted", "flash_unguarded", "flash_stale",
+    "full", "full_5", "full_3", "full_2", "full_1", "flash", "flash_fitted", "flash_shuffled",
+    "flash_fitted_shuffled", "flash_unguarded", "flash_stale",
     "flash_last", "flash_last_fitted", "block", "unchecked", "unchecked_fitted",
 )  # fmt: skip
 # Numbers that nobody trains, calibrates or evaluates on.
