@@ -119,7 +119,10 @@ def main() -> None:
     fill(ROOT / "docs" / "tised.md", "idle-ball", idling("idle-ball"))
     for name in ("levers-chase", "executions-chase", "levers-pusht"):
         fill(ROOT / "docs" / "tised.md", name, levers(name))
-    for page, name in (("flash", "flash-chase"), ("split", "split-ball"), ("freqcache", "reuse-metaworld")):
+    others = {
+        "flash-chase": "flash", "split-ball": "split", "reuse-metaworld": "freqcache", "links-specvla": "tokens",
+    }  # fmt: skip
+    for name, page in others.items():
         fill(ROOT / "docs" / f"{page}.md", name, levers(name))
 
 
