@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 
 def shard_on_node(item: tuple[Shard, Path]) -> Result:
-    """Writes down where it began; runs the shard when it may."""
+    """Writes down where it began, and in which process; runs the shard when it may."""
     from specact.lab.rollout.rollout import run_shard
 
     shard, folder = item
-    (folder / f"{shard.episodes[0]}-{ray.get_runtime_context().get_node_id()}").touch()
+    began = folder / f"{shard.episodes[0]}-{ray.get_runtime_context().get_node_id()}"
+    # Whole as soon as it has its name.
+    (folder / f"{os.getpid()}.pid").write_text(str(os.getpid()))
+    (folder / f"{os.getpid()}.pid").rename(began)
     until = time.monotonic() + 300.0
     while not (folder / "go").exists():
         assert time.monotonic() < until, "nobody said go"

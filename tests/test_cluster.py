@@ -96,6 +96,14 @@ def wait_for(what: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def ended(process: str) -> bool:
+    """Whether a process runs no more; nobody may have waited for it."""
+    try:
+        return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 class StoppedError(Exception):
     """Stands for a kill."""
 
@@ -127,7 +135,10 @@ def test_a_node_that_is_lost_costs_its_running_shards_which_run_again(
     with Pool(3, on) as pool, ThreadPoolExecutor(1) as beside:
         ran = beside.submit(lambda: list(pool.each(shard_on_node, [(one, tmp_path) for one in shards])))
         wait_for(lambda: any(tmp_path.glob(f"*-{lost.node_id}")))
+        (there,) = tmp_path.glob(f"*-{lost.node_id}")
         cluster.remove_node(lost, allow_graceful=False)
+        # A worker outlives its node for a moment, in which it could still finish.
+        wait_for(lambda: ended(there.read_text()))
         (tmp_path / "go").touch()
         found = {item.episodes: result for (item, _), result in ran.result(PATIENCE_S)}
     began = [path.name for path in tmp_path.glob("*-*")]

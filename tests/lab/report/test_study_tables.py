@@ -1,4 +1,4 @@
-"""The study's tables for README and docs, on the summaries that are kept beside the script that writes them."""
+"""The study's tables for docs, on the summaries that are kept beside the script that writes them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_every_table_can_be_made_of_what_is_kept(tables: ModuleType, study: dict
 @pytest.mark.parametrize(
     ("page", "name"),
     [
-        ("README.md", "overview"), ("README.md", "costs"), ("docs/gates.md", "rates"), ("docs/reproduce.md", "rows"),
-        ("docs/speed.md", "sockets"),
+        ("docs/results.md", "overview"), ("docs/results.md", "costs"), ("docs/gates.md", "rates"),
+        ("docs/reproduce.md", "rows"), ("docs/speed.md", "sockets"),
     ],
 )  # fmt: skip
 def test_published_tables_are_those_of_the_stored_results(

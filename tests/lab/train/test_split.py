@@ -102,8 +102,8 @@ def test_stages_of_a_chain_compute_it() -> None:
 
 
 def test_refusals_say_what_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="of the kind 'flow'; the target of a pair of action codes and a policy by"):
-        split_bundle("pusht-flow", tmp_path / "flow")
+    with pytest.raises(BundleError, match="of the kind 'tokens'; the target of a pair of action codes, a policy by"):
+        split_bundle("relocate-tokens", tmp_path / "tokens")
     with pytest.raises(ConfigError, match="exists already"):
         split_bundle("ball", tmp_path)
     device = Path(shutil.copytree(find_bundle("ball"), tmp_path / "device"))
