@@ -96,7 +96,7 @@ def shuffled(bundle: str, run: Path) -> dict[str, Any]:
 
 
 def shuffled_table(found: dict[str, Any]) -> str:
-    lines = ["| policy | method | success | full rounds | accepted of what is executed |", "|---|---|---|---|---|"]
+    lines = ["| policy | method | success | full rounds | actions accepted in a check |", "|---|---|---|---|---|"]
     for bundle, run in found.items():
         for name, method in run["methods"].items():
             won = method["success"]
