@@ -135,9 +135,11 @@ def _scaled(frames: Tensor) -> Tensor:
 def _convolutions(recipe: EncoderRecipe, shape: tuple[int, ...], later_stride: int) -> tuple[list[nn.Module], int, int]:
     """The convolutions of an encoder, and how many rows and columns they leave of a frame ``(H, W, 3)``."""
     first, second, *others = recipe.channels
-    layers: list[nn.Module] = [nn.Conv2d(3, first, 4, stride=4), nn.ReLU()]
+    height, width = (recipe.pixels, recipe.pixels) if recipe.pixels else shape[:2]
+    layers: list[nn.Module] = [Smaller(shape[0], shape[1], recipe.pixels)] if recipe.pixels else []
+    layers += [nn.Conv2d(3, first, 4, stride=4), nn.ReLU()]
     layers += [nn.Conv2d(first, second, 3, stride=2, padding=1), nn.ReLU()]
-    rows, columns = (_halved(size // 4) for size in shape[:2])
+    rows, columns = (_halved(size // 4) for size in (height, width))
     for before, after in zip((second, *others), others, strict=False):
         layers += [nn.Conv2d(before, after, 3, stride=later_stride, padding=1), nn.ReLU()]
         if later_stride == 2:
@@ -145,10 +147,47 @@ def _convolutions(recipe: EncoderRecipe, shape: tuple[int, ...], later_stride: i
     if min(rows, columns) < 2:
         least = 12 if later_stride == 1 else 4 * 2 ** (len(recipe.channels) - 1) + 4
         raise ConfigError(
-            f"camera frames of {shape[0]} x {shape[1]} are too small for the image encoder, which needs at least "
+            f"camera frames of {height} x {width} are too small for the image encoder, which needs at least "
             f"{least} x {least}; give them a larger size in [observations]"
+            + (", or leave encoder.pixels out" if recipe.pixels else "")
         )
     return layers, rows, columns
+
+
+class Smaller(nn.Module):
+    """Images ``[N, C, H, W]`` to ``[N, C, P, P]``: of every pixel the mean over the area that it covers.
+
+    Args:
+        height, width: H and W.
+        pixels: P.
+
+    Raises:
+        ConfigError: if P is larger than either.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, height: int, width: int, pixels: int) -> None:
+        super().__init__()
+        if pixels > min(height, width):
+            raise ConfigError(
+                f"encoder.pixels makes camera frames smaller: at most {min(height, width)} for frames of "
+                f"{height} x {width}, got {pixels}"
+            )
+        self.register_buffer("rows", _areas(height, pixels), persistent=False)
+        self.register_buffer("columns", _areas(width, pixels), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.rows @ images @ self.columns.T
+
+
+def _areas(many: int, few: int) -> Tensor:
+    """Shares ``[few, many]`` of what each of so many equal parts of a line covers of each pixel on it."""
+    edges = torch.linspace(0, many, few + 1, dtype=torch.float64)[:, None]
+    pixels = torch.arange(many, dtype=torch.float64)
+    covered = torch.minimum(edges[1:], pixels + 1) - torch.maximum(edges[:-1], pixels)
+    return (covered.clamp(min=0) * few / many).float()
 
 
 def _halved(size: int) -> int:

@@ -99,6 +99,12 @@ def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
             place += max(1, spec[name].history)
             continue
         embedding = PatchEmbedding(recipe.encoder, spec[name].shape, 1)
+        if any(side % patches for side, patches in zip(spec[name].shape, embedding.grid, strict=False)):
+            raise ConfigError(
+                f"{target.name} reads {name} of {spec[name].shape[0]} x {spec[name].shape[1]} pixels in "
+                f"{embedding.grid[0]} x {embedding.grid[1]} patches, which are no whole pixels; a part can only be "
+                "reused where they are"
+            )
         found[name] = Patches(place, *embedding.grid)
         place += embedding.patches
     return found

@@ -69,6 +69,7 @@ class EncoderRecipe:
             of every patch, for a policy that attends to them.
         channels: of its convolutions; the first has a stride of 4, the second of 2. With patches those after it have
             a stride of 2, too: three make patches of 16 x 16 pixels.
+        pixels: height and width that frames are averaged down to first, in the network; 0 for frames as they are.
         keypoints: how many places in a frame it finds.
         width: of the two layers that read them.
         shift: by up to how many pixels the frames of a window are moved at random in training; for an encoder that is
@@ -81,6 +82,7 @@ class EncoderRecipe:
 
     tokens: Literal["keypoints", "patches"] = "keypoints"
     channels: tuple[int, ...] = (32, 64, 64, 64)
+    pixels: int = 0
     keypoints: int = 32
     width: int = 256
     shift: int = 0
@@ -95,7 +97,7 @@ class EncoderRecipe:
 
     def __post_init__(self) -> None:
         check_ranges(self, dict.fromkeys(("keypoints", "width", "steps", "batch"), COUNT))
-        check_ranges(self, dict.fromkeys(("scenes", "shift", "weight_decay"), NOT_NEGATIVE))
+        check_ranges(self, dict.fromkeys(("pixels", "scenes", "shift", "weight_decay"), NOT_NEGATIVE))
         check_ranges(self, {"learning_rate": POSITIVE, "average": BELOW_ONE})
         if len(self.channels) < 2 or min(self.channels) < 1:
             raise ConfigError(
