@@ -15,7 +15,17 @@ from specact.families.codes.bundle import load_bundle
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.sources import Source
 from specact.lab.train import checkpoint, stages
-from specact.lab.train.encoder import ImageEmbedding, ImageEncoder, Scenes, Telling, encoded, encoder_stage, learned
+from specact.lab.train.encoder import (
+    ImageEmbedding,
+    ImageEncoder,
+    PatchEmbedding,
+    Scenes,
+    Smaller,
+    Telling,
+    encoded,
+    encoder_stage,
+    learned,
+)
 from specact.lab.train.export import LastPosition
 from specact.lab.train.loop import run
 from specact.lab.train.rebuild import rebuild
@@ -232,3 +242,34 @@ def test_what_only_an_encoder_learns_is_kept_of_the_demonstrations() -> None:
     assert set(stages.needed(episodes, specs.values()).observation) == {"image"}
     kept = stages.needed(episodes, specs.values(), learned(recipe, specs, episodes, None))
     assert set(kept.observation) == {"image", "place"}
+
+
+# --- smaller frames ---
+
+
+def test_a_smaller_frame_holds_the_mean_over_what_each_pixel_covers() -> None:
+    """Exactly: 64 to 48 is every pixel three times, and of that the mean of four by four."""
+    images = torch.rand(2, 3, 64, 96)
+    made = Smaller(64, 96, 48)(images)
+    assert made.shape == (2, 3, 48, 48)
+    fine = images.repeat_interleave(3, 2)
+    torch.testing.assert_close(made, torch.nn.functional.avg_pool2d(fine, (4, 2)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(Smaller(64, 64, 64)(images[..., :64]), images[..., :64], rtol=0, atol=1e-6)
+
+
+def test_an_encoder_of_smaller_frames_makes_fewer_patches_of_all_of_a_frame() -> None:
+    torch.manual_seed(0)
+    recipe = EncoderRecipe(tokens="patches", channels=(4, 8, 8))
+    whole, less = (PatchEmbedding(one, (64, 64, 3), 4).eval() for one in (recipe, replace(recipe, pixels=48)))
+    assert (whole.grid, less.grid) == ((4, 4), (3, 3))
+    frame = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
+    far = frame.clone()
+    far[0, -8:, -8:] = 255  # cut off, it would not be seen
+    with torch.no_grad():
+        assert not torch.equal(less(far), less(frame))
+
+
+@pytest.mark.parametrize(("pixels", "said"), [(65, "at most 64 for frames of 64 x 96, got 65"), (4, "pixels out")])
+def test_smaller_frames_that_cannot_be_made_are_refused(pixels: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        PatchEmbedding(EncoderRecipe(tokens="patches", channels=(4, 8, 8), pixels=pixels), (64, 96, 3), 4)

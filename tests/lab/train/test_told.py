@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from tests.lab.train.dots import dots
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow, load_regression
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
+from specact.families.freqcache.bundle import FREQCACHE
 from specact.lab.data.episodes import Episodes
 from specact.lab.train import stages
 from specact.lab.train.chunk_export import WRITERS
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.chunk_train import _chunks, demonstrated_stage, units_of
 from specact.lab.train.encoder import PatchEmbedding, shifted
+from specact.lab.train.freqcache import add_refresh
 from specact.lab.train.loop import run
 from specact.lab.train.recipe import EncoderRecipe
 from specact.lab.train.windows import observation_of
@@ -56,8 +58,8 @@ def trained(recipe: ChunkRecipe, folder: Path) -> ChunkPolicy:
     stage = demonstrated_stage(data, recipe, spec)
     stage.module.load_state_dict(run(stage, folder / "run", lambda done: None))
     WRITERS[recipe.kind](
-        folder / "made", manifest={"name": "dots", "env": ""}, model=stage.module, units=units_of(data, recipe.kind),
-        half=True,
+        folder / "made", manifest={"name": "dots", "env": "", "recipe": asdict(recipe)}, model=stage.module,
+        units=units_of(data, recipe.kind), half=True,
     )  # fmt: skip
     if recipe.kind == "flow":
         return load_flow(folder / "made").policy(4)
@@ -84,6 +86,14 @@ def test_it_looks_and_follows_the_instruction(kind: Any, tokens: Any, tmp_path: 
     assert right < 0.2
     assert far(0, 0, blank=True) > right + 0.1, "it must look"
     assert far(0, 1) > 0.6, "it must listen"
+
+
+def test_patches_of_no_whole_pixels_are_not_reused(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, window=1, steps=2, warmup=1, encoder=replace(RECIPE.encoder, pixels=24))
+    trained(recipe, tmp_path)
+    with pytest.raises(ConfigError, match="32 x 32 pixels in 3 x 3 patches, which are no whole pixels"):
+        add_refresh(load_flow(tmp_path / "made"))
+    assert not (tmp_path / "made" / FREQCACHE).exists()
 
 
 def test_actions_beyond_a_disturbance_do_not_count_where_the_recipe_says_so() -> None:
