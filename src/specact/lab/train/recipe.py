@@ -69,7 +69,8 @@ class EncoderRecipe:
             of every patch, for a policy that attends to them.
         channels: of its convolutions; the first has a stride of 4, the second of 2. With patches those after it have
             a stride of 2, too: three make patches of 16 x 16 pixels.
-        pixels: height and width that frames are averaged down to first, in the network; 0 for frames as they are.
+        pixels: height and width that the network first averages frames down to; 0 for frames as they are. The ``size``
+            in ``[observations]`` is what the robot is to give.
         keypoints: how many places in a frame it finds.
         width: of the two layers that read them.
         shift: by up to how many pixels the frames of a window are moved at random in training; for an encoder that is
