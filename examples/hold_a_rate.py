@@ -5,11 +5,9 @@ Needs: pip install 'specact[sim]'. Takes ten seconds or so.
 
 import specact
 from specact.gates import ActionDeviation, Always, Gate
-from specact.gates.settings import GateChoices
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
-from specact.lab.rollout.pool import Pool
 
 RATE = 0.4
 EPISODES = 40
@@ -30,9 +28,7 @@ def drive(gate: Gate) -> tuple[float, float]:
 
 
 # A gate changes the states that it later sees. So a threshold is tried on the states it leads to, and corrected.
-wanted = GateChoices().settings("deviation", bundle)
-with Pool(1) as pool:
-    found = calibrate(bundle, bundle.env, wanted, CalibrationRun(RATE, episodes=40, rounds=3), pool, lambda done: None)
+found = calibrate(bundle, "deviation", CalibrationRun(RATE, episodes=40, rounds=3))
 print(f"calibration of the action deviation for a rate of {RATE}")
 for number, tried in enumerate(found.rounds):
     basis = "the target's own states" if number == 0 else "the rounds before"

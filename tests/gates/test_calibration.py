@@ -20,7 +20,6 @@ from specact.gates.calibration import Calibration, find_calibration, read_calibr
 from specact.gates.settings import GateSettings
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
 from specact.lab.evaluation.rejection import auroc, fit_rejection
-from specact.lab.rollout.pool import Pool
 from specact.runtime.manifest import fingerprint_of
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])  # many ties
@@ -70,7 +69,7 @@ def test_a_rate_that_the_limit_on_skips_does_not_allow_is_refused(tiny_bundle: P
     bundle = load_bundle(tiny_bundle)
     gate = GateSettings("deviation", max_skips=2)
     with pytest.raises(ConfigError, match=r"at most 2 skips in a row at least 0\.33 .* --max-skips"):
-        calibrate(bundle, bundle.env, gate, CalibrationRun(0.3), Pool(1), lambda done: None)
+        calibrate(bundle, gate, CalibrationRun(0.3))
 
 
 # --- files ---

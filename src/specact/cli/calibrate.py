@@ -104,7 +104,9 @@ def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
             roll = collector(options.lessons, pool, update, world, _gate_folder(pair) / "frames")
             _teach(pair, roll, update, options.seed)
         settings = options.gates.settings(gate, pair)
-        return run(pair, world, settings, how, pool, lambda done: update(f"calibrating {gate}", done, total))
+        return run(
+            pair, settings, how, env=world, pool=pool, advance=lambda done: update(f"calibrating {gate}", done, total)
+        )
 
 
 def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibration:

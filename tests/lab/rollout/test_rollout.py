@@ -469,8 +469,7 @@ def test_a_calibration_reaches_its_rate_on_held_out_episodes(tiny_bundle: Path) 
     bundle = load_bundle(tiny_bundle)
     counts: list[int] = []
     run = CalibrationRun(0.4, episodes=10, rounds=3, seed=1)
-    with Pool(1) as pool:
-        found = calibrate(bundle, "ball", GateSettings("deviation"), run, pool, counts.append)
+    found = calibrate(bundle, "deviation", run, env="ball", advance=counts.append)
     assert found.fingerprint == bundle.fingerprint
     assert found.held_out["episodes"] == 10
     assert found.held_out["inferences"] > 200

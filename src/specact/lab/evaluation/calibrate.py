@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from scipy import stats
 from specact.errors import ConfigError
 from specact.families.load import AnyPair, named_again
 from specact.gates.calibration import Calibration, threshold_for_rate
-from specact.gates.settings import GateSettings
+from specact.gates.settings import GateChoices, GateSettings
+from specact.lab.envs import env_of
 from specact.lab.evaluation.rejection import rejection_models
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
@@ -52,11 +54,12 @@ class CalibrationRun:
 
 def calibrate(
     bundle: AnyPair,
-    env: str,
-    gate: GateSettings,
+    gate: str | GateSettings,
     run: CalibrationRun,
-    pool: Pool,
-    advance: Callable[[int], None],
+    *,
+    env: str | None = None,
+    pool: Pool | None = None,
+    advance: Callable[[int], None] = lambda done: None,
     decoding: str = "",
 ) -> Calibration:
     """Finds a gate's threshold for a rate and checks it on held-out episodes.
@@ -66,29 +69,31 @@ def calibrate(
 
     Args:
         bundle: the policies.
-        env: the environment's name.
-        gate: without its threshold, see :class:`~specact.gates.settings.GateChoices`.
+        gate: its name, with the options that the bundle recommends; or its settings without a threshold, see
+            :class:`~specact.gates.settings.GateChoices`.
         run: how.
-        pool: where.
+        env: the environment's name; the bundle's own if not given.
+        pool: where; in this process if not given.
         advance: told the number of episodes finished so far, out of ``episodes * (rounds + 2)``.
         decoding: of a token or flow policy, see :func:`~specact.families.load.load_pair`: what is proposed, and so the
             score, depends on it.
 
     Raises:
-        ConfigError: for a rate that the gate's limit on skips does not allow.
+        ConfigError: for an unknown gate, or a rate that the gate's limit on skips does not allow.
     """
-    finished = 0
+    settings = GateChoices().settings(gate, bundle) if isinstance(gate, str) else gate
+    world, finished = env or env_of(bundle, None), 0
 
-    def roll(settings: GateSettings, number: int) -> dict[str, np.ndarray]:
+    def roll(tried: GateSettings, number: int) -> dict[str, np.ndarray]:
         nonlocal finished
         numbers = calibration_episodes(number, run.rounds, run.episodes)
         shards = [
             Shard(
                 bundle.source,
                 bundle.fingerprint,
-                env,
+                world,
                 COMPOSITION,
-                settings,
+                tried,
                 tuple(numbers[i : i + run.shard]),
                 run.seed,
                 "loopback",
@@ -100,14 +105,15 @@ def calibrate(
             for i in range(0, run.episodes, run.shard)
         ]
         tables = {}
-        for shard, (_, table) in pool.run(shards):
+        for shard, (_, table) in workers.run(shards):
             tables[shard.episodes[0]] = table
             finished += len(shard.episodes)
             advance(finished)
         return {name: np.concatenate([tables[key][name] for key in sorted(tables)]) for name in table}
 
-    found = find_threshold(gate, run.rate, run.rounds, roll)
-    return found.calibration(bundle, run.rate, run.episodes, {"env": env, **dataclasses.asdict(run)})
+    with Pool(1) if pool is None else nullcontext(pool) as workers:
+        found = find_threshold(settings, run.rate, run.rounds, roll)
+    return found.calibration(bundle, run.rate, run.episodes, {"env": world, **dataclasses.asdict(run)})
 
 
 def score_model(steps: dict[str, np.ndarray]) -> dict[str, Any]:

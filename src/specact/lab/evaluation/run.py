@@ -248,8 +248,9 @@ def _calibration(
     run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed)
     total = run.episodes * (run.rounds + 2)
     made = calibrate(
-        bundle, env, wanted, run, pool, lambda done: progress(f"calibrating {gate}", done, total), what.decoding
-    )
+        bundle, wanted, run, env=env, pool=pool, decoding=what.decoding,
+        advance=lambda done: progress(f"calibrating {gate}", done, total),
+    )  # fmt: skip
     made.save(path.parent)
     return made
 
