@@ -1,11 +1,12 @@
 """What it costs to look through cameras, how often metaworld's experts succeed, and how often the policies do.
 
-Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies --pairs PAIR ...] [seeds --pairs PAIR ...]
+Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies|seeds|curve --pairs PAIR ...]
 
 ``rendering`` is processor time of a control step with and without frames, drawn by software on one core. ``experts``
 records 50 episodes of each task without frames. ``policies`` evaluates pairs on 20 episodes of each task, the same for
 all of them, and again on 5 of each with every camera blank; ``seeds`` puts together such evaluations of one recipe's
-pairs, trained with several seeds. The runs lie in runs/metaworld, and resume. The summary is kept in
+pairs, trained with several seeds; ``curve`` evaluates the bundles that one training of a flow policy made on its way
+(``snapshots``), and the last one. The runs lie in runs/metaworld, and resume. The summary is kept in
 benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
 """
 
@@ -31,8 +32,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from pages import fill
 
+from specact.families.chunks.bundle import load_flow
 from specact.lab.envs import load_task
-from specact.lab.statistics import seeds_interval
+from specact.lab.statistics import contrast, seeds_interval
 from specact.observation import Field
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +70,7 @@ BLANK = replace(load_task("metaworld"), name="metaworld-blank", make=make_blank)
 def main() -> None:
     parts = {
         "rendering": (rendering, rendering_table), "experts": (experts, experts_table),
-        "policies": (policies, policies_table), "seeds": (seeds, seeds_table),
+        "policies": (policies, policies_table), "seeds": (seeds, seeds_table), "curve": (curve, curve_table),
     }  # fmt: skip
     parser = argparse.ArgumentParser()
     parser.add_argument("what", nargs="*", default=["rendering", "experts"], choices=list(parts))
@@ -79,8 +81,8 @@ def main() -> None:
         measure, table = parts[name]
         if name == "policies":
             kept[name] = kept.get(name, {}) | policies(asked.pairs)
-        elif name == "seeds":
-            kept[name] = seeds(asked.pairs)
+        elif name in ("seeds", "curve"):
+            kept[name] = measure(asked.pairs)
         else:
             kept[name] = measure()
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
@@ -222,6 +224,47 @@ def seeds(pairs: Sequence[str] = ()) -> dict[str, Any]:
     for method in METHODS:
         more[method]["ms an action"] = [methods[method]["latency"]["per_action_ms"] for methods in told]
     return {"pairs": [Path(pair).name for pair in pairs], "episodes": 10 * EACH, "rows": rows, "more": more}
+
+
+def curve(bundles: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Of every bundle, after how many steps it was made, and how often it succeeds."""
+    found, won = [], []
+    for bundle in bundles:
+        recipe, (name, _, step) = load_flow(bundle).manifest["recipe"], Path(bundle).name.rpartition("-")
+        run = RUNS / f"{Path(bundle).name}-curve"
+        evaluated(bundle, run, ("full",), EACH)
+        won.append(successes(run, "full"))
+        method = json.loads((run / "summary.json").read_text())["methods"]["full"]
+        steps = int(step) if name == recipe["bundle"] else recipe["steps"]
+        found.append(
+            {
+                "bundle": Path(bundle).name,
+                "steps": steps,
+                "samples": steps * recipe["batch"],
+                "episodes": len(won[-1]),
+                "success": method["success"],
+                "tasks": {task: told["rate"] for task, told in method["tasks"].items()},
+            }
+        )
+    for row, before, after in zip(found[1:], won, won[1:], strict=False):
+        row["gained"] = asdict(contrast(after, before).difference)
+    return found
+
+
+def curve_table(found: list[dict[str, Any]]) -> str:
+    lines = [
+        "| bundle | steps | samples | success | more than the one before | tasks below .8 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        weak = ", ".join(f"{task} {rate:.2f}" for task, rate in row["tasks"].items() if rate < 0.8)
+        gained = row.get("gained")
+        more = "" if gained is None else f"{gained['mean']:+.3f} [{gained['low']:+.3f}, {gained['high']:+.3f}]"
+        lines.append(
+            f"| `{row['bundle']}` | {row['steps']:,} | {row['samples']:,} | {interval(row['success'])} | "
+            f"{more} | {weak} |"
+        )
+    return "\n".join(lines)
 
 
 def successes(run: Path, method: str) -> np.ndarray:
