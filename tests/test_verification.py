@@ -11,7 +11,7 @@ from specact.observation import Window, vectors
 from specact.remote.target import RemoteTarget
 from specact.rng import StepAddress
 from specact.types import OffloadTimes, Outcome, Proposal
-from specact.verification import Answer, LocalTarget, TargetVerifier, sound
+from specact.verification import Answer, LocalTarget, TargetVerifier, is_valid
 from specact.wire.dialect import Dialect, Exchange
 
 HERE = StepAddress(1, 2, 3, 4)
@@ -131,6 +131,6 @@ def test_a_verifier_asks_and_judges_under_the_steps_address() -> None:
 def test_an_action_is_a_number_that_what_follows_can_compute_with() -> None:
     largest = np.float32(1e15)
     for value in (0.0, largest, -largest):
-        assert sound(np.array([[0.0], [value]], np.float32))
+        assert is_valid(np.array([[0.0], [value]], np.float32))
     for value in (np.nan, np.inf, -np.inf, np.nextafter(largest, np.float32(np.inf))):
-        assert not sound(np.array([[0.0], [value]], np.float32))
+        assert not is_valid(np.array([[0.0], [value]], np.float32))

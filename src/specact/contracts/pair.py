@@ -17,7 +17,7 @@ from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.verification import Answer, LocalTarget, Pending, sound
+from specact.verification import Answer, LocalTarget, Pending, is_valid
 from specact.wire import msgpack
 from specact.wire.dialect import Arrays, Dialect
 from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
@@ -202,4 +202,4 @@ def _check_chunk(actions: Any, pair: Pair[Any], where: str) -> None:
         and len(actions) >= pair.execute,
         f"{where} must have actions float32 [n, {width}], n at least {pair.execute}; got {outline(actions)}",
     )
-    expect(sound(actions), f"{where} must have finite, normalised actions, got {actions}")
+    expect(is_valid(actions), f"{where} must have finite, normalised actions, got {actions}")

@@ -14,7 +14,7 @@ from specact.remote.client import Client
 from specact.remote.pending import PendingRequest
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
-from specact.verification import Answer, Pending, Verifier, sound
+from specact.verification import Answer, Pending, Verifier, is_valid
 from specact.wire.dialect import Arrays, Codec, VerifyingCodec
 from specact.wire.messages import LONGEST_DEADLINE_MS, Request
 
@@ -89,7 +89,7 @@ class RemoteVerifier:
 
         def outcome(arrays: Arrays, times: OffloadTimes) -> Outcome | Miss:
             found = self._codec.outcome(arrays, times)
-            return found if sound(found.actions) else Miss("invalid", times)
+            return found if is_valid(found.actions) else Miss("invalid", times)
 
         return _Expected(PendingRequest(client, "verify", request, self._deadline_ms / 1e3), asked, outcome)
 

@@ -1,4 +1,4 @@
-"""What every policy that speaks in action codes offers."""
+"""Spec and interfaces of policies of action codes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specact.runtime.limits import RATES_HZ, check_positive, check_whole
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What draft, target and tokenizer of one bundle agree on.
+    """The spec shared by draft, target and tokenizer of one bundle.
 
     Attributes:
-        draft, target: what each policy needs to see.
+        draft, target: observation spec of each policy.
         codebooks, codes: G and K.
         chunk, actions: n and A.
         execute: how many actions of a chunk are executed before the next inference.
@@ -28,7 +28,7 @@ class PolicySpec:
             secondary code given the primary one (``CodeDistribution.conditional``); only with two codebooks.
 
     Raises:
-        BundleError: for values that no bundle can have.
+        BundleError: for values outside their range.
     """
 
     draft: ObservationSpec
@@ -68,7 +68,7 @@ class PolicySpec:
 
     @property
     def observation(self) -> ObservationSpec:
-        """What the device keeps: all that either policy needs."""
+        """Union of the observations that draft and target need; the device stores these."""
         return self.draft.union(self.target)
 
     def describe(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class PolicySpec:
 
 
 class InfersCodes(Protocol):
-    """Answers an observation window with a distribution over action codes; it never samples."""
+    """Maps an observation window to a distribution over action codes; deterministic."""
 
     def infer(self, window: Window) -> CodeDistribution:
         """The distribution for one window."""
@@ -89,5 +89,5 @@ class CodePolicy(InfersCodes, Protocol):
     """A policy of action codes."""
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        """The distributions for several windows, in one pass."""
+        """The distributions for several windows in one batch."""
         ...
