@@ -27,15 +27,15 @@ class Numbering:
     def __init__(self) -> None:
         self.dialect = Dialect("none", {}, vectors(1, state=1), {"infer": Exchange({}, "answer", {})})
         self.up = True
-        self.sent: list[bool] = []  # whether each request was patient
+        self.sent: list[bool] = []  # the wait_if_busy of each request
         self.waited_for: list[int] = []
 
-    def send(self, kind: str, fields: object, deadline_s: float, patient: bool) -> int | None:
+    def send(self, kind: str, fields: object, deadline_s: float, wait_if_busy: bool) -> int | None:
         assert kind == "infer"
-        self.sent.append(patient)
+        self.sent.append(wait_if_busy)
         return len(self.sent) - 1 if self.up else None
 
-    def answered(self, identity: int) -> bool:
+    def has_reply(self, identity: int) -> bool:
         return False
 
     def wait(self, identity: int, timeout: float) -> str:

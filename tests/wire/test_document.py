@@ -30,7 +30,7 @@ from specact.wire import json as wire_json
 from specact.wire.checks import PROTOCOL, ErrorCode
 from specact.wire.dialect import ArraySpec
 from specact.wire.handshake import Hello, check_hello, read_hello
-from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
+from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, REPORT_COUNTERS, Request, request_fields
 from specact.wire.sizes import max_message_bytes
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -159,7 +159,7 @@ def test_it_describes_what_is_inside_an_observation_s_spec() -> None:
 
 
 def test_it_describes_what_is_inside_report_and_times(examples: dict[str, dict[str, Any]]) -> None:
-    assert names(tables(section("`infer`"))[1]) == set(REPORTED)
+    assert names(tables(section("`infer`"))[1]) == set(REPORT_COUNTERS)
     assert names(tables(section("Times"))[0]) == set(examples["verdict"]["times"])
 
 
@@ -222,16 +222,16 @@ def test_it_names_every_dtype() -> None:
 def test_it_names_every_limit_with_its_value() -> None:
     defaults = ServerSettings()
     known = {
-        "longest `deadline_ms`": LONGEST_DEADLINE_MS,
-        "largest `id`": checks.LARGEST_ID,
-        "dimensions of an array": checks.MOST_DIMENSIONS,
+        "longest `deadline_ms`": MAX_DEADLINE_MS,
+        "largest `id`": checks.MAX_ID,
+        "dimensions of an array": checks.MAX_DIMENSIONS,
         "dimensions of an observation, without its history": observations._MAX_DIMENSIONS,
         "arrays of an observation": observations._MAX_FIELDS,
         "characters of an observation's name": 64,
-        "characters of `instruction`": MOST_INSTRUCTION,
+        "characters of `instruction`": MAX_INSTRUCTION_CHARS,
         "nesting of `spec`": 6,
-        "entries of a msgpack map or list": msgpack._MOST_ENTRIES,
-        "nesting of an array field in JSON": checks.MOST_DIMENSIONS,
+        "entries of a msgpack map or list": msgpack._MAX_ENTRIES,
+        "nesting of an array field in JSON": checks.MAX_DIMENSIONS,
         "characters of `robot`": 64,
         "characters of a token, at least": 16,
         "requests under way per robot; the server then stops reading it; unless set otherwise": defaults.max_under_way,

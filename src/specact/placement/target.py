@@ -98,8 +98,8 @@ class SplitTarget(Generic[A]):
         """See :class:`~specact.verification.Target`; at cut 0 there is nothing to send."""
         self._choose()
         left = time.monotonic()
-        pending = self._send(window, address, patient=False) if self.cut else None
-        sent = pending is None or pending.left
+        pending = self._send(window, address, wait_if_busy=False) if self.cut else None
+        sent = pending is None or pending.sent
         self._ahead = (address, pending, left) if sent else None
         return sent
 
@@ -112,7 +112,7 @@ class SplitTarget(Generic[A]):
             waits = pending is not None and pending.pending
             return _Placing(self, window, address, self.cut, pending, asked, left if waits else None)
         self._choose()
-        sent = self._send(window, address, patient=True) if self.cut else None
+        sent = self._send(window, address, wait_if_busy=True) if self.cut else None
         return _Placing(self, window, address, self.cut, sent, asked, asked)
 
     def _choose(self) -> None:
@@ -122,7 +122,7 @@ class SplitTarget(Generic[A]):
         self.counts["switches"] += bool(self.last) and chosen != self.cut
         self.cut = chosen
 
-    def _send(self, window: Window, address: StepAddress, patient: bool) -> PendingRequest:
+    def _send(self, window: Window, address: StepAddress, wait_if_busy: bool) -> PendingRequest:
         client, deadline_ms = self._client, self._deadline_ms
         if client is None:
             raise ConfigError(f"cut {self.cut} needs a server, and this target has none; give a client")
@@ -131,7 +131,7 @@ class SplitTarget(Generic[A]):
         def request(identity: int) -> Request:
             return Request(kind, identity, deadline_ms, window, address, report=client.report)
 
-        return PendingRequest(client, kind, request, deadline_ms / 1e3, patient)
+        return PendingRequest(client, kind, request, deadline_ms / 1e3, wait_if_busy)
 
     def result(self, asking: _Placing[A]) -> Answer[A] | Miss:
         """What came of an inference; of a request that is waited for."""

@@ -23,7 +23,7 @@ from specact.server.service import Fields, Sender, Service
 from specact.server.stream import check_room
 from specact.wire import openpi
 from specact.wire.checks import PROTOCOL, ErrorCode, bad
-from specact.wire.messages import LONGEST_DEADLINE_MS
+from specact.wire.messages import MAX_DEADLINE_MS
 
 # Of an observation's names; ours are shorter.
 _DEEPEST, _LONGEST_NAME = 4, 128
@@ -132,7 +132,7 @@ class Requests:
             "type": "infer",
             "id": number,
             # The client says none, and waits as long as it takes.
-            "deadline_ms": LONGEST_DEADLINE_MS,
+            "deadline_ms": MAX_DEADLINE_MS,
             "observation": window.arrays,
             "address": message.get("address", [0, 0, self._episode, number]),
         }

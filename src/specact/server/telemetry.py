@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from specact.wire.messages import REPORTED, ServerTimes
+from specact.wire.messages import REPORT_COUNTERS, ServerTimes
 
 _WINDOW_S, _KEPT = 10.0, 4096
 _BUCKETS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -49,7 +49,7 @@ class Robot:
         name: what the device called itself.
         since: when it connected, in seconds of the monotonic clock.
         requests, errors: answered with a result, and otherwise.
-        report: the device's own counters, see :data:`~specact.wire.messages.REPORTED`.
+        report: the device's own counters, see :data:`~specact.wire.messages.REPORT_COUNTERS`.
         recent: (when, total_ms) of the last answers.
         pace: how often it was answered.
     """
@@ -181,7 +181,7 @@ class Telemetry(Collector):
 
 def _robot(robot: Robot, now: float) -> dict[str, Any]:
     times = [total for when, total in robot.recent if now - when <= _WINDOW_S]
-    report = {name: robot.report.get(name, 0) for name in REPORTED}
+    report = {name: robot.report.get(name, 0) for name in REPORT_COUNTERS}
     return {
         "name": robot.name,
         "connected_s": now - robot.since,

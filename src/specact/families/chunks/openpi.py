@@ -26,7 +26,7 @@ from specact.types import Miss
 from specact.units import ActionUnits
 from specact.wire.checks import printable
 from specact.wire.dialect import Dialect
-from specact.wire.messages import LONGEST_DEADLINE_MS, Request
+from specact.wire.messages import MAX_DEADLINE_MS, Request
 from specact.wire.openpi import CHUNK
 from specact.wire.sizes import HANDSHAKE_BYTES
 
@@ -144,7 +144,7 @@ def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, 
     return replace(endpoint, dialect=dialect)
 
 
-def openpi_policy(found: OpenpiSource, deadline_s: float = LONGEST_DEADLINE_MS / 1e3) -> FunctionPolicy:
+def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3) -> FunctionPolicy:
     """The policy, asked for one window after the other, as the protocol knows no batches; it has no deadline of a step.
 
     Args:
