@@ -1,4 +1,4 @@
-"""What the JSON messages look like, for OpenAPI: shapes are those of the bundle that is served."""
+"""OpenAPI schemas of the JSON messages, with the shapes of the served bundle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_ID}
 _PIXEL: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
 _TYPES: dict[type[np.generic], str] = dict.fromkeys((np.int16, np.int64, np.uint8), "integer")
-_LARGEST_FLOAT32 = 3.4028234663852886e38
-_FLOAT32: Schema = {"type": "number", "minimum": -_LARGEST_FLOAT32, "maximum": _LARGEST_FLOAT32}
+_MAX_FLOAT32 = 3.4028234663852886e38
+_FLOAT32: Schema = {"type": "number", "minimum": -_MAX_FLOAT32, "maximum": _MAX_FLOAT32}
 
 
-def described(kind: str, dialect: Dialect) -> dict[str, Any]:
-    """Arguments for a route: body and replies of one kind of message."""
+def dependencies(kind: str, dialect: Dialect) -> dict[str, Any]:
+    """OpenAPI arguments of a route: body and replies of one kind of message."""
     body, reply = (_hello(), _welcome()) if kind == "hello" else (_request(kind, dialect), _reply(kind, dialect))
     errors = {400: "not a valid message", 401: "wrong token", 409: "device and server do not fit", 413: "too large",
               500: "the target failed", 503: "overloaded or shutting down", 504: "the deadline passed"}  # fmt: skip
