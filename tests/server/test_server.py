@@ -488,7 +488,8 @@ def test_sigterm_ends_an_idle_server_at_once(launch: Start, hello: Fields) -> No
     """Nothing is under way, so nothing is waited for: neither what draining may take nor the rest of a request."""
     idle = launch(
         before="import specact.server.serve as serve, specact.server.settings as settings; "
-        "serve._CLOSE_TIMEOUT_S = 3600.0; settings.ServerSettings.__post_init__ = lambda own: object.__setattr__(own, 'drain_s', 3600.0); "
+        "serve._CLOSE_TIMEOUT_S = 3600.0; settings.ServerSettings.__post_init__ = "
+        "lambda own: object.__setattr__(own, 'drain_s', 3600.0); "
     )
     with idle.stream(hello) as robot, idle.raw() as silent:
         silent.sendall(b"GET / HT")

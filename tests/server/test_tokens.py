@@ -97,10 +97,10 @@ def test_a_flood_of_refusals_is_counted_and_not_written(tmp_path: Path, monkeypa
     monkeypatch.setattr("specact.server.access_log.time.monotonic", lambda: now)
     log = AccessLog(tmp_path / "log", steps=False)
     for _ in range(1000):
-        log.refused("hello", "unauthorized", "1.1.1.1:1", "no token\nat all\N{SNOWMAN}")
-    log.refused("hello", "mismatch", "1.1.1.1:1", "x" * 1000)
+        log.write_refusal("hello", "unauthorized", "1.1.1.1:1", "no token\nat all\N{SNOWMAN}")
+    log.write_refusal("hello", "mismatch", "1.1.1.1:1", "x" * 1000)
     now = 101.0
-    log.refused("hello", "mismatch", "1.1.1.1:1", "again")
+    log.write_refusal("hello", "mismatch", "1.1.1.1:1", "again")
     log.close()
     written = events(tmp_path / "log")
     assert [event["code"] for event in written] == ["unauthorized"] * _MAX_REFUSALS_PER_S + [

@@ -23,7 +23,7 @@ from specact.remote import transport as remote_transport
 from specact.rng import Role, StepAddress, stream
 from specact.server import acceptor, http, serve, transport
 from specact.server import stream as server_stream
-from specact.server.openapi import described
+from specact.server.openapi import route_schema
 from specact.server.settings import ServerSettings
 from specact.wire import checks, msgpack
 from specact.wire import json as wire_json
@@ -171,7 +171,7 @@ def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(family: str,
     dialect = (DIALECTS if whole else plain)[family]
     replies = {"hello": "welcome"} | {kind: exchange.answer for kind, exchange in dialect.exchanges.items()}
     for request, reply in replies.items():
-        route = described(request, dialect)
+        route = route_schema(request, dialect)
         bodies = {
             request: route["openapi_extra"]["requestBody"]["content"],
             reply: route["responses"][200]["content"],

@@ -23,7 +23,7 @@ _MAX_FLOAT32 = 3.4028234663852886e38
 _FLOAT32: Schema = {"type": "number", "minimum": -_MAX_FLOAT32, "maximum": _MAX_FLOAT32}
 
 
-def dependencies(kind: str, dialect: Dialect) -> dict[str, Any]:
+def route_schema(kind: str, dialect: Dialect) -> dict[str, Any]:
     """OpenAPI arguments of a route: body and replies of one kind of message."""
     body, reply = (_hello(), _welcome()) if kind == "hello" else (_request(kind, dialect), _reply(kind, dialect))
     errors = {400: "not a valid message", 401: "wrong token", 409: "device and server do not fit", 413: "too large",
