@@ -11,7 +11,7 @@ from specact.errors import ConfigError
 
 HERE = "here"
 # Ray itself tries for minutes.
-_ANSWERS_WITHIN_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
 
 
 def check_place(on: str) -> None:
@@ -55,7 +55,7 @@ def join(on: str, cpus: int | None = None) -> bool:
     try:
         if address not in ("", "auto"):
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
+            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
         ray.init(address=address or "local", **options)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(

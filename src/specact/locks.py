@@ -18,7 +18,7 @@ from specact.errors import ConfigError
 from specact.files import check_folder, remove_torn
 
 _LOCK = ".lock"
-_MOST_FAILURES = 100
+_MAX_FAILURES = 100
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise ConfigError(f"cannot lock {folder}: {error.strerror}; choose another --out") from error
     with file:
         try:
-            _sign(file)
+            _write_holder(file)
             remove_torn(folder)
             yield
         finally:
@@ -57,7 +57,7 @@ def _acquire(folder: Path) -> FileIO:
         except FileNotFoundError:
             # Whoever held it has just removed the empty folder; or nobody can make one here, as in /proc.
             failures += 1
-            if failures == _MOST_FAILURES:
+            if failures == _MAX_FAILURES:
                 raise
             continue
         try:
@@ -70,12 +70,12 @@ def _acquire(folder: Path) -> FileIO:
         except OSError:
             file.close()
             raise
-        if _is_there(file, path):
+        if _is_alive(file, path):
             return file
         file.close()  # whoever held it removed it between the two calls
 
 
-def _sign(file: FileIO) -> None:
+def _write_holder(file: FileIO) -> None:
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -87,7 +87,7 @@ def _sign(file: FileIO) -> None:
         file.write(json.dumps(holder).encode())
 
 
-def _is_there(file: FileIO, path: Path) -> bool:
+def _is_alive(file: FileIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -53,7 +53,7 @@ class VerifySkip(Gate):
         """See the class."""
         evidence: DraftedTokens = proposal.evidence
         self._since += 1
-        if not evidence.recalled or evidence.feature is None or self._verified is None or self._since > self.reach:
+        if not evidence.retrieved or evidence.feature is None or self._verified is None or self._since > self.reach:
             return _NOT_SIMILAR
         return 1.0 - float(evidence.feature @ self._verified)
 

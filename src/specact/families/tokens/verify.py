@@ -107,7 +107,7 @@ class TokenVerifier(TargetVerifier[Prefilled]):
         """See :class:`~specact.verification.TargetVerifier`; what is not finite is no outcome to act on."""
         decoded = answer.value.decode(proposal.evidence.question)
         chunk = answer.value.policy.to_environment(decoded.tokens[None])[0]
-        actions = self._units.from_environment(chunk) if decoded.sound else np.full_like(chunk, np.nan)
+        actions = self._units.from_environment(chunk) if decoded.finite else np.full_like(chunk, np.nan)
         return token_outcome(decoded, actions, answer.times)
 
 

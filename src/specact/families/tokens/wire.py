@@ -108,7 +108,7 @@ class TokenResponder:
         if question.then != "none" and question.then not in self._target.drafters:
             return bad(f"this server's target has no drafter {question.then!r}; start it with a bundle that has one")
         decoded = self._target.answer(request.window, request.address).decode(question)
-        if not decoded.sound:
+        if not decoded.finite:
             return bad("the target has no finite answer to this observation")
         passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
         passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
