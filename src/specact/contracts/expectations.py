@@ -56,7 +56,7 @@ def same(first: Sequence[Mapping[str, NDArray[Any]]], second: Sequence[Mapping[s
     )
 
 
-def made_up_windows(spec: ObservationSpec, count: int, rng: np.random.Generator) -> list[Window]:
+def random_windows(spec: ObservationSpec, count: int, rng: np.random.Generator) -> list[Window]:
     """Windows of random numbers and frames."""
 
     def array(field: Field) -> NDArray[Any]:

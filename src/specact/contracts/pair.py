@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.contracts.expectations import call, expect, made_up_windows, outline, same
+from specact.contracts.expectations import call, expect, outline, random_windows, same
 from specact.errors import ContractError, WireError
 from specact.files import is_name
 from specact.observation import ObservationSpec, Window
@@ -37,19 +37,19 @@ def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0
         ContractError: for the first thing that is not as :class:`~specact.pair.Pair` says.
     """
     _check_values(pair)
-    windows = windows or made_up_windows(pair.observation, 4, np.random.default_rng(seed))
+    windows = windows or random_windows(pair.observation, 4, np.random.default_rng(seed))
     addresses = [StepAddress(seed, 0, 0, step) for step in range(len(windows))]
-    proposals = [_proposed(pair, *asked) for asked in zip(windows, addresses, strict=True)]
+    proposals = [_check_proposal(pair, *asked) for asked in zip(windows, addresses, strict=True)]
     asked = [_crossed_to_server(pair.codec.dialect, *step) for step in zip(windows, addresses, strict=True)]
-    answers = _answered(pair, asked, within)
+    answers = _check_answers(pair, asked, within)
     for proposal, address, arrays in zip(proposals, addresses, answers, strict=True):
-        here = _judged(pair, LocalTarget(pair.target), proposal, address)
-        again = _judged(pair, LocalTarget(pair.target), proposal, address)
+        here = _verify(pair, LocalTarget(pair.target), proposal, address)
+        again = _verify(pair, LocalTarget(pair.target), proposal, address)
         expect(
             np.array_equal(here.actions, again.actions),
             "the same proposal and address must give the same outcome again: draw from the address's own stream",
         )
-        there = _judged(pair, _Given(call("the codec's read", pair.codec.read, arrays)), proposal, address)
+        there = _verify(pair, _ReadyTarget(call("the codec's read", pair.codec.read, arrays)), proposal, address)
         expect(
             here.accepted == there.accepted and np.allclose(here.actions, there.actions, rtol=0.0, atol=within),
             f"a server's answer must give the outcome that the target in this process gives; {here.accepted} were "
@@ -88,7 +88,7 @@ def _check_values(pair: Pair[Any]) -> None:
     )
 
 
-def _proposed(pair: Pair[Any], window: Window, address: StepAddress) -> Proposal:
+def _check_proposal(pair: Pair[Any], window: Window, address: StepAddress) -> Proposal:
     before = {name: value.copy() for name, value in window.arrays.items()}
 
     def draw() -> Proposal:
@@ -112,7 +112,7 @@ def _crossed_to_server(dialect: Dialect, window: Window, address: StepAddress) -
     return read_request(msgpack.decode(msgpack.encode(request_fields(request, dialect.observation))), dialect)
 
 
-def _answered(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
+def _check_answers(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
     """What the device reads of the server's answers."""
     exchange = pair.codec.dialect.exchanges["infer"]
 
@@ -152,7 +152,7 @@ def _close(first: Arrays, second: Arrays, within: float) -> bool:
     return all(near(first[name], second[name]) for name in second)
 
 
-class _Given:
+class _ReadyTarget:
     """A target whose answer has come."""
 
     def __init__(self, value: Any) -> None:
@@ -171,7 +171,7 @@ class _Given:
         return Answer(self._value, OffloadTimes())
 
 
-def _judged(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddress) -> Outcome:
+def _verify(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddress) -> Outcome:
     drafted = proposal.actions.copy()
     outcome = call("verification", lambda: pair.verifier(target).submit(proposal, address).result())
     expect(isinstance(outcome, Outcome), f"verification of an answer in time must give an Outcome, got {outcome!r:.80}")

@@ -54,8 +54,8 @@ def load_own_pair(source: str) -> LoadedPair[Any]:
         ConfigError: if there is none, or it lacks something that a :class:`~specact.pair.Pair` has.
     """
     kind = "pair of policies, see specact.pair.Pair"
-    found = _made(source, kind, lambda value: _lacks(value, _PAIR) is None)
-    lacking = _lacks(found, _PAIR)
+    found = _instance(source, kind, lambda value: _missing_member(value, _PAIR) is None)
+    lacking = _missing_member(found, _PAIR)
     if lacking is not None:
         raise ConfigError(f"{source!r} has no {lacking!r}; a pair has {', '.join(_PAIR)}, see specact.pair.Pair")
     check_name("pair", found.name)
@@ -74,14 +74,16 @@ def load_own_responder(source: str) -> Responder | None:
         BundleError: if the pair has no target here.
     """
     kind = "target: a chunk policy, a pair of policies or a responder"
-    found = _made(
-        source, kind, lambda value: is_policy(value) or None in (_lacks(value, _PAIR), _lacks(value, _RESPONDER))
+    found = _instance(
+        source,
+        kind,
+        lambda value: is_policy(value) or None in (_missing_member(value, _PAIR), _missing_member(value, _RESPONDER)),
     )
     if is_policy(found):
         return None
-    if _lacks(found, _PAIR) is None:
+    if _missing_member(found, _PAIR) is None:
         found = found.responder
-    lacking = _lacks(found, _RESPONDER)
+    lacking = _missing_member(found, _RESPONDER)
     if lacking is not None:
         raise ConfigError(
             f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.pair.Pair and "
@@ -91,8 +93,8 @@ def load_own_responder(source: str) -> Responder | None:
     return cast(Responder, found)
 
 
-def _made(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    found = load_object(source, _or_maker(kind), lambda value: fits(value) or callable(value))
+def _instance(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    found = load_object(source, _or_factory(kind), lambda value: fits(value) or callable(value))
     if fits(found):
         return found
     try:
@@ -103,15 +105,15 @@ def _made(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     except Exception as error:
         raise ConfigError(
             f"{source.replace(':', '.')}() cannot be called: {type(error).__name__}: {error}. {source!r} must be a "
-            f"{_or_maker(kind)}"
+            f"{_or_factory(kind)}"
         ) from error
 
 
-def _or_maker(kind: str) -> str:
+def _or_factory(kind: str) -> str:
     return f"{kind}, or a class or function that makes one without arguments"
 
 
-def _lacks(value: Any, members: tuple[str, ...]) -> str | None:
+def _missing_member(value: Any, members: tuple[str, ...]) -> str | None:
     """The first member that an object lacks; a class lacks them all. Nothing is computed for that."""
     missing = object()
     return next((m for m in members if isinstance(value, type) or getattr_static(value, m, missing) is missing), None)

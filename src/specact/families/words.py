@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import check_whole
+from specact.runtime.limits import check_integer
 
 # Name of the instruction among a network's inputs.
 INSTRUCTION = "instruction"
-_PADDING, _UNKNOWN, _FIRST = 0, 1, 2
-_MOST_WORDS, _LONGEST = 1 << 16, 256
+_PADDING, _UNKNOWN, _FIRST_WORD = 0, 1, 2
+_MAX_VOCABULARY, _MAX_LENGTH = 1 << 16, 256
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Words:
     length: int
 
     def __post_init__(self) -> None:
-        check_whole("words.length", self.length, least=1, most=_LONGEST)
+        check_integer("words.length", self.length, least=1, most=_MAX_LENGTH)
         texts = all(isinstance(word, str) for word in self.vocabulary)
-        if not texts or not len(set(self.vocabulary)) == len(self.vocabulary) <= _MOST_WORDS:
-            raise BundleError(f"a vocabulary has at most {_MOST_WORDS} words, each of them once")
+        if not texts or not len(set(self.vocabulary)) == len(self.vocabulary) <= _MAX_VOCABULARY:
+            raise BundleError(f"a vocabulary has at most {_MAX_VOCABULARY} words, each of them once")
 
     @classmethod
     def of(cls, instructions: Iterable[str]) -> Words:
@@ -50,11 +50,11 @@ class Words:
     @property
     def size(self) -> int:
         """How many different numbers :meth:`numbers` can give: the words, one for padding, one for unknown words."""
-        return len(self.vocabulary) + _FIRST
+        return len(self.vocabulary) + _FIRST_WORD
 
     def numbers(self, instructions: Sequence[str | None]) -> NDArray[np.int64]:
         """B instructions as ``[B, L]``: 0 after the last word, 1 for a word that is not known."""
-        known = {word: number for number, word in enumerate(self.vocabulary, _FIRST)}
+        known = {word: number for number, word in enumerate(self.vocabulary, _FIRST_WORD)}
         rows = np.full((len(instructions), self.length), _PADDING, np.int64)
         for row, text in zip(rows, instructions, strict=True):
             words = _split(text or "")[: self.length]

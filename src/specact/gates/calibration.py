@@ -20,7 +20,7 @@ from specact.families.load import AnyPair
 from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
-from specact.runtime.manifest import MOST_JSON, read_part
+from specact.runtime.manifest import MAX_JSON_BYTES, read_part
 
 
 def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
         BundleError: if it is damaged, or its fingerprint is not the bundle's.
     """
     try:
-        raw = json.loads(read_part(path, MOST_JSON))
+        raw = json.loads(read_part(path, MAX_JSON_BYTES))
         options = tuple((name, value) for name, value in raw["settings"].pop("options"))
         calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
         if not isinstance(calibration.model, dict):

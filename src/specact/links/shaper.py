@@ -20,7 +20,7 @@ from specact.links.relay import Connection, Ending, Pacer
 from specact.rng import Role, stream
 from specact.types import Floats
 
-_REMEMBERED = 10_000
+_MAX_SAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Shaper:
         self._target, self._listen_at = resolve(host, port), resolve(listen_host, listen_port)
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
-        self._late: deque[float] = deque(maxlen=_REMEMBERED)
+        self._late: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self._opened, self._passed = 0, [0, 0]
         self._start = self._held_until = 0.0
 
@@ -165,9 +165,9 @@ class Shaper:
             self._passed[up] += payload_bytes
 
     def ended(self, connection: Connection) -> None:
-        self._say(connection, connection.ending or "closed")
+        self._notify(connection, connection.ending or "closed")
 
-    def _say(self, connection: Connection, kind: Literal["opened"] | Ending) -> None:
+    def _notify(self, connection: Connection, kind: Literal["opened"] | Ending) -> None:
         if self._on_event is not None:
             down, up = connection.passed
             self._on_event(LinkEvent(connection.number, kind, up, down))
@@ -190,6 +190,6 @@ class Shaper:
             self._opened += 1
             self._connections = [other for other in self._connections if not other.gone] + [connection]
         try:
-            self._say(connection, "opened")
+            self._notify(connection, "opened")
         finally:
             connection.start()

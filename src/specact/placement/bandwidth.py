@@ -17,7 +17,7 @@ from specact.links.model import Link, round_trip
 from specact.rng import Role, stream
 from specact.types import Floats
 
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 METADATA = "bandwidth"
 
 
@@ -28,7 +28,7 @@ def measured(crossed_bytes: float, network_s: float) -> float:
         crossed_bytes: of an exchange, both ways.
         network_s: its round trip without what the server needed [s].
     """
-    return crossed_bytes / max(network_s, _LEAST_S)
+    return crossed_bytes / max(network_s, _MIN_S)
 
 
 def series(
@@ -135,4 +135,4 @@ class Bandwidths:
         """
         crossed, taken_s = self._past[-1][0], self._past[-1][0] / bytes_s
         latency_s = min(taken_s, min(network_s for _, network_s in self._past))
-        return crossed / max(taken_s - latency_s, _LEAST_S), latency_s
+        return crossed / max(taken_s - latency_s, _MIN_S), latency_s

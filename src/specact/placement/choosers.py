@@ -11,7 +11,7 @@ from specact.placement.bandwidth import Bandwidths, Forecast
 from specact.placement.planner import Accounting, StageCosts, adjusted_cut, best_cut, total_s, within
 
 # Measurements of a link before RoboECC's thresholds follow from their changes.
-_FIRST = 3
+_MIN_MEASUREMENTS = 3
 
 
 class Chooser(Protocol):
@@ -64,7 +64,7 @@ class RoboeccRule:
         if not self._planned:
             self._planned = True
             return best_cut(total_s(self._costs, bytes_s, accounting="printed"), self._costs.loads, self._pool)
-        if len(seen) < _FIRST:
+        if len(seen) < _MIN_MEASUREMENTS:
             return current
         change, spread = self._forecast.forecast(seen.past) - bytes_s, seen.deviation
         return adjusted_cut(current, change, -spread, spread, self._pool, self._costs.cut_bytes)

@@ -34,7 +34,7 @@ from specact.wire.messages import Request
 
 A = TypeVar("A")
 Reader = Callable[[list[Array], Window, StepAddress], A]
-_PATIENCE_S, _ROUNDS = 10.0, 10
+_TIMEOUT_S, _ROUNDS = 10.0, 10
 
 
 @value
@@ -92,7 +92,7 @@ class SplitTarget(Generic[A]):
         self.seen = Bandwidths()
         self.last: Placed | None = None
         self.counts: Counter[str] = Counter()
-        self._ahead: tuple[StepAddress, PendingRequest | None, float] | None = None
+        self._prefetched: tuple[StepAddress, PendingRequest | None, float] | None = None
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """See :class:`~specact.verification.Target`; at cut 0 there is nothing to send."""
@@ -100,20 +100,20 @@ class SplitTarget(Generic[A]):
         left = time.monotonic()
         pending = self._send(window, address, wait_if_busy=False) if self.cut else None
         sent = pending is None or pending.sent
-        self._ahead = (address, pending, left) if sent else None
+        self._prefetched = (address, pending, left) if sent else None
         return sent
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`."""
-        asked, ahead, self._ahead = time.monotonic(), self._ahead, None
+        asked, ahead, self._prefetched = time.monotonic(), self._prefetched, None
         if ahead is not None and ahead[0] == address:
             _, pending, left = ahead
             # When a reply came that is there already, nobody knows.
             waits = pending is not None and pending.pending
-            return _Placing(self, window, address, self.cut, pending, asked, left if waits else None)
+            return _PendingPlacement(self, window, address, self.cut, pending, asked, left if waits else None)
         self._choose()
         sent = self._send(window, address, wait_if_busy=True) if self.cut else None
-        return _Placing(self, window, address, self.cut, sent, asked, asked)
+        return _PendingPlacement(self, window, address, self.cut, sent, asked, asked)
 
     def _choose(self) -> None:
         chosen = self.chooser.choose(self.cut, self.seen)
@@ -133,7 +133,7 @@ class SplitTarget(Generic[A]):
 
         return PendingRequest(client, kind, request, deadline_ms / 1e3, wait_if_busy)
 
-    def result(self, asking: _Placing[A]) -> Answer[A] | Miss:
+    def result(self, asking: _PendingPlacement[A]) -> Answer[A] | Miss:
         """What came of an inference; of a request that is waited for."""
         cut = asking.cut
         self.counts[f"cut {cut}"] += 1
@@ -141,7 +141,7 @@ class SplitTarget(Generic[A]):
         if isinstance(found, Miss):
             if found.sent and found.cause == "deadline":
                 # It carries less than this.
-                self._carried(cut, self._deadline_ms / 1e3)
+                self._record_bandwidth(cut, self._deadline_ms / 1e3)
             self.last = Placed(cut, 0.0, found.times, missed=True)
             return found
         arrays, times = found
@@ -149,7 +149,7 @@ class SplitTarget(Generic[A]):
         if cut and asking.left is not None:
             # Of a request that had left before, the times are the share that was waited for.
             share = (started - asking.asked) / (started - asking.left) if started > asking.left else 1.0
-            self._carried(cut, times.network / max(share, 1e-3))
+            self._record_bandwidth(cut, times.network / max(share, 1e-3))
         try:
             answer = self._read(self._outputs(asking.window, cut, arrays), asking.window, asking.address)
         except WireError:
@@ -167,13 +167,13 @@ class SplitTarget(Generic[A]):
             return [arrays[name].reshape(1, *shape) for name, shape in self._spec.outputs.items()]
         return self._network.finish(unpack(arrays, self._spec.activations[cut - 1]), cut)
 
-    def _carried(self, cut: int, network_s: float) -> None:
+    def _record_bandwidth(self, cut: int, network_s: float) -> None:
         crossed = self._spec.observation.nbytes + reply_bytes(self._spec, cut, self._precision)
         self.seen.add(crossed, network_s)
 
 
 @value
-class _Placing(Generic[A]):
+class _PendingPlacement(Generic[A]):
     """An inference under way; ``left`` is when its request did, None where its time on the link is not known."""
 
     target: SplitTarget[A]
@@ -278,7 +278,7 @@ def measure_costs(
     if not windows:
         raise ConfigError("costs are measured on at least one window")
     spec, fixed = folder.spec, StaticCut(0)
-    target = SplitTarget(folder, lambda outputs, *_: outputs, client, fixed, 1e3 * _PATIENCE_S, precision=precision)
+    target = SplitTarget(folder, lambda outputs, *_: outputs, client, fixed, 1e3 * _TIMEOUT_S, precision=precision)
     device, server = (np.zeros((len(windows), spec.stages + 1)) for _ in range(2))
     for row, window in enumerate(windows):
         for cut in range(spec.stages + 1):

@@ -219,18 +219,18 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         BundleError: if the graph does not take and give what it says.
     """
     try:
-        said = build(_Description, read_toml(description, "description of an ONNX file"), "description")
-        fields = {name: entry.field for name, entry in said.observation.items()}
-        spec = ChunkSpec(ObservationSpec(fields), said.chunk, said.actions, said.rate_hz)
-        units = units_of(said.low, said.high, spec.actions)
-        file = description.parent / said.onnx
+        parsed = build(_Description, read_toml(description, "description of an ONNX file"), "description")
+        fields = {name: entry.field for name, entry in parsed.observation.items()}
+        spec = ChunkSpec(ObservationSpec(fields), parsed.chunk, parsed.actions, parsed.rate_hz)
+        units = units_of(parsed.low, parsed.high, spec.actions)
+        file = description.parent / parsed.onnx
         content = file.read_bytes()
     except SpecactError as error:
         raise ConfigError(f"{description}: {error}") from None
     except (OSError, ValueError) as error:  # the latter of a path that cannot be one
-        raise ConfigError(f"{description}: cannot read onnx = {said.onnx!r:.80}: {error}") from None
-    inputs = {name: entry.input or name for name, entry in said.observation.items()}
-    first = {name for name, entry in said.observation.items() if entry.channels_first}
+        raise ConfigError(f"{description}: cannot read onnx = {parsed.onnx!r:.80}: {error}") from None
+    inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
+    first = {name for name, entry in parsed.observation.items() if entry.channels_first}
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     try:
@@ -241,7 +241,7 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
     if taken != set(inputs.values()):
         raise BundleError(f"{file} takes {sorted(taken)}, but {description} names {sorted(inputs.values())}")
     given = [entry.name for entry in session.get_outputs()]
-    output = said.output or given[0]
+    output = parsed.output or given[0]
     if output not in given:
         raise BundleError(f"{file} gives {given}, and no {output!r}, which {description} names")
 

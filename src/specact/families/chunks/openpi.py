@@ -33,7 +33,7 @@ from specact.wire.sizes import HANDSHAKE_BYTES
 PREFIX = "openpi:"
 _PORT, _FORM = 8000, "openpi:ws://HOST:PORT#FILE.toml"
 # For a first connection [s].
-_CONNECT_WITHIN_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Description:
 
 
 def openpi_source(
-    source: str, token: str | None = None, tls: ssl.SSLContext | None = None, timeout: float = _CONNECT_WITHIN_S
+    source: str, token: str | None = None, tls: ssl.SSLContext | None = None, timeout: float = _CONNECT_TIMEOUT_S
 ) -> OpenpiSource:
     """Asks a server for its metadata, and reads the description of its policy.
 
@@ -156,7 +156,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3
     """
     client = Client(found.endpoint, ChunkCodec(found.spec).dialect)
     try:
-        client.connect(_CONNECT_WITHIN_S)
+        client.connect(_CONNECT_TIMEOUT_S)
     except BaseException:
         client.close()
         raise

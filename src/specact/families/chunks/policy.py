@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import RATES_HZ, check_positive, check_whole
+from specact.runtime.limits import RATES_HZ, check_integer, check_positive
 
 Chunk = NDArray[np.float32]
 
@@ -37,7 +37,7 @@ class ChunkSpec:
 
     def __post_init__(self) -> None:
         for name in ("chunk", "actions"):
-            check_whole(name, getattr(self, name), least=1)
+            check_integer(name, getattr(self, name), least=1)
         check_positive("rate_hz", self.rate_hz)
         if self.rate_hz not in RATES_HZ:
             raise BundleError(f"a policy's rate_hz must be {RATES_HZ}, got {self.rate_hz}")

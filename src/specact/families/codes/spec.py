@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from specact.errors import BundleError
 from specact.families.codes.values import CodeDistribution
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import RATES_HZ, check_positive, check_whole
+from specact.runtime.limits import RATES_HZ, check_integer, check_positive
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PolicySpec:
 
     def __post_init__(self) -> None:
         for name in ("codes", "chunk", "actions", "execute"):
-            check_whole(name, getattr(self, name), least=1)
-        check_whole("codebooks", self.codebooks, least=1, most=1 << 13)
+            check_integer(name, getattr(self, name), least=1)
+        check_integer("codebooks", self.codebooks, least=1, most=1 << 13)
         _ = self.observation
         check_positive("temperature", self.temperature)
         check_positive("rate_hz", self.rate_hz)

@@ -15,12 +15,12 @@ from specact.errors import BundleError
 from specact.families.codes.network import open_session
 from specact.families.words import NetworkInputs, read_words
 from specact.observation import ObservationSpec, Window, read_spec
-from specact.runtime.limits import check_whole
+from specact.runtime.limits import check_integer
 from specact.runtime.manifest import BundleFolder, Kind, read_manifest
 
 KIND: Kind = "split"
-MOST_STAGES = 64
-_MOST_AXES = 8
+MAX_STAGES = 64
+_MAX_AXES = 8
 
 # What is cut, by the kind of the bundle; several networks one behind the other as one.
 SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
@@ -59,12 +59,12 @@ class SplitSpec:
     outputs: Mapping[str, tuple[int, ...]]
 
     def __post_init__(self) -> None:
-        check_whole("number of stages", self.stages, least=2, most=MOST_STAGES)
+        check_integer("number of stages", self.stages, least=2, most=MAX_STAGES)
         for shape in (*self.activations, *self.outputs.values()):
-            check_whole("number of axes", len(shape), least=0, most=_MOST_AXES)
+            check_integer("number of axes", len(shape), least=0, most=_MAX_AXES)
             for size in shape:
-                check_whole("activation's size", size, least=1)
-            check_whole("activation's size", math.prod(shape), least=1, most=1 << 26)
+                check_integer("activation's size", size, least=1)
+            check_integer("activation's size", math.prod(shape), least=1, most=1 << 26)
         if self.made_of not in SPLIT_NETWORKS:
             known = ", ".join(SPLIT_NETWORKS)
             raise BundleError(f"stages are of a bundle of kind {known}, but the manifest says {self.made_of!r:.60}")
