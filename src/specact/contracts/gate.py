@@ -1,4 +1,4 @@
-"""What is expected of a gate."""
+"""The contract of a gate."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
 
     Args:
         gate: the class.
-        pair: whose proposals it judges; their evidence is that of the pair's family.
+        pair: source of proposals, with the evidence of the pair's family.
         seed: of windows and proposals.
         steps: inferences of an episode.
-        options: of its constructor, where it has some without a default.
+        options: constructor parameters without a default.
 
     Raises:
-        ContractError: for the first thing that is not as :class:`~specact.gates.gate.Gate` says.
+        ContractError: for the first violation of :class:`~specact.gates.gate.Gate`.
     """
     kind: Any = gate
     expect(isinstance(kind, type) and issubclass(kind, Gate), f"a gate must be a subclass of Gate, got {gate!r:.60}")
@@ -40,8 +40,8 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
     rng = np.random.default_rng(seed)
     windows = random_windows(pair.observation, steps, rng)
     proposals = [pair.drafter.propose(window, rng) for window in windows]
-    judged = make_gate(0.0)
-    first = _decisions(judged, proposals, seed)
+    checked = make_gate(0.0)
+    first = _decisions(checked, proposals, seed)
     for decision in first:
         score = call("the number that score gives", float, decision.score)
         expect(
@@ -52,8 +52,8 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
         _decisions(make_gate(0.0), proposals, seed) == first,
         "two gates that see the same proposals must decide the same; what is random in score must come from its rng",
     )
-    _decisions(judged, proposals[: steps // 2], seed + 1)
-    expect(_decisions(judged, proposals, seed) == first, "reset must forget the episode; call super().reset() in it")
+    _decisions(checked, proposals[: steps // 2], seed + 1)
+    expect(_decisions(checked, proposals, seed) == first, "reset must forget the episode; call super().reset() in it")
     if not gate.calibrated:
         return
     for threshold, sent in ((math.inf, False), (-math.inf, True)):
@@ -71,7 +71,7 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
 
 
 def _decisions(gate: Gate, proposals: Sequence[Proposal], seed: int) -> list[Decision]:
-    """An episode's; executed is what was drafted."""
+    """The decisions of an episode that executes the drafted actions."""
     gate.reset()
     decisions = []
     for step, proposal in enumerate(proposals):

@@ -1,4 +1,4 @@
-"""What is expected of a pair of policies, of a family of your own or of one that comes with the package."""
+"""The contract of a pair of policies, of a built-in or a user-defined family."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_
 
 
 def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:
-    """Checks a pair with its target: proposals, verification, and that a server's answer is worth what the target's is.
+    """Checks a pair with its target: proposals, verification, and equivalence of local and remote answers.
 
     Args:
         pair: the pair.
-        windows: to ask it about, at least two; random numbers if not given.
-        seed: of the windows and of all that is drawn.
-        within: how far answers may be apart that were given in batches of different sizes, as a share of their largest
-            number.
+        windows: test inputs, at least two; random if not given.
+        seed: of the windows and the random streams.
+        within: relative tolerance between answers from batches of different sizes, of their largest absolute number.
 
     Raises:
-        ContractError: for the first thing that is not as :class:`~specact.pair.Pair` says.
+        ContractError: for the first violation of :class:`~specact.pair.Pair`.
     """
     _check_values(pair)
     windows = windows or random_windows(pair.observation, 4, np.random.default_rng(seed))
@@ -113,7 +112,7 @@ def _crossed_to_server(dialect: Dialect, window: Window, address: StepAddress) -
 
 
 def _check_answers(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
-    """What the device reads of the server's answers."""
+    """The server's answers after a round trip over the wire format."""
     exchange = pair.codec.dialect.exchanges["infer"]
 
     def respond(asked: Sequence[Request]) -> list[Arrays]:
@@ -153,7 +152,7 @@ def _close(first: Arrays, second: Arrays, within: float) -> bool:
 
 
 class _ReadyTarget:
-    """A target whose answer has come."""
+    """A target whose answer is already there."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
