@@ -1,4 +1,4 @@
-"""What goes wrong on a link: segments that are lost, and times when nothing moves."""
+"""Faults of a link: lost segments and outages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LossyLink:
         return plain + self._retransmissions_ms(losses) / 1e3
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        """See :class:`~specact.links.model.Link`; waiting for a timer occupies nobody."""
+        """See :class:`~specact.links.model.Link`; waiting for a retransmission timer does not occupy the link."""
         return self.link.busy(payload_bytes, up, at)
 
     def _retransmissions_ms(self, losses: int) -> float:
@@ -65,10 +65,10 @@ class LossyLink:
 
 @dataclass(frozen=True)
 class OutageLink:
-    """A link on which nothing moves at times: what is on the way stands still, what comes waits.
+    """A link with outages: messages in flight are delayed, new ones wait.
 
     Attributes:
-        link: what happens in between.
+        link: the link between outages.
         outages: (start, duration) of each [s], start >= 0 and duration > 0, in any order; they may overlap.
 
     Raises:

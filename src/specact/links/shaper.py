@@ -25,12 +25,12 @@ _MAX_SAMPLES = 10_000
 
 @dataclass(frozen=True)
 class LinkEvent:
-    """Something that happened to a connection of a :class:`Shaper`.
+    """An event of a connection of a :class:`Shaper`.
 
     Attributes:
         connection: its number, from 0.
         kind: ``opened``, or how it ended: ``closed`` by both sides, ``reset``, ``refused`` by the target, ``frozen``.
-        up_bytes, down_bytes: what it has passed on so far.
+        up_bytes, down_bytes: relayed so far.
     """
 
     connection: int
@@ -128,18 +128,18 @@ class Shaper:
             return np.array(self._late, dtype=np.float64)
 
     def black_hole(self, seconds: float) -> None:
-        """Lets nothing move from now on, for so long; connections stay open, and what waited then moves on.
+        """Holds back all data for ``seconds``; connections stay open, and held data is relayed afterwards.
 
         A second call extends the first. New connections are accepted meanwhile, but nothing of them moves either.
         """
         self._held_until = max(self._held_until, time.monotonic() + seconds)
 
     def refuse(self, seconds: float) -> None:
-        """Refuses new connections from now on, for so long; those that exist go on. A second call extends the first."""
+        """Refuses new connections for ``seconds``; existing ones continue. A second call extends the first."""
         self._listener.refuse(seconds)
 
     def reset_all(self) -> None:
-        """Ends all connections with a TCP reset to both sides; what was on the way is lost."""
+        """Ends all connections with a TCP reset to both sides; data in flight is lost."""
         self._end_all("reset")
 
     def half_open(self) -> None:

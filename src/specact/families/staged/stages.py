@@ -39,17 +39,17 @@ def split_fingerprint(manifest: Mapping[str, Any], kind: str) -> str:
 
 @dataclass(frozen=True)
 class SplitSpec:
-    """What the stages of a network agree on.
+    """The spec shared by the stages of a network.
 
     Attributes:
         made_of: kind of the bundle that it was part of, one of :data:`SPLIT_NETWORKS`.
         network: see :func:`split_fingerprint`.
-        observation: what it needs to see.
+        observation: its observation spec.
         activations: shape of one row of the tensor at each cut, from the one behind the first stage on, float32.
         outputs: of the last stage: shape of one row, by name, in the network's order.
 
     Raises:
-        BundleError: for values that no network can have.
+        BundleError: for values outside their range.
     """
 
     made_of: str
@@ -71,7 +71,7 @@ class SplitSpec:
 
     @property
     def stages(self) -> int:
-        """N: how many there are."""
+        """N, the number of stages."""
         return len(self.activations) + 1
 
     @property
@@ -91,7 +91,7 @@ class SplitSpec:
 
 
 class StagedNetwork:
-    """The stages, ready to run.
+    """The stages on ONNX Runtime.
 
     A cut k lies behind stage k: :meth:`begin` runs stages 1 to k, :meth:`finish` the rest. Nothing but the tensor at
     the cut crosses it, so that in float32 both together compute the same at every cut, bit for bit, at equal batches.
@@ -99,7 +99,7 @@ class StagedNetwork:
     Args:
         files: of the stages, in order.
         spec: what they have to fit.
-        inputs: what the first of them takes of windows.
+        inputs: network inputs of the first stage.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
