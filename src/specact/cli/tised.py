@@ -270,13 +270,13 @@ def _calibrated(row: dict[str, Any]) -> str:
 
 def _compared(methods: Sequence[MethodContrast]) -> list[str]:
     """The pairs of methods that differ beyond doubt."""
-    from specact.lab.tised.contrasts import LEVEL, true_skip_text
+    from specact.lab.tised.contrasts import LEVEL, in_words
 
     if not methods:
         return []
     lines = [
         f"{row.first} minus {row.second} at pace {row.pace:g}, idle {row.idle}, {row.hardware} over {row.link}: "
-        f"{true_skip_text(row.success, row.p)}"
+        f"{in_words(row.success, row.p)}"
         for row in methods
         if row.p < LEVEL
     ]

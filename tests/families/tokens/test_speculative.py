@@ -187,10 +187,10 @@ def test_the_longest_path_wins_and_of_equal_ones_the_first() -> None:
     wanted = np.array([10, 11, 12, 0, 12, 13])
     path = longest_accepted(tree, wanted, STRICT, 1)
     np.testing.assert_array_equal(path.nodes, [0, 1])
-    assert path.refused, "node 2 was refused"
-    assert not longest_accepted(Tree(tree.tokens[3:], np.array([-1, 0])), wanted[[0, 4, 5]], STRICT, 1).refused
+    assert path.rejected, "node 2 was refused"
+    assert not longest_accepted(Tree(tree.tokens[3:], np.array([-1, 0])), wanted[[0, 4, 5]], STRICT, 1).rejected
     nothing = longest_accepted(EMPTY, wanted[:1], STRICT, 1)
-    assert not nothing.nodes.size and not nothing.refused
+    assert not nothing.nodes.size and not nothing.rejected
 
 
 def test_a_tail_takes_the_place_of_everything_from_the_first_refused_token(
