@@ -38,7 +38,7 @@ from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
 from specact.gates.gate import Gate
-from specact.gates.settings import NO_CHOICES
+from specact.gates.settings import BUNDLES_OWN
 from specact.lab.envs import load_task
 from specact.lab.rollout.rollout import start_of
 from specact.links.link import load_link, round_trip
@@ -161,7 +161,7 @@ def live(life: Life) -> dict[str, np.ndarray]:
 def make_gate(bundle: Bundle, life: Life, rate: RateBudget) -> Gate:
     if not life.held:
         return calibrated_gate(bundle, "deviation", RATE)
-    inner = NO_CHOICES.settings("deviation", bundle).build(bundle)
+    inner = BUNDLES_OWN.settings("deviation", bundle).build(bundle)
     inner.audit_rate = AUDIT_RATE
     return Controller(inner, LatencyBudget(BUDGET_S) if life.drift == "link" else rate)
 

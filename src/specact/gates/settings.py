@@ -87,18 +87,17 @@ CALIBRATED = tuple(name for name in GATES if load_gate(name).calibrated)
 
 @dataclass(frozen=True)
 class GateChoices:
-    """Settings that the papers do not specify; the bundle's recommendations if not given.
+    """Settings that the papers do not specify; the bundle's own if not given.
 
     Attributes:
         reading: of the action deviation, see docs/choices.md; euclidean if the bundle recommends none.
         alpha: weight of the newest action in the average; 0.5 if the bundle recommends none.
         source: which actions feed the average, executed or draft; executed if the bundle recommends none.
         uncertainty: kind of uncertainty, see docs/choices.md; disagreement if the bundle recommends none.
-        max_skips: maximum of consecutive skipped inferences, or unlimited. As an option it applies to the deviation,
-            the learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the bundle recommends
-            none.
+        max_skips: most inferences skipped in a row, or unlimited. As an option it applies to the deviation, the
+            learned gates and MODULE:GATE, in a recipe to the deviation alone; unlimited if the bundle recommends none.
         learned_max_skips: the same for the learned gates alone; max_skips as an option overrides it.
-        gate_options: of MODULE:GATE, each as NAME=VALUE: keywords of its constructor; never recommended by a bundle.
+        gate_options: of MODULE:GATE, each as NAME=VALUE: keywords of its constructor. No bundle recommends any.
 
     Raises:
         ConfigError: for a value that is not allowed.
@@ -172,7 +171,7 @@ class GateChoices:
         )
 
 
-NO_CHOICES = GateChoices()
+BUNDLES_OWN = GateChoices()
 
 
 def _read_options(name: str, kind: type[Gate], given: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from specact.errors import ConfigError, ObservationError, SpecactError
 from specact.families.load import load_pair
 from specact.gates.calibration import calibrated_gate
 from specact.gates.gate import Gate
-from specact.gates.settings import NO_CHOICES, load_gate
+from specact.gates.settings import BUNDLES_OWN, load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.chance import asked_gate, at_rate
@@ -109,7 +109,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         method = load_method(self._method)
         if load_gate(method.gate).calibrated:
             return calibrated_gate(self._pair, method.gate, self._rate)
-        settings = asked_gate(self._method, NO_CHOICES, self._pair)
+        settings = asked_gate(self._method, BUNDLES_OWN, self._pair)
         if method.rate_of is not None:
             settings = at_rate(settings, self._rate, None)
         return settings.build(self._pair)

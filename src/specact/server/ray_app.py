@@ -36,7 +36,7 @@ class Replica:
             raise ConfigError("the target takes no requests")
 
 
-class AppArguments(BaseModel, extra="forbid", frozen=True):
+class Asked(BaseModel, extra="forbid", frozen=True):
     """Arguments of an application for ``serve run`` and ``serve deploy``.
 
     Attributes:
@@ -63,19 +63,17 @@ class AppArguments(BaseModel, extra="forbid", frozen=True):
     max_robots: int = 1024
 
 
-def read_arguments(args: Mapping[str, Any]) -> AppArguments:
+def read_arguments(args: Mapping[str, Any]) -> Asked:
     """The arguments of an application; on a command line all of them are strings.
 
     Raises:
         ConfigError: for one that is missing, unknown, or of the wrong type.
     """
     try:
-        return AppArguments.model_validate(args)
+        return Asked.model_validate(args)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ConfigError(
-            f"{problems}. An application takes {', '.join(AppArguments.model_fields)}, as NAME=VALUE"
-        ) from None
+        raise ConfigError(f"{problems}. An application takes {', '.join(Asked.model_fields)}, as NAME=VALUE") from None
 
 
 def application(

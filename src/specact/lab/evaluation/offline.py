@@ -17,7 +17,7 @@ from specact.errors import ConfigError, DataError
 from specact.families.load import AnyPair, named_again
 from specact.files import write_json
 from specact.gates.calibration import Calibration
-from specact.gates.settings import NO_CHOICES, GateChoices, GateSettings
+from specact.gates.settings import BUNDLES_OWN, GateChoices, GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.evaluation.chance import asked_gate, at_rate
@@ -91,7 +91,7 @@ def evaluate_along(
     pool: Pool,
     progress: Progress,
     *,
-    gates: GateChoices = NO_CHOICES,
+    gates: GateChoices = BUNDLES_OWN,
     seed: int = 0,
     command: str = "",
 ) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from specact.families.freqcache.bundle import FREQCACHE
 from specact.families.freqcache.cached import Reuse
 from specact.families.load import named_again
 from specact.families.staged.stages import load_staged
-from specact.gates.settings import NO_CHOICES, GateSettings
+from specact.gates.settings import BUNDLES_OWN, GateSettings
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver, SplitDriver
 from specact.lab.tised.settings import Setting, Subject
 
@@ -174,7 +174,7 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple
     if gate == "random":
         # As every gate, it asks about an episode's first step; what is forced comes on top of the rate.
         return replace(asks, gate=GateSettings("random", strength, options=(("force_first", True),))), None
-    settings = NO_CHOICES.settings(gate, pair)
+    settings = BUNDLES_OWN.settings(gate, pair)
     settings.check_rate(strength)
     # A threshold that holds the rate where nothing takes time need not hold it over a link.
     return replace(asks, gate=settings, rate=strength), None
