@@ -11,7 +11,7 @@ from specact.observation import Window, vectors
 from specact.remote.target import RemoteTarget
 from specact.rng import StepAddress
 from specact.types import OffloadTimes, Outcome, Proposal
-from specact.verification import Answer, LocalTarget, TargetVerifier, sound
+from specact.verification import Answer, LocalTarget, TargetVerifier, is_valid
 from specact.wire.dialect import Dialect, Exchange
 
 HERE = StepAddress(1, 2, 3, 4)
@@ -27,15 +27,15 @@ class Numbering:
     def __init__(self) -> None:
         self.dialect = Dialect("none", {}, vectors(1, state=1), {"infer": Exchange({}, "answer", {})})
         self.up = True
-        self.sent: list[bool] = []  # whether each request was patient
+        self.sent: list[bool] = []  # the wait_if_busy of each request
         self.waited_for: list[int] = []
 
-    def send(self, kind: str, fields: object, deadline_s: float, patient: bool) -> int | None:
+    def send(self, kind: str, fields: object, deadline_s: float, wait_if_busy: bool) -> int | None:
         assert kind == "infer"
-        self.sent.append(patient)
+        self.sent.append(wait_if_busy)
         return len(self.sent) - 1 if self.up else None
 
-    def answered(self, identity: int) -> bool:
+    def has_reply(self, identity: int) -> bool:
         return False
 
     def wait(self, identity: int, timeout: float) -> str:
@@ -131,6 +131,6 @@ def test_a_verifier_asks_and_judges_under_the_steps_address() -> None:
 def test_an_action_is_a_number_that_what_follows_can_compute_with() -> None:
     largest = np.float32(1e15)
     for value in (0.0, largest, -largest):
-        assert sound(np.array([[0.0], [value]], np.float32))
+        assert is_valid(np.array([[0.0], [value]], np.float32))
     for value in (np.nan, np.inf, -np.inf, np.nextafter(largest, np.float32(np.inf))):
-        assert not sound(np.array([[0.0], [value]], np.float32))
+        assert not is_valid(np.array([[0.0], [value]], np.float32))

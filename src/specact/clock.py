@@ -1,4 +1,4 @@
-"""Time as an argument: the machine's, or one that moves only when told."""
+"""Clocks: the machine's, and a virtual one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Something that tells the time and can let it pass."""
+    """A monotonic clock that can sleep."""
 
     def now(self) -> float:
-        """Seconds since an arbitrary fixed moment; never goes back."""
+        """Seconds since an arbitrary fixed time; monotonic."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Lets ``seconds`` (>= 0) pass."""
+        """Waits for ``seconds`` (>= 0)."""
         ...
 
 
 class RealClock:
-    """The machine's monotonic clock, untouched by clock jumps."""
+    """The machine's monotonic clock."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -29,7 +29,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """Stands still until told to move: simulated latencies cost nothing and tests never wait."""
+    """Advances by calls of :meth:`sleep` only, so that simulations and tests do not wait."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

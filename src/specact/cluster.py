@@ -10,40 +10,40 @@ from typing import Any
 from specact.errors import ConfigError
 
 HERE = "here"
-# Ray itself tries for minutes.
-_ANSWERS_WITHIN_S = 5.0
+# Ray's own timeout is minutes.
+_CONNECT_TIMEOUT_S = 5.0
 
 
 def check_place(on: str) -> None:
-    """Refuses what is no place to work on: ``here``, ``ray``, or ``ray:ADDRESS``.
+    """Refuses anything but ``here``, ``ray`` and ``ray:ADDRESS``.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: for another place.
     """
     if on != HERE and on.partition(":")[0] != "ray":
         raise ConfigError(f"work is done on here, ray, or ray:ADDRESS with the address of a cluster, not on {on!r}")
 
 
 def join(on: str, cpus: int | None = None) -> bool:
-    """Joins a cluster, unless this process is in one already, as Ray allows one at a time.
+    """Joins a cluster, unless this process is already in one.
 
     Args:
         on: ``ray:HOST:PORT``, with the address of the cluster's head, or ``ray:auto`` for that of this machine or of
-            the Ray job that this is part of; or ``ray`` for a new cluster on this machine, that no other machine can
-            reach, without dashboard and reports on its use. It ends with this process.
+            the current Ray job; or ``ray`` for a new cluster on this machine, not reachable from others, without
+            dashboard and usage reports, which ends with this process.
         cpus: of a new cluster; None for all of this machine.
 
     Returns:
-        Whether it did; then ``ray.shutdown`` leaves it again.
+        Whether a cluster was joined; leave it with ``ray.shutdown``.
 
     Raises:
-        ConfigError: if there is no such cluster, or it does not let us in.
+        ConfigError: if there is no such cluster, or it refuses the connection.
     """
     address = on.partition(":")[2]
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Read when Ray is imported: without it every process of Ray's listens on all addresses.
+        # Read when Ray is imported: without it Ray's processes listen on all addresses.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         options |= {"num_cpus": cpus, "include_dashboard": False}
 
@@ -55,7 +55,7 @@ def join(on: str, cpus: int | None = None) -> bool:
     try:
         if address not in ("", "auto"):
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
+            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
         ray.init(address=address or "local", **options)
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""One tree of errors. Every message says what was wrong, what is allowed and what to do."""
+"""The exceptions of the package. Every message says what was wrong, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ class SpecactError(Exception):
 
 
 class ConfigError(SpecactError):
-    """A setting, name or recipe that cannot be used as given."""
+    """An invalid setting, name or recipe."""
 
 
 class DataError(SpecactError):
-    """Demonstrations that cannot be read, or that contradict themselves."""
+    """Demonstrations that cannot be read or are inconsistent."""
 
 
 class BundleError(SpecactError):
-    """A bundle that is incomplete, damaged, or whose parts do not belong together."""
+    """A bundle that is incomplete, damaged or inconsistent."""
 
 
 class ObservationError(SpecactError):
-    """An observation the policy must not act on.
+    """An unusable observation.
 
     Attributes:
-        cause: ``absent`` (None), ``missing`` (a key), ``type``, ``shape``, ``not_finite``, or ``action`` where the
-            observation is valid but the policies make no finite action of it.
+        cause: ``absent`` (None), ``missing`` (a key), ``type``, ``shape``, ``not_finite``, or ``action`` if the
+            observation is valid but the policies' action is not finite.
     """
 
     def __init__(self, message: str, cause: str = "action") -> None:
@@ -35,20 +35,20 @@ class ObservationError(SpecactError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[ObservationError], tuple[str, str]]:
-        """How it comes back from a worker process."""
+        """Serialisation between processes."""
         return type(self), (str(self), self.cause)
 
 
 class RenderError(SpecactError):
-    """An environment that this machine cannot draw."""
+    """An environment that this machine cannot render."""
 
 
 class RemoteError(SpecactError):
-    """A server that cannot be reached, or that refuses this device."""
+    """A server that cannot be reached or refuses this device."""
 
 
 class MissError(RemoteError):
-    """A server did not answer one request in time, or with nothing to act on.
+    """A request without a usable reply before its deadline.
 
     Attributes:
         cause: as of a :class:`~specact.types.Miss`: ``deadline``, ``disconnected``, ``overloaded``, ``expired``,
@@ -60,12 +60,12 @@ class MissError(RemoteError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[MissError], tuple[str, str]]:
-        """How it comes back from a worker process."""
+        """Serialisation between processes."""
         return type(self), (str(self), self.cause)
 
 
 class WireError(SpecactError):
-    """A message that breaks the protocol, or a request the server refuses.
+    """A message that violates the protocol, or a request that the server refuses.
 
     Attributes:
         code: one of :class:`specact.wire.checks.ErrorCode`.
@@ -76,7 +76,7 @@ class WireError(SpecactError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[WireError], tuple[str, str]]:
-        """How it comes back from a worker process."""
+        """Serialisation between processes."""
         return type(self), (self.code, str(self))
 
 
@@ -90,22 +90,22 @@ class MissingExtraError(SpecactError):
         )
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
-        """How it comes back from a worker process."""
+        """Serialisation between processes."""
         return type(self), (self.package, self.extra)
 
 
 class ContractError(SpecactError, AssertionError):
-    """Something of a third party that does not do what :mod:`specact.contracts` expects of its kind."""
+    """A third-party object that violates a contract of :mod:`specact.contracts`."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, plugins: bool = False) -> ConfigError:
     """A :class:`ConfigError` for a name that is not one of ``known``, suggesting the nearest one.
 
     Args:
-        kind: what was to be named.
+        kind: of the name, for the message.
         name: the unknown name.
-        known: those that exist.
-        plugins: whether ``MODULE:NAME`` would have been possible.
+        known: valid names.
+        plugins: whether ``MODULE:NAME`` is allowed.
     """
     names = sorted(known)
     near = get_close_matches(name, names, n=1)

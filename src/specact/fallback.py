@@ -1,4 +1,4 @@
-"""What a robot does in a step whose target could not be had in time."""
+"""What a robot executes when a target request misses its deadline or fails."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Fallback:
     Attributes:
         on_miss: ``execute_draft``: the drafted chunk; ``hold_last``: the last executed action again; ``stop``: the
             stop action, and nothing else until the next episode.
-        max_consecutive_misses: after more misses in a row than this the robot stops, whatever ``on_miss`` says; None
+        max_consecutive_misses: after more consecutive misses than this the robot stops, whatever ``on_miss`` is; None
             for no limit.
-        stop_action: what makes this robot stand still, ``[A]``, in the environment's units. Only its owner knows:
-            zeros for velocities and torques, the present pose for positions. Needed wherever the rule can stop.
+        stop_action: the action that makes this robot stand still, ``[A]``, in the environment's units: for example
+            zeros for velocities and torques, the current pose for positions. Required if the rule can stop or hold.
 
     Raises:
-        ConfigError: for an unknown rule, or if the stop action is missing where it can be needed.
+        ConfigError: for an unknown rule, or if a required stop action is missing.
     """
 
     on_miss: OnMiss = "execute_draft"
@@ -45,7 +45,7 @@ class Fallback:
             )
 
     def stops(self, misses: int) -> bool:
-        """Whether the robot stops at the given number of misses in a row."""
+        """Whether the robot stops after the given number of consecutive misses."""
         return self.on_miss == "stop" or (
             self.max_consecutive_misses is not None and misses > self.max_consecutive_misses
         )

@@ -1,4 +1,4 @@
-"""Files that are either whole or as they were before: neither a kill nor a full disk leaves half of one."""
+"""Atomic file writes: after a kill or on a full disk a file is either complete or unchanged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 def is_name(value: object) -> bool:
-    """Whether something may name a file or folder: it cannot lead elsewhere, and needs no quoting."""
+    """Whether a value is a safe name of a file or folder: no path separators, no characters that need quoting."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def check_name(kind: str, value: object) -> None:
-    """Refuses a name that becomes a file's or folder's and is not one, see :func:`is_name`.
+    """Refuses an unsafe name of a file or folder, see :func:`is_name`.
 
     Raises:
         ConfigError: for such a name.
@@ -38,20 +38,20 @@ def check_name(kind: str, value: object) -> None:
 
 
 def file_stem(name: str) -> str:
-    """``MODULE:NAME`` as part of a file's name: not every file system allows a colon. Other names stay as they are."""
+    """A name as part of a file's name, with the colon of ``MODULE:NAME`` replaced; some file systems forbid it."""
     return name.replace(":", ".")
 
 
 def read_at_most(path: Path, most: int) -> bytes:
-    """The content of a regular file that is not larger: one that came from others may be a device, or of any length.
+    """The content of a regular file of at most ``most`` bytes; for untrusted files, which may be devices or huge.
 
     Raises:
-        OSError: if it cannot be read, or is no such file.
+        OSError: if it cannot be read, is not regular, or is larger.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
     with path.open("rb") as file:
-        # The size that the system states is not to be relied on: some files have none.
+        # The stated size is not reliable: some files have none.
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
     if content is None or len(content) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most} bytes")
@@ -59,10 +59,10 @@ def read_at_most(path: Path, most: int) -> bytes:
 
 
 def write_whole(path: Path, payload: bytes) -> None:
-    """Writes beside the old file, flushes to disk, then replaces it in one move; the last of several writers wins.
+    """Writes a temporary file, syncs it, and renames it to ``path``; the last of several writers wins.
 
     Raises:
-        ConfigError: if the file cannot be written; the previous one is left as it was.
+        ConfigError: if the file cannot be written; the previous one is unchanged.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
@@ -79,21 +79,21 @@ def write_whole(path: Path, payload: bytes) -> None:
         ) from error
     finally:
         with suppress(OSError):
-            temporary.unlink()  # gone where all went well
+            temporary.unlink()  # after a failure
 
 
 def remove_torn(folder: Path) -> None:
-    """Removes what :func:`write_whole` left below a folder where it was killed; nobody may be writing there."""
+    """Removes temporary files that killed calls of :func:`write_whole` left below a folder; not during writes."""
     for path in folder.rglob("*.partial"):
         if _PARTIAL.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
 def check_folder(path: Path) -> None:
-    """Checks that a folder can be written to or made, before the work whose results it is for; creates nothing.
+    """Checks that a folder can be written or created, before a long computation; creates nothing.
 
     Raises:
-        ConfigError: if it is a file, or lies where this user may not write.
+        ConfigError: if it is a file, or not writable by this user.
     """
     nearest = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not nearest.is_dir():
@@ -103,7 +103,7 @@ def check_folder(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes plain values as JSON that every reader understands; see :func:`to_json`."""
+    """Writes plain values as strict JSON; see :func:`to_json`."""
     write_whole(path, (to_json(value) + "\n").encode())
 
 

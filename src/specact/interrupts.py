@@ -1,4 +1,4 @@
-"""Signals that end a program, as an exception that comes once and never while a robot is being stopped."""
+"""Termination signals as an exception that is raised once, and never while a robot is being stopped."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# Ctrl-C, a supervisor's request, and a terminal or ssh connection that is gone.
+# Ctrl-C, a supervisor's request, and a closed terminal or ssh connection.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this program to end.
+    """A termination signal.
 
     Attributes:
         number: of the signal.
@@ -24,19 +24,18 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_status(self) -> int:
-        """As shells have it: 128 and the signal's number."""
+        """The shell's convention: 128 plus the signal's number."""
         return 128 + self.number
 
 
 class Interrupts:
     """Raises :class:`Interrupted` in the main thread at the first of :data:`ENDING`; later ones are ignored.
 
-    Use it as a context manager; contexts may be nested. A signal that is ignored, as under ``nohup``, stays ignored. In
-    other threads than the main one, where no signal handler runs, it does nothing.
+    Use it as a context manager; contexts may be nested. A signal that is ignored, as under ``nohup``, stays ignored.
+    Outside the main thread, where no signal handler runs, it does nothing.
 
     Attributes:
-        held: while True nothing is raised; set it by plain assignment, between which and the code around it Python
-            runs no handler.
+        held: while True nothing is raised; set it by plain assignment, which no signal handler can interrupt.
         received: the first signal since it was entered, or None.
     """
 
@@ -61,7 +60,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def raise_received(self) -> None:
-        """Raises for a signal that came while held."""
+        """Raises for a signal that was received while held."""
         if self.received is not None:
             raise Interrupted(self.received)
 

@@ -1,4 +1,4 @@
-"""One process at a time in the folder of a run."""
+"""An exclusive lock on the folder of a run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from specact.errors import ConfigError
 from specact.files import check_folder, remove_torn
 
 _LOCK = ".lock"
-_MOST_FAILURES = 100
+_MAX_FAILURES = 100
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder of a run, which is made if need be, and removes what writers that were killed left in it.
+    """Locks the folder of a run, creates it if necessary, and removes temporary files of killed writers.
 
-    The kernel ends the lock with the process, however that ends. Worker processes of the run do not take it.
+    The kernel releases the lock when the process ends. Worker processes of the run do not take it.
 
     Raises:
         ConfigError: if another process holds it, or the folder cannot be written.
@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise ConfigError(f"cannot lock {folder}: {error.strerror}; choose another --out") from error
     with file:
         try:
-            _sign(file)
+            _write_holder(file)
             remove_torn(folder)
             yield
         finally:
@@ -55,9 +55,9 @@ def _acquire(folder: Path) -> FileIO:
             folder.mkdir(parents=True, exist_ok=True)
             file = path.open("a+b", buffering=0)
         except FileNotFoundError:
-            # Whoever held it has just removed the empty folder; or nobody can make one here, as in /proc.
+            # The last holder has just removed the empty folder; or no folder can be created here, as in /proc.
             failures += 1
-            if failures == _MOST_FAILURES:
+            if failures == _MAX_FAILURES:
                 raise
             continue
         try:
@@ -70,24 +70,24 @@ def _acquire(folder: Path) -> FileIO:
         except OSError:
             file.close()
             raise
-        if _is_there(file, path):
+        if _is_current(file, path):
             return file
-        file.close()  # whoever held it removed it between the two calls
+        file.close()  # the last holder removed it between open and flock
 
 
-def _sign(file: FileIO) -> None:
+def _write_holder(file: FileIO) -> None:
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "command": shlex.join(sys.argv),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
-    with suppress(OSError):  # on a full disk others are told less
+    with suppress(OSError):  # on a full disk the holder stays unnamed
         file.truncate(0)
         file.write(json.dumps(holder).encode())
 
 
-def _is_there(file: FileIO, path: Path) -> bool:
+def _is_current(file: FileIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Observations as named arrays: what a policy needs to see, and the device's memory of what it saw."""
+"""Observations as named arrays: a policy's observation spec, and the observation history on the device."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 Observation = Mapping[str, Any] | NDArray[Any]
-"""What a robot sees: arrays and maybe an instruction, by name; or one array, which is taken as ``state``."""
+"""A mapping of arrays and optionally an instruction by name; or one array, which is taken as ``state``."""
 DType = Literal["float32", "uint8"]
-# The name of an observation that is one array, not a mapping.
+# The name of an observation given as one array.
 STATE = "state"
-# Of one observation without its history, and of the fields of a spec: what a message has room for.
-_MOST_DIMENSIONS, _MOST_FIELDS = 3, 64
-# No axis and no history is longer; what follows from them stays a number that a machine can hold.
-_LONGEST = 1 << 20
+# Dimensions of one observation without its history, and fields of a spec: limits of the message format.
+_MAX_DIMENSIONS, _MAX_FIELDS = 3, 64
+# Limit of every axis and history, so that computed sizes do not overflow.
+_MAX_LENGTH = 1 << 20
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -44,11 +44,11 @@ class Field:
     Attributes:
         shape: of a single observation, such as ``(8,)`` for joint positions or ``(96, 96, 3)`` for a camera frame.
         dtype: ``float32``, or ``uint8`` for camera frames ``[H, W, 3]``.
-        history: T: a policy sees the newest T of them, oldest first, as ``[T, *shape]``. 0: only the newest, as
-            ``[*shape]``, for what does not change within a window, such as a goal.
+        history: T: a policy receives the newest T of them, oldest first, as ``[T, *shape]``. 0: only the newest, as
+            ``[*shape]``, for values that are constant within a window, such as a goal.
 
     Raises:
-        BundleError: for a shape, dtype or history that no observation can have.
+        BundleError: for an invalid shape, dtype or history.
     """
 
     shape: tuple[int, ...]
@@ -58,11 +58,15 @@ class Field:
     def __post_init__(self) -> None:
         sizes: tuple[object, ...] = (*self.shape, self.history)
         whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-        shaped = whole and 1 <= len(self.shape) <= _MOST_DIMENSIONS
-        if not shaped or not 1 <= min(self.shape) <= max(self.shape) <= _LONGEST or not 0 <= self.history <= _LONGEST:
+        shaped = whole and 1 <= len(self.shape) <= _MAX_DIMENSIONS
+        if (
+            not shaped
+            or not 1 <= min(self.shape) <= max(self.shape) <= _MAX_LENGTH
+            or not 0 <= self.history <= _MAX_LENGTH
+        ):
             raise BundleError(
-                f"an observation's shape must be 1 to {_MOST_DIMENSIONS} positive integers and its history an integer "
-                f"of at least 0, none of them above {_LONGEST}, got {self.shape!r:.60} and {self.history!r:.60}"
+                f"an observation's shape must be 1 to {_MAX_DIMENSIONS} positive integers and its history an integer "
+                f"of at least 0, none of them above {_MAX_LENGTH}, got {self.shape!r:.60} and {self.history!r:.60}"
             )
         if self.dtype not in get_args(DType):
             raise BundleError(f"an observation is float32 or uint8, got {self.dtype!r:.60}")
@@ -75,30 +79,30 @@ class Field:
         return self.dtype == "uint8"
 
     @property
-    def described(self) -> str:
-        """In words, for a message."""
+    def description(self) -> str:
+        """Text for error messages."""
         return f"{self.dtype} {list(self.shape)} with " + (
             f"a history of {self.history}" if self.history else "no history"
         )
 
     @property
     def window_shape(self) -> tuple[int, ...]:
-        """Of the array that a policy sees: ``[T, *shape]``, or ``[*shape]`` without a history."""
+        """Shape of the policy's input array: ``[T, *shape]``, or ``[*shape]`` without a history."""
         return (self.history, *self.shape) if self.history else self.shape
 
     @property
     def nbytes(self) -> int:
-        """Of the array that a policy sees, uncompressed."""
+        """Size of the policy's input array, uncompressed [bytes]."""
         return int(np.prod(self.window_shape)) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a policy looks at: the newest observations as named arrays, the first one repeated at an episode's start.
+    """A policy's input: the newest observations as named arrays, padded with the first one at an episode's start.
 
     Attributes:
-        arrays: by name, each ``[T, *shape]`` or ``[*shape]``, as its :class:`Field` says.
-        instruction: what the robot is told to do, or None.
+        arrays: by name, each ``[T, *shape]`` or ``[*shape]``, see :class:`Field`.
+        instruction: the task in natural language, or None.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -111,7 +115,7 @@ class Window:
 
 @dataclass(frozen=True)
 class ObservationSpec:
-    """What a policy needs to see.
+    """The observations that a policy needs.
 
     Attributes:
         fields: by name, such as ``state``, ``goal`` or ``image.front``.
@@ -128,8 +132,8 @@ class ObservationSpec:
         object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
         if not self.fields:
             raise BundleError("a policy needs at least one observation")
-        if len(self.fields) > _MOST_FIELDS:
-            raise BundleError(f"a policy sees at most {_MOST_FIELDS} observations, got {len(self.fields)}")
+        if len(self.fields) > _MAX_FIELDS:
+            raise BundleError(f"a policy sees at most {_MAX_FIELDS} observations, got {len(self.fields)}")
         names: tuple[object, ...] = tuple(self.fields)
         for name in names:
             if not isinstance(name, str) or len(name) > 64 or not all(p.isidentifier() for p in name.split(".")):
@@ -147,17 +151,17 @@ class ObservationSpec:
 
     @property
     def shapes(self) -> dict[str, list[int]]:
-        """Of the arrays that a policy sees, by name."""
+        """Shapes of the policy's input arrays, by name."""
         return {name: list(field.window_shape) for name, field in self.fields.items()}
 
     @property
     def history(self) -> int:
-        """The longest of the fields, at least 1."""
+        """The longest history of any field, at least 1."""
         return max(1, *(field.history for field in self.fields.values()))
 
     @property
     def vectors(self) -> ObservationSpec | None:
-        """The part without camera frames, or None where there is nothing else."""
+        """The spec without camera frames, or None if all fields are camera frames."""
         fields = {name: field for name, field in self.fields.items() if not field.is_image}
         return ObservationSpec(fields) if fields else None
 
@@ -168,11 +172,11 @@ class ObservationSpec:
 
     @property
     def nbytes(self) -> int:
-        """Of one window, camera frames uncompressed."""
+        """Size of one window, camera frames uncompressed [bytes]."""
         return sum(field.nbytes for field in self.fields.values())
 
     def union(self, other: ObservationSpec) -> ObservationSpec:
-        """What must be kept to serve both: every field of either, with the longer history.
+        """The spec that covers both: every field of either, with the longer history.
 
         Raises:
             BundleError: if a field of both differs in shape or dtype, or has a history in one of them only.
@@ -182,36 +186,36 @@ class ObservationSpec:
             mine = merged.setdefault(name, field)
             if (mine.shape, mine.dtype, mine.history > 0) != (field.shape, field.dtype, field.history > 0):
                 raise BundleError(
-                    f"the observation {name!r} is {mine.described} for one policy and {field.described} for the other; "
-                    "policies that see different things must call them by different names"
+                    f"the observation {name!r} is {mine.description} for one policy and {field.description} for the "
+                    "other; policies that see different things must call them by different names"
                 )
             if field.history > mine.history:
                 merged[name] = field
         return ObservationSpec(merged, self.instruction or other.instruction)
 
     def select(self, window: Window) -> Window:
-        """Of a window that holds at least this, exactly this."""
-        # All of an array without a history.
+        """The part of a larger window that this spec describes."""
+        # An array without a history is taken whole.
         arrays = {name: window.arrays[name][-field.history :] for name, field in self.fields.items()}
         return Window(arrays, window.instruction if self.instruction else None)
 
     def shortened(self, history: int) -> ObservationSpec:
-        """The same with histories of at most so many observations."""
+        """The same spec with histories of at most ``history`` observations."""
         fields = {name: replace(field, history=min(field.history, history)) for name, field in self.fields.items()}
         return ObservationSpec(fields, self.instruction)
 
     def zeros(self) -> Window:
-        """A window of this shape with nothing but zeros."""
+        """A window of zeros."""
         arrays = {name: np.zeros(field.window_shape, field.dtype) for name, field in self.fields.items()}
         return Window(arrays, "" if self.instruction else None)
 
     def stack(self, windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
-        """What a network takes, by name: the selected arrays of several windows, ``[B, ...]``; not to be written to."""
+        """A network's input batch by name: the selected arrays of several windows, ``[B, ...]``; read-only."""
         stacked = {}
         for name, field in self.fields.items():
-            # All of an array without a history.
+            # An array without a history is taken whole.
             arrays = [window.arrays[name][-field.history :] for window in windows]
-            # A robot's own window is taken as it is.
+            # A single window needs no copy.
             stacked[name] = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
         return stacked
 
@@ -262,46 +266,47 @@ def read_spec(value: Any) -> ObservationSpec:
 
 
 class ObservationHistory:
-    """The last observations of an episode; before there are as many as the spec wants, the first one is repeated.
+    """The last observations of an episode, padded with the first one until there are enough.
 
     Args:
-        spec: says which arrays an observation must have.
+        spec: the required arrays.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:
         self._spec = spec
-        self._kept: dict[str, NDArray[Any]] = {}
+        self._window: dict[str, NDArray[Any]] = {}
 
     def reset(self) -> None:
         """Forgets the episode."""
-        self._kept = {}
+        self._window = {}
 
     def push(self, observation: Observation) -> Window:
         """Adds an observation and returns the window that ends with it.
 
         Args:
-            observation: a mapping with every array of the spec, and ``instruction`` where it wants one; or one array,
-                which is taken as ``state``. Whatever else a mapping holds is ignored.
+            observation: a mapping with every array of the spec, and ``instruction`` if it needs one; or one array,
+                which is taken as ``state``. Other keys are ignored.
 
         Raises:
             ObservationError: if it is None, or something is missing, has another shape or type, or is not finite. The
                 history is unchanged.
         """
         newest, instruction = read_observation(observation, self._spec)
-        self._kept = {
-            name: _shift(self._kept.get(name), value, self._spec.fields[name].history) for name, value in newest.items()
+        self._window = {
+            name: _shift(self._window.get(name), value, self._spec.fields[name].history)
+            for name, value in newest.items()
         }
-        return Window(self._kept, instruction)
+        return Window(self._window, instruction)
 
 
-# What is too large for float32 becomes infinite and is refused.
+# Numbers beyond float32 become infinite and are refused.
 @np.errstate(over="ignore")
 def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[dict[str, NDArray[Any]], str | None]:
-    """A copy of what a spec says of one observation: its arrays by name, each ``[*shape]``, and the instruction.
+    """A checked copy of one observation: the spec's arrays by name, each ``[*shape]``, and the instruction.
 
     Args:
         observation: see :meth:`ObservationHistory.push`.
-        spec: says which arrays it must have.
+        spec: the required arrays.
 
     Raises:
         ObservationError: if it is None, or something is missing, has another shape or type, or is not finite.
@@ -311,19 +316,19 @@ def read_observation(observation: Observation, spec: ObservationSpec) -> tuple[d
             "the observation is None; observe() must return the latest observation, even if nothing is new", "absent"
         )
     given = observation if isinstance(observation, Mapping) else {STATE: observation}
-    newest = {name: _read(given, name, field) for name, field in spec.fields.items()}
+    newest = {name: _read_field(given, name, field) for name, field in spec.fields.items()}
     return newest, _instruction(given) if spec.instruction else None
 
 
-def _read(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:
+def _read_field(given: Mapping[str, Any], name: str, field: Field) -> NDArray[Any]:
     if name not in given:
         raise ObservationError(
             f"the observation has no {name!r}; this policy needs {name} {list(field.shape)}, {field.dtype}", "missing"
         )
-    return _frame(given[name], name, field) if field.is_image else _numbers(given[name], name, field)
+    return _image(given[name], name, field) if field.is_image else _vector(given[name], name, field)
 
 
-def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
+def _vector(value: Any, name: str, field: Field) -> NDArray[np.float32]:
     try:
         given = np.asarray(value)
         # A copy: environments may reuse their buffers.
@@ -334,7 +339,7 @@ def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
         raise ObservationError(
             f"the observation's {name} has shape {array.shape}, this policy needs {field.shape}", "shape"
         )
-    # For a few numbers, counting takes a fifth of the time that all() does.
+    # For small arrays this takes a fifth of the time of all().
     if np.count_nonzero(np.isfinite(array)) < array.size:
         bad = np.argwhere(~np.isfinite(array)).squeeze(-1).tolist() if array.ndim == 1 else "some places"
         raise ObservationError(
@@ -346,16 +351,16 @@ def _numbers(value: Any, name: str, field: Field) -> NDArray[np.float32]:
 
 
 def _as_float32(given: NDArray[Any]) -> NDArray[np.float32]:
-    # NumPy would read text as numbers, and count days.
+    # NumPy would convert text and dates to numbers.
     text = given.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in given.flat)
     if text or given.dtype.kind not in "fiubO":
         raise TypeError(f"it holds {'text' if text else given.dtype}")
-    # What is too large for float32 becomes infinite and is refused.
+    # Numbers beyond float32 become infinite and are refused.
     with np.errstate(over="ignore"):
         return given.astype(np.float32)
 
 
-def _frame(value: Any, name: str, field: Field) -> NDArray[np.uint8]:
+def _image(value: Any, name: str, field: Field) -> NDArray[np.uint8]:
     try:
         array = np.array(value)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a policy on a robot is made of: a draft, a target, and what the two agree on."""
+"""The interfaces of a policy pair: a draft, a target, and their shared specification."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ class Drafter(Protocol):
     """Proposes a chunk of actions; the small policy on the device."""
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        """The drafted chunk for one window; ``rng`` is what it draws from."""
+        """The drafted chunk for one window, sampled with ``rng``."""
         ...
 
 
 @runtime_checkable
 class FollowingDrafter(Drafter, Protocol):
-    """A :class:`Drafter` that follows what its robot does; it belongs to this robot alone."""
+    """A stateful :class:`Drafter` that is updated with what its robot executes; one instance per robot."""
 
     def reset(self) -> None:
         """Forgets the episode."""
         ...
 
     def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        """Learns which action was drafted and which was executed, both ``[A]``, normalised."""
+        """Records the drafted and the executed action of a control step, both ``[A]``, normalised."""
         ...
 
     def learn(self, record: StepRecord) -> None:
-        """Learns how an inference went; once more where its verification came late."""
+        """Records an inference; called again when its verification arrives late."""
         ...
 
 
 class Pair(Protocol[A]):
-    """Draft and target of one robot; A is what the target answers with."""
+    """Draft and target of one robot; A is the type of the target's answers."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the pair."""
         ...
 
     @property
     def observation(self) -> ObservationSpec:
-        """What the device keeps: all that draft or target need to see."""
+        """Union of the observations that draft and target need; the device stores these."""
         ...
 
     @property
     def units(self) -> ActionUnits:
-        """Of the actions between drafter, gate and verifier."""
+        """Normalisation of the actions that drafter, gate and verifier exchange."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class Pair(Protocol[A]):
 
     @property
     def overlap(self) -> Literal["drop", "average"]:
-        """What becomes of actions that several chunks predict for the same control step."""
+        """How actions that several chunks predict for the same control step are combined."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Pair(Protocol[A]):
 
     @property
     def drafter(self) -> Drafter:
-        """Of the draft."""
+        """Proposes chunks with the draft."""
         ...
 
     @property
@@ -92,17 +92,17 @@ class Pair(Protocol[A]):
         ...
 
     def verifier(self, target: Target[A]) -> Verifier:
-        """Judges proposals by the answers of a target, wherever that runs."""
+        """Verifies proposals with the answers of a local or remote target."""
         ...
 
     @property
     def codec(self) -> Codec[A]:
-        """The target's answers on the wire."""
+        """Wire format of the target's answers."""
         ...
 
     @property
     def responder(self) -> Responder:
-        """What a server does with requests for the target.
+        """Answers a server's requests for the target.
 
         Raises:
             BundleError: as for :attr:`target`.
@@ -111,7 +111,7 @@ class Pair(Protocol[A]):
 
 
 class LoadedPair(Pair[A], Protocol[A]):
-    """A pair as :func:`~specact.families.load.load_pair` gives it."""
+    """A pair as :func:`~specact.families.load.load_pair` returns it."""
 
     @property
     def source(self) -> str:
@@ -120,20 +120,20 @@ class LoadedPair(Pair[A], Protocol[A]):
 
     @property
     def env(self) -> str:
-        """Name of the environment that it was made for; empty where nobody said."""
+        """Name of the environment that it was made for; empty if unknown."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Of both policies together: what a calibration has to have been made for."""
+        """Joint fingerprint of both policies; a calibration is valid for this fingerprint alone."""
         ...
 
     @property
     def path(self) -> Path | None:
-        """The folder that its calibrations are in; None where it has none."""
+        """The folder that contains its calibrations, or None."""
         ...
 
     @property
     def recommended_gates(self) -> Mapping[str, Any]:
-        """Choices for the gates that serve it well, see :class:`~specact.gates.settings.GateChoices`."""
+        """Recommended gate settings, see :class:`~specact.gates.settings.GateChoices`."""
         ...

@@ -1,4 +1,4 @@
-"""Your own environments, gates, robots and policies, by name: ``MODULE:NAME``."""
+"""User-defined environments, gates, robots and policies, by name: ``MODULE:NAME``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def is_plugin(name: str) -> bool:
 
 
 def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    """The object of a name ``MODULE:NAME``, as :func:`import_module` finds it and in the current directory.
+    """Imports the object ``MODULE:NAME``, also from the current directory.
 
-    Only import what the user has named. A name from a file that somebody else made, such as a bundle, is not to be
-    loaded unless the user names it too.
+    Only for names given by the user: importing runs code, so a name from a third-party file such as a bundle must not
+    be loaded.
 
     Args:
         name: such as ``my_arms:Arm``.
         kind: what it must be, for messages, such as ``robot, a class without required arguments``.
-        fits: whether an object is that.
+        fits: whether an object is of that kind.
 
     Raises:
         ConfigError: if there is no such module or object, the module cannot be imported, or it is of another kind.
@@ -33,12 +33,12 @@ def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     module, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"{name!r} is not a name of the form MODULE:NAME, such as my_package.my_module:MyName")
-    # Somebody's own module usually lies where the command is given.
+    # A user's module is usually in the current directory.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         loaded = import_module(module)
-    # Anything can go wrong in somebody else's module.
+    # A third-party module can raise anything.
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(
@@ -52,7 +52,7 @@ def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     found = getattr(loaded, attribute, None)
     if fits(found):
         return found
-    # What a module imports from elsewhere has that other place's name.
+    # Suggestions for the message.
     there = [own for own, value in vars(loaded).items() if not own.startswith("_") and fits(value)]
     has = f"{module} has {', '.join(sorted(there)[:10])}" if there else f"{module} has none"
     if not hasattr(loaded, attribute):
@@ -61,15 +61,15 @@ def load_object(name: str, kind: str, fits: Callable[[Any], bool]) -> Any:
 
 
 def make_object(name: str, kind: str, methods: Sequence[str]) -> Any:
-    """What the class or function of a name ``MODULE:NAME`` gives, called without arguments.
+    """The instance that the class or function ``MODULE:NAME`` returns without arguments.
 
     Args:
         name: such as ``my_arms:Arm``.
-        kind: what it makes, for messages, such as ``robot``.
+        kind: of the instance, for messages, such as ``robot``.
         methods: that it must have.
 
     Raises:
-        ConfigError: if it cannot be loaded or called, or what it makes lacks a method.
+        ConfigError: if it cannot be loaded or called, or the instance lacks a method.
     """
     make = load_object(name, f"class that makes a {kind} without arguments", callable)
     try:

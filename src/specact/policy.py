@@ -34,43 +34,42 @@ from specact.types import (
     StepRecord,
     all_from,
 )
-from specact.verification import LocalTarget, Verifier, sound
+from specact.verification import LocalTarget, Verifier, is_valid
 
-_NOTHING = OffloadTimes()
+_NO_OFFLOAD = OffloadTimes()
 _NOT_FINITE = "the policy's action is not finite for this observation; check its units and range"
 
 
 class SpeculativePolicy:
     """A policy pair on a robot: the draft acts, the gate decides when the target is asked (ADAHI, Algorithm 1).
 
-    Every method is a composition: draft only is the gate ``Never``, hybrid ``Always``, ADAHI ``ActionDeviation``; what
-    a verified step executes is the verifier's affair.
+    Every method is a composition: draft only is the gate ``Never``, hybrid ``Always``, ADAHI ``ActionDeviation``. The
+    verifier determines what a verified step executes.
 
     Args:
         pair: draft, target, and what they agree on: a bundle, or any other :class:`~specact.pair.Pair`.
-        gate: decides which steps go to the target; it belongs to this robot alone.
+        gate: decides which steps go to the target; not shared with other robots.
         drafter: instead of the pair's draft.
         verifier: instead of the pair's own verification with its target in this process.
-        fallback: what is executed where the target cannot be had in time.
-        prefetch: lets requests leave before the draft is computed; None asks after the gate, as in the paper.
+        fallback: what is executed when a target request misses its deadline or fails.
+        prefetch: predicts requests to send before the draft is computed; None sends after the gate, as in the paper.
         verdicts: when a verification's outcome is executed: :data:`~specact.execution.verdicts.WAIT`, as in the paper,
             or :class:`~specact.execution.verdicts.LateVerdicts`.
-        max_chunk_age_s: what is left of a chunk is dropped once its observation is older than this [s], and the next
-            control step infers; see :attr:`expired` for an inference that takes longer. Infinite for no limit.
-        seed, robot: address of the random streams; two robots with one seed get different ones.
-        clock: what the step times are read from.
+        max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this [s], and
+            the next control step infers; see :attr:`expired`. Infinite for no limit.
+        seed, robot: address of the random streams; two robots with the same seed get different streams.
+        clock: source of the step times.
 
     Attributes:
         record: of the last inference; None before the first of an episode.
-        counts: ``steps`` (inferences), how many of them were ``transmitted`` and ``missed``, how many units (codes,
-            tokens, actions) were ``verified`` and ``accepted``, since the policy was made; where verdicts may be late
-            also how many steps the gate ``wanted`` sent, how many verdicts came ``in_time``, and how many actions they
-            ``replaced``.
+        counts: totals since construction: ``steps`` (inferences), steps ``transmitted`` and ``missed``, units (codes,
+            tokens, actions) ``verified`` and ``accepted``; with late verdicts also steps that the gate ``wanted`` to
+            transmit, verdicts that arrived ``in_time``, and actions that they ``replaced``.
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
 
     Raises:
-        ConfigError: for something else than a pair and a gate, a negative seed or robot, a stop action of another
-            size, late verdicts beside a prefetch predictor, or a max_chunk_age_s that is not positive.
+        ConfigError: if pair or gate has the wrong type, seed or robot is negative, the stop action has the wrong size,
+            late verdicts are combined with a prefetch predictor, or max_chunk_age_s is not positive.
     """
 
     def __init__(
@@ -118,15 +117,15 @@ class SpeculativePolicy:
         self._streams = StepStreams()
         self._history = ObservationHistory(pair.observation)
         self._player = ChunkPlayer(pair.execute, pair.overlap)
-        self._still = None if fallback.stop_action is None else self._units.normalise(fallback.stop_action)
+        self._stop_normalised = None if fallback.stop_action is None else self._units.normalise(fallback.stop_action)
         self.reset(episode=0)
 
     def reset(self, episode: int) -> None:
         """Starts an episode; its number is part of the random streams' address."""
         self._address = self._address._replace(episode=episode, step=0)
-        # In a row: steps whose target was missed, and control steps without a usable observation.
-        self._misses = self._unseen = 0
-        self._seen_s = self.clock.now()
+        # Consecutive missed target requests, and consecutive control steps without a usable observation.
+        self._misses = self._unusable = 0
+        self._observed_s = self.clock.now()
         self._verdicts.reset()
         self._history.reset()
         self._player.reset()
@@ -135,36 +134,36 @@ class SpeculativePolicy:
             self._follower.reset()
         if self._prefetch is not None:
             self._prefetch.reset()
-        # What "hold the last action" holds before there is one.
-        self._last = self._still
+        # hold_last repeats this; before the first action it is the stop action.
+        self._last = self._stop_normalised
         self.record, self.stopped = None, False
 
     @property
     def address(self) -> StepAddress:
-        """Of the next inference."""
+        """Address of the next inference."""
         return self._address
 
     @property
     def wants_inference(self) -> bool:
-        """Whether the next control step needs the policies, or plays on from the last chunk."""
+        """Whether the next control step runs an inference; otherwise it plays the next action of the last chunk."""
         return self._player.empty or self.expired
 
     @property
     def expired(self) -> bool:
         """Whether the observation behind the last chunk is older than ``max_chunk_age_s``."""
-        return self.clock.now() - self._seen_s > self._max_chunk_age_s
+        return self.clock.now() - self._observed_s > self._max_chunk_age_s
 
     @property
     def origin(self) -> Origin | None:
-        """Where the action chosen last comes from; of a mean over several chunks, where the newest one's does."""
-        if self.stopped or self._unseen:
+        """Origin of the last action; for a mean over several chunks, that of the newest chunk."""
+        if self.stopped or self._unusable:
             return Origin.FALLBACK
         return None if self.record is None else Origin(self.record.origins[self._player.played - 1])
 
     @property
     def stop_action(self) -> NDArray[np.float32] | None:
-        """The fallback's: what makes this robot stand still, ``[A]``, or None if nobody said."""
-        return None if self._still is None else self._stop_action()
+        """The fallback's stop action ``[A]``, or None if it has none."""
+        return None if self._stop_normalised is None else self._stop_action()
 
     def act(self, observation: Observation) -> NDArray[np.float32]:
         """One control step: the action ``[A]`` to execute now, in the environment's units.
@@ -173,8 +172,8 @@ class SpeculativePolicy:
             observation: a mapping with every array of the pair's ``observation``, or one array, taken as ``state``.
 
         Raises:
-            ObservationError: if the observation cannot be used, and nothing has changed then; or if the policies make
-                no finite action of it. No action is returned either way.
+            ObservationError: if the observation cannot be used (the state is unchanged), or the resulting action is
+                not finite.
         """
         return self.act_on(self.observe(observation))
 
@@ -184,7 +183,7 @@ class SpeculativePolicy:
 
     def act_on(self, window: Window) -> NDArray[np.float32]:
         """The second half of :meth:`act`."""
-        self._unseen = 0
+        self._unusable = 0
         if self.expired:
             self._player.reset()
         self._apply_late_outcome()
@@ -208,11 +207,10 @@ class SpeculativePolicy:
         return action
 
     def act_unseeing(self, error: ObservationError) -> NDArray[np.float32]:
-        """One control step whose observation cannot be used, instead of :meth:`act`: for the fallback it is a miss.
+        """One control step without a usable observation, in place of :meth:`act`; the fallback counts it as a miss.
 
-        There is nothing to draft from, so ``execute_draft`` holds the last action, as ``hold_last`` does. The chunk
-        goes on with the next usable observation. Control steps without one count as misses in a row until there is
-        one again.
+        Without an observation there is no draft, so ``execute_draft`` holds the last action, as ``hold_last`` does. The
+        chunk resumes with the next usable observation, which also ends the run of consecutive misses.
 
         Args:
             error: why the observation cannot be used.
@@ -225,7 +223,7 @@ class SpeculativePolicy:
         """
         if self._last is None or self.record is None:
             raise error
-        self._unseen += 1
+        self._unusable += 1
         self._stop_if_due()
         return self._stop_action() if self.stopped else self._units.to_environment(self._last)
 
@@ -236,11 +234,11 @@ class SpeculativePolicy:
     def _infer(self, window: Window) -> StepRecord:
         """Algorithm 1: draft, decide, verify."""
         address, clock = self._address, self.clock
-        started = self._seen_s = clock.now()
+        started = self._observed_s = clock.now()
         expected = self._prefetch is not None and self._prefetch.expects_transmission()
         sent_ahead = expected and self._verifier.prefetch(window, address)
         proposal = self._drafter.propose(window, self._streams(Role.DRAFT, address))
-        if not sound(proposal.actions):
+        if not is_valid(proposal.actions):
             raise ObservationError(_NOT_FINITE)
         drafted = clock.now()
         decision = self.gate.decide(proposal, self._streams(Role.GATE, address))
@@ -251,13 +249,13 @@ class SpeculativePolicy:
         self.counts["steps"] += 1
         self.counts["transmitted"] += decision.transmit
         self._address = address.following
-        offload = _NOTHING if found is None else found.times
+        offload = _NO_OFFLOAD if found is None else found.times
         times = StageTimes(drafted - started, decided - drafted, offload, clock.now() - decided - offload.total)
-        outcome, miss, unsent, actions, origins = self._settle(proposal.actions, found, proposal.origin)
+        outcome, miss, unsent, actions, origins = self._record_fields(proposal.actions, found, proposal.origin)
         return StepRecord(address, proposal, decision, sent_ahead, outcome, miss, actions, origins, times, unsent)
 
     def _verify(self, proposal: Proposal, decision: Decision, seen_s: float) -> tuple[Decision, Outcome | Miss | None]:
-        """What was sent in the end, and what is known of it already."""
+        """The decision, with ``transmit`` False where the request was not sent, and its outcome where already known."""
         if self._verdicts.late:
             self.counts["wanted"] += decision.transmit
         if decision.transmit and not self._verdicts.free:
@@ -267,20 +265,20 @@ class SpeculativePolicy:
         return decision, self._verdicts.ask(self._verifier, proposal, self._address, seen_s)
 
     def _apply_late_outcome(self) -> None:
-        """Applies a late verification to the rest of its chunk."""
+        """Applies a late verification to the remaining actions of its chunk."""
         if not self._verdicts.late:
             return
         record = None if self._player.empty else self.record
         arrived = self._verdicts.arrived(self.clock.now(), None if record is None else record.address)
         if arrived is None:
             return
-        found = arrived.found
+        found = arrived.result
         if record is None or found is None:
             self.counts["missed"] += 1
             return
-        outcome, miss, unsent, actions, origins = self._settle(record.actions, found)
+        outcome, miss, unsent, actions, origins = self._record_fields(record.actions, found)
         played, left = self._player.played, self._player.replace(actions)
-        # What was played before the verdict stays the draft's, in the record too.
+        # Actions played before the verdict are the draft's, in the record too.
         self.record = replace(
             record,
             outcome=outcome,
@@ -294,14 +292,14 @@ class SpeculativePolicy:
             if self._follower is not None:
                 self._follower.learn(self.record)
 
-    def _settle(
+    def _record_fields(
         self, drafted: Chunk, found: Outcome | Miss | None, origin: Origin = Origin.DRAFTED
     ) -> tuple[Outcome | None, Cause | None, bool, Chunk, NDArray[np.uint8]]:
-        """Outcome, miss, unsent, actions and origins of a step's record, given what the target made of the draft.
+        """Outcome, miss, unsent, actions and origins of a step's record.
 
         Args:
             drafted: the draft's actions, ``[n, A]``.
-            found: None where the step was skipped or its outcome is not known yet.
+            found: result of the verification; None if the step was skipped or the result is pending.
             origin: of the draft's actions.
         """
         if found is None:
@@ -312,10 +310,10 @@ class SpeculativePolicy:
             self.counts["accepted"] += found.accepted
             return found, None, False, found.actions, found.origins
         self.counts["missed"] += 1
-        actions = self._instead(drafted)
+        actions = self._fallback_actions(drafted)
         return None, found.cause, not found.sent, actions, all_from(Origin.FALLBACK, len(actions))
 
-    def _instead(self, drafted: Chunk) -> Chunk:
+    def _fallback_actions(self, drafted: Chunk) -> Chunk:
         """The chunk to execute for a miss; the drafted one, unexecuted, where the robot stops."""
         self._misses += 1
         self._stop_if_due()
@@ -324,7 +322,7 @@ class SpeculativePolicy:
         return np.broadcast_to(self._last, drafted.shape)
 
     def _stop_if_due(self) -> None:
-        self.stopped = self.stopped or self._fallback.stops(self._misses + self._unseen)
+        self.stopped = self.stopped or self._fallback.stops(self._misses + self._unusable)
 
     def _stop_action(self) -> NDArray[np.float32]:
         return np.array(self._fallback.stop_action, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Where the numbers of a setting must lie, and one sentence for a number that lies elsewhere."""
+"""Ranges of numeric settings, and their error message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Range:
 
     Attributes:
         low, high: the ends.
-        open_low, open_high: whether that end is left out.
+        open_low, open_high: whether that end is excluded.
     """
 
     low: float
@@ -42,7 +42,7 @@ SEED = Range(0, 2**63, open_high=True)
 
 
 def check_ranges(settings: object, allowed: dict[str, Range]) -> None:
-    """Refuses a number that is out of range; None stands for a number that was not given.
+    """Refuses a number that is out of range; None is allowed.
 
     Args:
         settings: a dataclass.

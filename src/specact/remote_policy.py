@@ -15,7 +15,7 @@ from specact.families.chunks.openpi import PREFIX, openpi_source
 from specact.families.chunks.policy import Chunk, ChunkSpec, Inpainting
 from specact.families.chunks.wire import FAMILY, ChunkCodec, spec_of
 from specact.observation import Observation, ObservationHistory, Window
-from specact.remote.client import Client, greet
+from specact.remote.client import Client, open_transport
 from specact.remote.pending import PendingRequest
 from specact.remote.target import positive_deadline
 from specact.remote.transport import Endpoint, trusting
@@ -25,7 +25,7 @@ from specact.wire.handshake import Hello
 from specact.wire.messages import Request
 from specact.wire.sizes import HANDSHAKE_BYTES
 
-_PATIENCE_MS = 10_000.0
+_INPAINTS_TIMEOUT_MS = 10_000.0
 
 
 class RemotePolicy:
@@ -36,20 +36,19 @@ class RemotePolicy:
         with specact.connect("ws://127.0.0.1:8600") as policy:
             actions = policy({"state": state})      # float32 [H, A], in the environment's units
 
-    The history that a policy may need is that of the observations it was called with, or told of with
-    :meth:`observe`; one per control period. :func:`connect` makes one. Use it as a context manager, or call
-    :meth:`close`.
+    The observation history consists of the observations passed to calls and to :meth:`observe`; one per control period.
+    :func:`connect` creates an instance. Use it as a context manager, or call :meth:`close`.
 
     Args:
         client: of the server; it is closed with this.
         spec: of the policy.
-        deadline_ms: how long an answer is waited for [ms].
-        seed, robot: address of the random streams that the server draws from.
+        deadline_ms: of a reply [ms].
+        seed, robot: address of the random streams that the server samples from.
 
     Attributes:
-        spec: what it needs to see, and what it gives.
+        spec: of its observations and chunks.
         client: of the server.
-        counts: ``steps`` (calls), ``transmitted`` (requests that left) and ``missed``.
+        counts: ``steps`` (calls), ``transmitted`` (requests sent) and ``missed``.
     """
 
     def __init__(self, client: Client, spec: ChunkSpec, deadline_ms: float, *, seed: int = 0, robot: int = 0) -> None:
@@ -78,8 +77,8 @@ class RemotePolicy:
             float32 ``[H, A]``, in the environment's units; every number is finite.
 
         Raises:
-            ObservationError: if the observation cannot be used; nothing was sent then.
-            MissError: if there is no usable answer within the deadline; its ``cause`` says why.
+            ObservationError: if the observation cannot be used; nothing is sent.
+            MissError: if there is no usable answer within the deadline, with its ``cause``.
         """
         window, address = self._history.push(observation), self._address
         self._address = address._replace(step=address.step + 1)
@@ -94,7 +93,7 @@ class RemotePolicy:
         return found
 
     def observe(self, observation: Observation) -> None:
-        """Adds an observation to the history, and asks nothing.
+        """Adds an observation to the history without a request.
 
         Raises:
             ObservationError: if it cannot be used; the history is unchanged.
@@ -102,31 +101,33 @@ class RemotePolicy:
         self._history.push(observation)
 
     def reset(self, episode: int = 0) -> None:
-        """Starts an episode: the history is forgotten; the number is part of the random streams' address."""
+        """Starts an episode with an empty history; its number is part of the random streams' address."""
         self._history.reset()
         self._address = self._address._replace(episode=episode, step=0)
 
     @cached_property
     def inpaints(self) -> bool:
-        """Whether the server's policy inpaints; it is asked once, with zeros.
+        """Whether the server's policy inpaints; determined once, by a request with zeros.
 
         Raises:
-            MissError: if it does not answer.
+            MissError: if there is no reply.
         """
         shape = (self.spec.chunk, self.spec.actions)
         zeros = Inpainting(np.zeros(shape, np.float32), np.zeros(shape[0], np.float32))
-        found = self._ask(self.spec.observation.zeros(), self._address, zeros, max(_PATIENCE_MS, self._deadline_ms))
+        found = self._ask(
+            self.spec.observation.zeros(), self._address, zeros, max(_INPAINTS_TIMEOUT_MS, self._deadline_ms)
+        )
         if isinstance(found, Miss) and found.cause != "refused":
             raise MissError(f"the server did not say whether its policy inpaints ({found.cause})", found.cause)
         return not isinstance(found, Miss)
 
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
-        """The chunk ``[H, A]`` for a window; the caller waits, but never longer than the deadline.
+        """The chunk ``[H, A]`` for a window; blocks until the deadline at most.
 
         Args:
-            window: what the policy looks at.
-            address: of the random stream that the server draws from.
-            inpainting: what the new chunk should begin with, or None.
+            window: the policy's input.
+            address: of the random stream that the server samples from.
+            inpainting: constraint on the new chunk's first actions, or None.
         """
         found = self._ask(window, address, inpainting, self._deadline_ms)
         missed = isinstance(found, Miss)
@@ -149,7 +150,7 @@ class RemotePolicy:
         return found if isinstance(found, Miss) else found[0]["chunk"]
 
     def close(self) -> None:
-        """Hangs up; may be called twice."""
+        """Closes the connection; idempotent."""
         self.client.close()
 
 
@@ -164,23 +165,23 @@ def connect(
     jpeg_quality: int | None = None,
     seed: int = 0,
 ) -> RemotePolicy:
-    """The chunk policy that a server serves; what it needs to see is asked of the server.
+    """The chunk policy of a server; its spec comes from the server.
 
     Args:
         url: ``ws://host:port``; ``wss``, ``http`` and ``https`` likewise. Or ``openpi:ws://host:port#FILE.toml``, see
             :func:`~specact.families.chunks.openpi.openpi_source`.
-        deadline_ms: how long a call waits for its answer [ms].
-        token: the server's bearer token, where it has one.
+        deadline_ms: of a call's reply [ms].
+        token: the server's bearer token, if it needs one.
         ca: PEM file of the authority that signed the server's certificate; the system's if not given.
         robot: this device's name on the server's status page, at most 64 characters.
         timeout: for the first connection [s].
         jpeg_quality: sends camera frames as JPEG of this quality, 1 to 95; None sends them raw.
-        seed: address of the random streams that the server draws from.
+        seed: address of the random streams that the server samples from.
 
     Raises:
         RemoteError: if there is no connection in time, or the server refuses this device.
-        ConfigError: if an argument cannot be used, or the server has no chunk policy.
-        BundleError: if what the server says of its policy is not a spec.
+        ConfigError: if an argument is invalid, or the server has no chunk policy.
+        BundleError: if the server's spec is invalid.
     """
     tls = trusting(None if ca is None else Path(ca))
     positive_deadline(deadline_ms)
@@ -201,7 +202,7 @@ def connect(
 
 
 def _served_spec(endpoint: Endpoint, robot: str, timeout: float) -> ChunkSpec:
-    transport, welcome = greet(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
+    transport, welcome = open_transport(endpoint, Hello(robot, None, {}), timeout, HANDSHAKE_BYTES)
     transport.close()
     if welcome.family != FAMILY:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Random streams addressed by what they are for, so that results depend on neither order, batching nor side."""
+"""Random streams addressed by purpose, so that results do not depend on order, batching, or device and server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Role(IntEnum):
-    """What a random stream decides. The numbers are part of every recorded result: never reuse or reorder them."""
+    """Purpose of a random stream. The numbers are part of every recorded result: never reuse or reorder them."""
 
     DRAFT = 0
     GATE = 1
@@ -21,7 +21,7 @@ class Role(IntEnum):
 
 
 class StepAddress(NamedTuple):
-    """Which inference of which robot: with a :class:`Role` it addresses a random stream, and it identifies a request.
+    """Identifies an inference of a robot; with a :class:`Role` it addresses a random stream.
 
     Attributes:
         seed, robot, episode, step: integers in [0, 2^64).
@@ -34,19 +34,19 @@ class StepAddress(NamedTuple):
 
     @property
     def following(self) -> StepAddress:
-        """Of the next step."""
+        """Address of the next step."""
         return StepAddress(self.seed, self.robot, self.episode, self.step + 1)
 
 
 def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int = 0) -> np.random.Generator:
     """The random stream of one decision.
 
-    The address is the key and the upper counter words of a Philox 4x64 generator, so that two different addresses
-    never overlap (each has 2^64 blocks of its own) and the same address always gives the same numbers.
+    The address is the key and the upper counter words of a Philox 4x64 generator, so that different addresses never
+    overlap (each has 2^64 blocks) and the same address always gives the same numbers.
 
     Args:
         seed, robot, episode, step: non-negative integers below 2^64.
-        role: what is decided with it.
+        role: purpose of the stream.
     """
     key, counter = _address(seed, role, robot, episode, step)
     words = np.array(key, dtype=np.uint64), np.array(counter, dtype=np.uint64)
@@ -54,15 +54,14 @@ def stream(seed: int, role: Role, *, robot: int = 0, episode: int = 0, step: int
 
 
 def streams(role: Role, addresses: Iterable[StepAddress]) -> list[np.random.Generator]:
-    """The random streams of several steps, to be drawn from in any order, as in a batch."""
+    """The independent random streams of several steps, as for a batch."""
     return [stream(seed, role, robot=robot, episode=episode, step=step) for seed, robot, episode, step in addresses]
 
 
 class StepStreams:
-    """The streams that :func:`stream` gives, one generator per role that is moved from address to address.
+    """The streams of :func:`stream`, with one reused generator per role.
 
-    Moving takes an eighth of the time of making one. So a stream is good until the next one of the same role is asked
-    for.
+    Reseeding takes an eighth of the time of construction. A stream is valid until the next one of the same role.
     """
 
     def __init__(self) -> None:
@@ -75,8 +74,8 @@ class StepStreams:
         if generator is None:
             generator = self._generators[role] = stream(seed, role)
         key, counter = _address(seed, role, robot, episode, step)
-        # The buffer of a fresh Philox is marked as used up, and no half of a word is left over. Whole numbers are read
-        # in a third of the time that arrays of them are.
+        # As in a new Philox, the buffer is marked as used and there is no cached half word. Python integers take a
+        # third of the time of arrays here.
         self._state["state"] = {"counter": counter, "key": key}
         generator.bit_generator.state = self._state
         return generator

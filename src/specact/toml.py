@@ -1,4 +1,4 @@
-"""Dataclasses from TOML: unknown keys, missing keys and values of a wrong type are refused by name."""
+"""Dataclasses from TOML, with errors for unknown keys, missing keys and wrong types."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specact.errors import ConfigError, unknown_name
 
 T = typing.TypeVar("T")
 
-# TOML's types in words; bool before int, because a Python bool is an int too.
-_WORDS: dict[type, str] = {
+# Names of TOML's types; bool before int, because a Python bool is an int too.
+_TYPE_NAMES: dict[type, str] = {
     bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "a table"
 }  # fmt: skip
 
@@ -34,7 +34,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the {what} {path}: {error.strerror}; give the path of a TOML file") from None
-    # UnicodeDecodeError is one too, as what TOML has to say of itself; and a path may hold what no path can.
+    # UnicodeDecodeError, TOMLDecodeError and errors of invalid paths are ValueErrors.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
@@ -43,7 +43,7 @@ def build(kind: type[T], values: Any, what: str, table: str = "") -> T:
     """An instance of a dataclass from the values of a TOML table; nested dataclasses are built from nested tables.
 
     Args:
-        kind: the dataclass. Its annotations say which types are allowed.
+        kind: the dataclass, whose annotations define the types.
         values: the table.
         what: what the file holds, for messages.
         table: the table's name, for messages; empty for the top level of the file.
@@ -71,7 +71,7 @@ def build(kind: type[T], values: Any, what: str, table: str = "") -> T:
 
 
 def _typed(hint: Any, value: Any, key: str) -> Any:
-    """The value as the annotation has it: lists become tuples, tables become dataclasses.
+    """The value converted to the annotation: lists become tuples, tables become dataclasses.
 
     Raises:
         ConfigError: if it is of another type.
@@ -97,7 +97,7 @@ def _typed(hint: Any, value: Any, key: str) -> Any:
 
 def _instance(value: Any, kind: type, key: str) -> Any:
     if not _is(value, kind):
-        raise ConfigError(f"{key} must be {_WORDS[kind]}, got {_found(value)}")
+        raise ConfigError(f"{key} must be {_TYPE_NAMES[kind]}, got {_found(value)}")
     return value
 
 
@@ -117,5 +117,5 @@ def _list(value: Any, key: str, kind: type, size: int | None) -> tuple[Any, ...]
 
 def _found(value: Any) -> str:
     """A value's type in words, and the value."""
-    word = next((words for kind, words in _WORDS.items() if isinstance(value, kind)), type(value).__name__)
+    word = next((words for kind, words in _TYPE_NAMES.items() if isinstance(value, kind)), type(value).__name__)
     return f"{'a boolean' if isinstance(value, bool) else word}: {reprlib.repr(value)}"

@@ -22,12 +22,12 @@ Chunk = NDArray[np.float32]
 T = TypeVar("T")
 
 Cause = Literal["deadline", "disconnected", "overloaded", "expired", "refused", "invalid"]
-"""Why the target could not be had, see :class:`Miss`."""
+"""Why a target request failed, see :class:`Miss`."""
 
 
 @dataclass_transform(frozen_default=True)
 def value(kind: type[T]) -> type[T]:
-    """A dataclass that is frozen for type checkers alone: a step makes a dozen, and freezing triples what one takes."""
+    """A dataclass that only type checkers treat as frozen; freezing triples the time of its construction."""
     return dataclass(slots=True)(kind)
 
 
@@ -44,7 +44,7 @@ class Origin(IntEnum):
 
 @lru_cache(256)
 def all_from(origin: Origin, count: int) -> NDArray[np.uint8]:
-    """The origins of ``count`` actions that all come from the same, ``[count]``; not to be written to."""
+    """An array ``[count]`` filled with one origin; read-only."""
     origins = np.full(count, origin, np.uint8)
     origins.flags.writeable = False
     return origins
@@ -52,14 +52,14 @@ def all_from(origin: Origin, count: int) -> NDArray[np.uint8]:
 
 @value
 class Proposal:
-    """What the device knows when the gate decides.
+    """The draft's proposal for one inference, the gate's input.
 
     Attributes:
-        window: the observations behind it; all that draft and target need.
+        window: the observations that draft and target need.
         actions: the draft's action chunk, float32 ``[n, A]``, normalised.
-        evidence: what the proposal's family knows besides, such as distributions and codes; gates and verifiers of
-            other families do not look at it.
-        origin: of the actions, where they are executed without verification.
+        evidence: data of the proposal's family, such as distributions and codes; gates and verifiers of other families
+            do not read it.
+        origin: of the actions if they are executed without verification.
     """
 
     window: Window
@@ -70,14 +70,14 @@ class Proposal:
 
 @value
 class Decision:
-    """What a gate decided, and on what ground.
+    """A gate's decision and its reason.
 
     Attributes:
-        transmit: whether the step goes to the target.
+        transmit: whether the step is sent to the target.
         score: the gate's score of this step.
         threshold: the score above which a step is transmitted.
         reason: ``score``, ``tie``, ``first`` (an episode's first step is always transmitted), ``max_skips``, or
-            ``audit`` (it would have been skipped, and was transmitted by chance to learn what that would have cost).
+            ``audit`` (a step that would be skipped, transmitted at random to measure the cost of skipping).
     """
 
     transmit: bool
@@ -88,15 +88,15 @@ class Decision:
 
 @value
 class OffloadTimes:
-    """What a device waited for when it asked the target, in seconds; stages that did not happen are 0.
+    """Time that a device waited for the target, by stage, in seconds; stages that did not happen are 0.
 
-    Where the request left ahead of the draft, each stage counts with the share of it that was still waited for.
+    For a prefetched request each stage is scaled by the share of the latency that the device waited for.
 
     Attributes:
-        encode: writing and reading messages, on both ends.
+        encode: serialisation and parsing, at both ends.
         network: on the link, both ways.
         queue: at the server, until the target was free.
-        target: the target's inference, and on a server sampling where it does that.
+        target: the target's inference, including sampling where the server samples.
     """
 
     encode: float = 0.0
@@ -112,16 +112,16 @@ class OffloadTimes:
 
 @value
 class Outcome:
-    """What a verifier made of a proposal.
+    """The result of a verification.
 
     Attributes:
         actions: the chunk to execute, float32 ``[n, A]``, normalised.
         origins: of each action, uint8 ``[n]``, see :class:`Origin`.
         verified, accepted: how many units (codes, tokens, actions) were verified, and how many of them accepted.
-        times: what was waited for.
-        evidence: what the family knows besides, such as the verdict on every code.
-        kept: the probability that verification keeps all of the proposal that is executed; where the family has none,
-            whether it did.
+        times: time that the device waited.
+        evidence: data of the family, such as the verdict on every code.
+        kept: the probability that verification accepts every executed unit of the proposal; 1 or 0, by what happened,
+            in families that have no such probability.
     """
 
     actions: Chunk
@@ -135,14 +135,14 @@ class Outcome:
 
 @value
 class Miss:
-    """The target could not be had in time.
+    """A target request without a usable result.
 
     Attributes:
-        cause: ``deadline``: no reply in time; ``disconnected``: no connection when the step was due;
-            ``overloaded``, ``expired``: the server had no room, or no time left, for it; ``refused``: the server
-            answered with an error; ``invalid``: the reply was not one to act on, or decodes to no finite action.
-        times: what was waited for.
-        sent: whether a request left.
+        cause: ``deadline``: no reply before the deadline; ``disconnected``: no connection when the step was due;
+            ``overloaded``: the server's queue was full; ``expired``: the deadline passed in the queue; ``refused``: the
+            server replied with an error; ``invalid``: the reply was malformed, or decodes to no finite action.
+        times: time that the device waited.
+        sent: whether a request was sent.
     """
 
     cause: Cause
@@ -152,13 +152,13 @@ class Miss:
 
 @value
 class StageTimes:
-    """Where a step's time went, in seconds; stages that did not happen are 0.
+    """A step's time by stage, in seconds; stages that did not happen are 0.
 
     Attributes:
         draft: the draft's proposal.
         gate: the gate's decision.
-        offload: asking the target.
-        finish: what came after: verification's arithmetic on the device.
+        offload: waiting for the target.
+        finish: the rest: verification on the device.
     """
 
     draft: float
@@ -178,15 +178,15 @@ class StepRecord:
 
     Attributes:
         address: which inference of which robot; a step is one inference, not one control period.
-        proposal: what the draft offered.
-        decision: what the gate made of it.
-        sent_ahead: whether a request left before the draft was computed.
+        proposal: the draft's.
+        decision: the gate's.
+        sent_ahead: whether the request was sent before the draft was computed.
         outcome: the verifier's, or None if the step was skipped or missed.
-        miss: why the target could not be had, or None. The fallback's action is executed then.
+        miss: why the target request failed, or None. On a miss the fallback's actions are executed.
         actions: the chunk that was executed, float32 ``[n, A]``, normalised.
         origins: of each of its actions, uint8 ``[n]``, see :class:`Origin`.
-        times: where the time went.
-        unsent: whether the gate wanted a request that could not leave.
+        times: by stage.
+        unsent: whether the gate chose to transmit but no request could be sent.
     """
 
     address: StepAddress

@@ -1,4 +1,4 @@
-"""The units of actions: normalised between policies and verifiers, the environment's on the robot."""
+"""Units of actions: normalised within policies and verifiers, the environment's on the robot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError
 
-# As arrays: NumPy takes twice as long with plain numbers.
+# Arrays, because NumPy takes twice as long with Python numbers.
 _LOWEST, _HIGHEST = np.array(-1.0, np.float32), np.array(1.0, np.float32)
 
 
@@ -30,19 +30,19 @@ class ActionUnits:
         return cls((low + high) / np.float32(2), np.maximum((high - low) / np.float32(2), np.float32(1e-6)))
 
     def to_environment(self, normalised: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
+        """Actions ``[..., A]`` in the environment's units, clipped to the demonstrated range."""
         return np.minimum(np.maximum(normalised, _LOWEST), _HIGHEST) * self.scale + self.centre
 
     def from_environment(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised actions ``[..., A]``; beyond [-1, 1] where they are beyond the demonstrated range."""
+        """Normalised actions ``[..., A]``, without clipping."""
         normalised: NDArray[np.float32] = (actions - self.centre) / self.scale
         return normalised
 
     def normalise(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
-        """:meth:`from_environment` for one action ``[A]`` that somebody chose by hand.
+        """:meth:`from_environment` for one user-given action ``[A]``, with checks.
 
         Raises:
-            ConfigError: if it has another size, is not finite, or lies beyond the range that was demonstrated.
+            ConfigError: if it has another size, is not finite, or lies outside the demonstrated range.
         """
         low, high = self.centre - self.scale, self.centre + self.scale
         slack = 1e-5 * self.scale

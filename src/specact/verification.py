@@ -1,4 +1,4 @@
-"""The seam to the target: a proposal goes out, an outcome or a miss comes back."""
+"""The interface to the target: a verifier takes a proposal and returns an outcome or a miss."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from specact.observation import Window
 from specact.rng import StepAddress
 from specact.types import Chunk, Miss, OffloadTimes, Outcome, Proposal, value
 
-# Length of a normalised chunk; demonstrated actions lie near [-1, 1]. Means, differences and squares of numbers up to
-# this are finite in float32, so that nothing after decoding can overflow.
-_LONGEST = 1e15
+# Limit on the norm of a normalised chunk; demonstrated actions lie near [-1, 1]. Means, differences and squares of
+# numbers up to this are finite in float32, so that computations after decoding cannot overflow.
+_MAX_NORM = 1e15
 
 A = TypeVar("A")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """Something that was asked for."""
+    """A request in flight."""
 
     def done(self) -> bool:
-        """Whether :meth:`result` would return at once; False for no longer than the target's deadline."""
+        """Whether :meth:`result` would return without blocking; always True after the target's deadline."""
         ...
 
     def result(self) -> T_co | Miss:
-        """What came of it; the caller waits, but never longer than the target's deadline. To be called once."""
+        """The result; blocks until it is there, at most until the target's deadline. Call it once."""
         ...
 
 
@@ -36,35 +36,35 @@ class Verifier(Protocol):
     """Turns a proposal into the actions to execute."""
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Says that :meth:`submit` will probably follow for this address, so that the request can leave now.
+        """Sends the request ahead of :meth:`submit` for this address, which will probably follow.
 
         Returns:
-            Whether it left; never waits.
+            Whether it was sent; never blocks.
         """
         ...
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
-        """Asks about a step; takes up what was prefetched for this address."""
+        """Requests the verification of a step; reuses a request that was prefetched for this address."""
         ...
 
 
 @value
 class Answer(Generic[A]):
-    """What the target said of one window, and where the time went."""
+    """The target's answer for one window, and the time of each stage."""
 
     value: A
     times: OffloadTimes
 
 
 class Target(Protocol[A]):
-    """The target policy, wherever it runs; A is what its family answers with."""
+    """The target policy, local or remote; A is its family's type of answer."""
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """See :meth:`Verifier.prefetch`."""
         ...
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """Asks about one window; takes up what was prefetched for this address."""
+        """Requests the answer for one window; reuses a request that was prefetched for this address."""
         ...
 
 
@@ -72,32 +72,32 @@ class TargetPolicy(Protocol[T_co]):
     """The pure function behind a :class:`Target`."""
 
     def answer(self, window: Window, address: StepAddress) -> T_co:
-        """What the target says of a window; the address is that of its random stream, where it needs one."""
+        """The target's answer for a window; ``address`` selects the random stream of a target that samples."""
         ...
 
 
 class LocalTarget(Generic[A]):
-    """A target in this process; it is computed when its result is wanted.
+    """A target in this process; it is computed when its result is requested.
 
     Args:
         policy: the target.
-        clock: tells how long it took.
+        clock: measures the inference time.
     """
 
     def __init__(self, policy: TargetPolicy[A], clock: Clock | None = None) -> None:
         self._policy, self._clock = policy, RealClock() if clock is None else clock
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Nothing is gained here: draft and target would share the processor."""
+        """Sends nothing: draft and target would share the processor."""
         return True
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`Target`; never misses."""
-        return _Local(self._policy, self._clock, window, address)
+        return _PendingAnswer(self._policy, self._clock, window, address)
 
 
 @value
-class _Local(Generic[A]):
+class _PendingAnswer(Generic[A]):
     policy: TargetPolicy[A]
     clock: Clock
     window: Window
@@ -113,10 +113,10 @@ class _Local(Generic[A]):
 
 
 class TargetVerifier(ABC, Generic[A]):
-    """A :class:`Verifier` that asks for the target's answer and judges the proposal here.
+    """A :class:`Verifier` that requests the target's answer and verifies the proposal on the device.
 
     Args:
-        target: where the answers come from.
+        target: local or remote.
     """
 
     def __init__(self, target: Target[A]) -> None:
@@ -125,15 +125,15 @@ class TargetVerifier(ABC, Generic[A]):
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`Verifier`."""
-        return _Judged(self, self._target.submit(proposal.window, address), proposal, address)
+        return _PendingOutcome(self, self._target.submit(proposal.window, address), proposal, address)
 
     @abstractmethod
     def judge(self, answer: Answer[A], proposal: Proposal, address: StepAddress) -> Outcome:
-        """What is to be executed, given what the target says."""
+        """The outcome of a proposal, given the target's answer."""
 
 
 @value
-class _Judged(Generic[A]):
+class _PendingOutcome(Generic[A]):
     verifier: TargetVerifier[A]
     pending: Pending[Answer[A]]
     proposal: Proposal
@@ -146,15 +146,15 @@ class _Judged(Generic[A]):
         answer = self.pending.result()
         if isinstance(answer, Miss):
             return answer
-        outcome = self.judged(answer)
-        return outcome if sound(outcome.actions) else Miss("invalid", answer.times)
+        outcome = self._judge(answer)
+        return outcome if is_valid(outcome.actions) else Miss("invalid", answer.times)
 
     # Finite numbers can still overflow on their way to an action.
     @np.errstate(over="ignore", invalid="ignore")
-    def judged(self, answer: Answer[A]) -> Outcome:
+    def _judge(self, answer: Answer[A]) -> Outcome:
         return self.verifier.judge(answer, self.proposal, self.address)
 
 
-def sound(actions: Chunk) -> bool:
-    """Whether every normalised action ``[n, A]`` is a number that what follows can compute with; NaN is none."""
-    return bool(np.vdot(actions, actions) <= _LONGEST**2)
+def is_valid(actions: Chunk) -> bool:
+    """Whether the normalised actions ``[n, A]`` are finite and their norm is small enough not to overflow later."""
+    return bool(np.vdot(actions, actions) <= _MAX_NORM**2)

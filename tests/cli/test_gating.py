@@ -9,7 +9,7 @@ import pytest
 from tests.lab.rollout import chunk_policies
 
 from specact import load_bundle
-from specact.cli.gating import audit_estimator, in_words, true_skip_of
+from specact.cli.gating import audit_estimator, true_skip_of, true_skip_text
 from specact.errors import ConfigError
 from specact.families.chunks.pair import ChunkPair
 from specact.gates.calibration import Calibration
@@ -50,7 +50,7 @@ def test_a_calibration_without_rejections_raises_no_alarm(tmp_path: Path) -> Non
     Calibration("weights", 0.5, settings, {}, [], {"spearman": 0.3}, {}).save(tmp_path / "calibration")
     shadow = audit_estimator(pair, "deviation", 0.5)
     assert shadow.alarm is None
-    assert in_words({**true_skip_of(shadow), "mean": 0.5}).endswith(
+    assert true_skip_text({**true_skip_of(shadow), "mean": 0.5}).endswith(
         "for lack of a calibration that says what to expect"
     )
 

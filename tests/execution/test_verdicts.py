@@ -9,7 +9,7 @@ import pytest
 
 from specact.clock import VirtualClock
 from specact.errors import ConfigError
-from specact.execution.verdicts import WAIT, Arrived, LateVerdicts
+from specact.execution.verdicts import WAIT, LateVerdict, LateVerdicts
 from specact.families.codes.tokenizer import ActionTokenizer
 from specact.families.codes.values import CodeDistribution, Drafted
 from specact.families.codes.verify import SpeculativeVerifier
@@ -76,7 +76,7 @@ def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
     assert verifier.calls == [("prefetch", HERE), ("submit", HERE)]
     assert verdicts.arrived(9.0, HERE) is None and not verdicts.free and verifier.read == 0
     verifier.there = True
-    assert verdicts.arrived(9.0, HERE) == Arrived(OUTCOME)
+    assert verdicts.arrived(9.0, HERE) == LateVerdict(OUTCOME)
     assert verdicts.free and verdicts.arrived(9.0, HERE) is None and verifier.read == 1
 
 
@@ -84,7 +84,7 @@ def test_a_late_verdict_arrives_once_when_it_is_there() -> None:
 def test_it_is_of_use_until_its_observation_is_older_than_that(now: float, used: bool) -> None:
     verdicts, verifier = asked(for_s=0.5, seen_s=1.0)
     verifier.there = True
-    assert verdicts.arrived(now, HERE) == Arrived(OUTCOME if used else None)
+    assert verdicts.arrived(now, HERE) == LateVerdict(OUTCOME if used else None)
     assert verifier.read == used and verdicts.free
 
 
@@ -92,7 +92,7 @@ def test_it_is_of_use_until_its_observation_is_older_than_that(now: float, used:
 def test_it_is_of_use_for_its_own_step_alone(wanted: StepAddress | None) -> None:
     verdicts, verifier = asked()
     verifier.there = True
-    assert verdicts.arrived(1.0, wanted) == Arrived(None)
+    assert verdicts.arrived(1.0, wanted) == LateVerdict(None)
     assert verifier.read == 0 and verdicts.free
 
 
@@ -136,6 +136,6 @@ def test_a_finite_answer_that_overflows_in_decoding_is_an_invalid_miss(verdicts:
     found = verdicts.ask(verifier, proposal, HERE, 0.0)
     if verdicts.late:
         assert found is None
-        found = verdicts.arrived(0.0, HERE).found
+        found = verdicts.arrived(0.0, HERE).result
     assert np.isfinite(answer(offset).offsets).all()
     assert found == Miss("invalid", OffloadTimes(target=0.25), sent=True)

@@ -134,7 +134,7 @@ def test_without_the_rule_of_three_a_black_hole_would_cost_a_deadline_per_step(
     wait_for: WaitFor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "_SUSPECT_AFTER", 10**9)
+    monkeypatch.setattr(client_module, "_MAX_MISSES", 10**9)
     with (
         Shaper(load_link("wifi-paper"), "127.0.0.1", exact_server.port) as shaper,
         fleet(shaper.port, ClientSettings(silence_s=10.0)) as robots,

@@ -78,7 +78,7 @@ def test_one_look_takes_in_a_bounded_number_of_frames_and_soon_none(
             assert "too many frames with too little data" in why or "while sending" in why
         finally:
             transport.close()
-    assert max(looks) <= websocket._MOST_FRAMES
+    assert max(looks) <= websocket._MAX_FRAMES_PER_READ
     assert counted.frames < 2000
 
 

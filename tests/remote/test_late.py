@@ -52,7 +52,7 @@ def test_a_verdict_replaces_the_rest_of_its_chunk(
             assert sent is not None and sent.decision.transmit
             if policy.counts["in_time"] == before:
                 assert isinstance(policy._verdicts, LateVerdicts)
-                under_way = policy._verdicts._under_way
+                under_way = policy._verdicts._in_flight
                 assert under_way is not None and under_way.address == sent.address
                 wait_for(under_way.pending.done)
             first_late = policy.counts["in_time"] == before  # the first action had gone before the verdict was there

@@ -95,12 +95,12 @@ def test_pings_are_answered_even_between_the_pieces_of_a_message(misbehaving: Mi
         assert talk.receive() == b"one two"
         wait_for(lambda: peer.pongs == [b"there?"])
         # A pong is a sign of life, but no message.
-        before = talk.transport.heard
+        before = talk.transport.last_activity_s
         talk.transport.ping()
         until = time.monotonic() + PATIENCE
-        while talk.transport.heard <= before and time.monotonic() < until:
+        while talk.transport.last_activity_s <= before and time.monotonic() < until:
             assert talk.transport.receive(0.2) is None
-        assert talk.transport.heard > before
+        assert talk.transport.last_activity_s > before
 
 
 def test_text_is_no_message_and_spoils_none(misbehaving: Misbehaving) -> None:

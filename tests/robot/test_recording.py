@@ -235,7 +235,7 @@ def test_a_slow_disk_drops_steps_and_never_stalls_the_loop(tmp_path: Path, monke
         write(self, step)
 
     monkeypatch.setattr(recording_file.RecordingFile, "write", slow)
-    recorder = Recorder(tmp_path / "run.mcap", toys.pair.observation, ABOUT, room_bytes=1 << 14)
+    recorder = Recorder(tmp_path / "run.mcap", toys.pair.observation, ABOUT, max_queued_bytes=1 << 14)
     truth = drive(recorder)
     assert entered.wait(60.0) and not resumed.is_set()
     resumed.set()
@@ -310,7 +310,7 @@ def test_what_is_flushed_is_a_whole_file_in_the_middle_of_the_next_flush(
 ) -> None:
     """Writes are made in parts, and after each a reader finds every step flushed before; a small write is one part."""
     found: list[int] = []
-    put = recording_file._WholeFile._put
+    put = recording_file._ValidFile._put
 
     def in_parts(self: Any, content: bytes, at: int) -> None:
         for first in range(0, len(content), 200):
@@ -320,8 +320,8 @@ def test_what_is_flushed_is_a_whole_file_in_the_middle_of_the_next_flush(
                 assert recorded.whole and len(recorded.steps) >= recorder._file.kept
                 found.append(len(recorded.steps))
 
-    monkeypatch.setattr(recording_file._WholeFile, "_put", in_parts)
-    monkeypatch.setattr(recording_file, "FLUSHED_EVERY_S", -1.0)
+    monkeypatch.setattr(recording_file._ValidFile, "_put", in_parts)
+    monkeypatch.setattr(recording_file, "FLUSH_INTERVAL_S", -1.0)
     recorder = Recorder(tmp_path / "run.mcap", toys.pair.observation, ABOUT)
     truth = drive(recorder, 1)
     told = recorder.close(within_s=300.0)

@@ -39,7 +39,7 @@ class House:
     def enter(self, host: str) -> tuple[bool, Connection]:
         self.transports.append(Transport(host))
         connection = Connection(cast(Any, self.transports[-1]))
-        return self.connections.enter(connection), connection
+        return self.connections.add(connection), connection
 
     @property
     def aborted(self) -> list[int]:
@@ -58,7 +58,7 @@ def test_the_oldest_pending_of_the_address_with_most_makes_room() -> None:
 def test_who_proved_itself_makes_no_room() -> None:
     house = House(most=3)
     for _ in range(3):
-        house.connections.prove(house.enter("1.1.1.1")[1])
+        house.connections.admit(house.enter("1.1.1.1")[1])
     assert house.enter("2.2.2.2")[0] is False
     assert house.aborted == []
     assert house.dropped == [("2.2.2.2:4321", "no room for another connection")]
@@ -70,15 +70,15 @@ def test_an_address_has_so_many_and_its_own_pending_ones_make_room() -> None:
     house = House(most_per_address=3)
     proven = [house.enter("1.1.1.1")[1] for _ in range(2)]
     for connection in proven:
-        house.connections.prove(connection)
+        house.connections.admit(connection)
     assert house.enter("1.1.1.1")[0] and house.enter("2.2.2.2")[0]
     assert house.enter("1.1.1.1")[0]
     assert house.aborted == [2]
-    house.connections.prove(Connection(cast(Any, house.transports[4])))  # one that is not counted: nothing happens
+    house.connections.admit(Connection(cast(Any, house.transports[4])))  # one that is not counted: nothing happens
     assert house.connections.pending == 2
     for connection in proven:
-        house.connections.leave(connection)
-        house.connections.leave(connection)
+        house.connections.remove(connection)
+        house.connections.remove(connection)
     assert len(house.connections) == 2
 
 
@@ -106,7 +106,7 @@ def test_what_was_closed_and_is_not_read_is_ended_at_the_second_sweep() -> None:
     assert house.aborted == []
     house.connections.sweep()
     assert house.aborted == [0]
-    house.connections.leave(closed)
+    house.connections.remove(closed)
     house.connections.sweep()
     assert len(house.connections) == 1
 

@@ -480,7 +480,7 @@ def test_a_flood_costs_no_memory(kind: str, server: Server, hello: Fields) -> No
 
 
 def test_a_peer_that_does_not_read_cannot_keep_the_server_from_ending(launch: Start, hello: Fields) -> None:
-    own = launch(before="import specact.server.serve as serve; serve._GOODBYE_S = 1; ")
+    own = launch(before="import specact.server.serve as serve; serve._CLOSE_TIMEOUT_S = 1; ")
     with upgraded(own, hello) as connection:
         # Answers fill every buffer, and then the server waits for it to read them.
         flood(connection, frame(BINARY, b"\xc1" * 600) * 50)

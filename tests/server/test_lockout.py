@@ -28,7 +28,7 @@ UPGRADE = (
 HALF = b"GET /healthz HTTP/1.1\r\nHost: 127"
 # A tenth of what a server usually has, so that filling it up takes no time.
 FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
-SOON = "import specact.server.transport as t; t._REQUEST_WITHIN_S = 2.0; "
+SOON = "import specact.server.transport as t; t._REQUEST_TIMEOUT_S = 2.0; "
 
 
 @contextmanager
@@ -291,7 +291,7 @@ def test_a_flood_in_one_read_is_read_in_turns_and_loses_nothing(
 def test_a_peer_that_begins_no_handshake_is_not_waited_for(launch: Start, certificate: Path) -> None:
     server = launch(
         "--certificate", str(certificate / "cert.pem"), "--key", str(certificate / "key.pem"),
-        before=FEW + "import specact.server.acceptor as a; a._HANDSHAKE_WITHIN_S = 3.0; ",
+        before=FEW + "import specact.server.acceptor as a; a._HANDSHAKE_TIMEOUT_S = 3.0; ",
     )  # fmt: skip
     server.tls = ssl.create_default_context(cafile=certificate / "cert.pem")
     with held(server, 300, b"\x16\x03\x01"):

@@ -11,7 +11,7 @@ import pytest
 from starlette.websockets import WebSocket
 from websockets.frames import CloseCode
 
-from specact.server.messages import _MOST_UNREAD, AsgiMessages
+from specact.server.messages import _MAX_UNSENT, AsgiMessages
 
 Message = MutableMapping[str, Any]
 
@@ -66,7 +66,7 @@ class Echo:
 
     def answer(self) -> None:
         self.messages.write(self.under_way.pop(0) or "text")
-        self.messages.hand_over()
+        self.messages.deliver()
 
 
 def said(*payloads: bytes) -> list[Message]:
@@ -123,7 +123,7 @@ def test_who_does_not_read_is_not_answered_without_end() -> None:
         peer.reads.clear()
         task = asyncio.create_task(messages.serve(socket, echo))
         await settle()
-        assert len(echo.taken) <= _MOST_UNREAD + 2
+        assert len(echo.taken) <= _MAX_UNSENT + 2
         peer.reads.set()
         while len(echo.taken) < 1000:
             await asyncio.sleep(0)

@@ -454,7 +454,7 @@ def test_sigterm_answers_what_is_under_way_and_then_ends(launch: Start, hello: F
         "3500",
         "--max-under-way",
         "32",
-        before="import specact.server.http as http; http._BODY_WITHIN_S = 1; ",
+        before="import specact.server.http as http; http._BODY_TIMEOUT_S = 1; ",
     )
     posted: list[Response] = []
     poster = threading.Thread(target=lambda: posted.append(slow.http("POST", "/v1/infer", json_infer(windows[0]))))
@@ -487,8 +487,9 @@ def test_sigterm_answers_what_is_under_way_and_then_ends(launch: Start, hello: F
 def test_sigterm_ends_an_idle_server_at_once(launch: Start, hello: Fields) -> None:
     """Nothing is under way, so nothing is waited for: neither what draining may take nor the rest of a request."""
     idle = launch(
-        before="import specact.server.serve as serve, specact.server.settings as settings; serve._GOODBYE_S = 3600.0; "
-        "settings.ServerSettings.__post_init__ = lambda own: object.__setattr__(own, 'drain_s', 3600.0); "
+        before="import specact.server.serve as serve, specact.server.settings as settings; "
+        "serve._CLOSE_TIMEOUT_S = 3600.0; settings.ServerSettings.__post_init__ = "
+        "lambda own: object.__setattr__(own, 'drain_s', 3600.0); "
     )
     with idle.stream(hello) as robot, idle.raw() as silent:
         silent.sendall(b"GET / HT")

@@ -373,7 +373,7 @@ def test_healthz_says_503_until_the_target_is_warm_and_after_it_stopped(service:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_http, "_BODY_WITHIN_S", 0.01)
+    monkeypatch.setattr(server_http, "_BODY_TIMEOUT_S", 0.01)
     peer = Peer({"type": "http.request", "body": b"{", "more_body": True})
     asyncio.run(call(service, scope("http", "POST", "/v1/infer"), peer))  # type: ignore[arg-type]
     assert peer.heard[0]["status"] == 400
@@ -382,7 +382,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(service: Service, monkeypat
 
 
 def test_a_hello_that_does_not_come_is_not_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_stream, "_HELLO_WITHIN_S", 0.01)
+    monkeypatch.setattr(server_stream, "_HELLO_TIMEOUT_S", 0.01)
     peer = Peer({"type": "websocket.connect"})
     asyncio.run(call(service, scope("websocket", "GET", "/v1/stream"), peer))  # type: ignore[arg-type]
     assert peer.kinds == ["websocket.accept", "websocket.send", "websocket.close"]

@@ -195,8 +195,8 @@ def test_it_holds_256_robots_on_a_phone(phone: Browser) -> None:
     keys = [telemetry.connected(f"robot-{number}") for number in range(255)]
     keys.append(telemetry.connected("W" * 64))
     for place, key in enumerate(keys[10:]):
-        telemetry.answered("infer", ServerTimes(0.1, 0.5, 1.0 + place, 1), telemetry.robots[key])
-    telemetry.refused("infer", "expired", telemetry.robots[keys[0]])
+        telemetry.record_reply("infer", ServerTimes(0.1, 0.5, 1.0 + place, 1), telemetry.robots[key])
+    telemetry.record_error("infer", "expired", telemetry.robots[keys[0]])
     pretend(phone, telemetry.status(queued=3, ready=True))
     assert phone.shows("Robots (256)")
     assert phone.shows("the deadline passed in the queue")

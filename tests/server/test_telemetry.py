@@ -30,8 +30,8 @@ def test_every_metric_has_its_name_its_labels_and_its_value() -> None:
     telemetry = Telemetry("ball")
     robot = telemetry.robots[telemetry.connected("arm")]
     for batch in (1, 3):
-        telemetry.answered("infer", ServerTimes(0.1, 2.0, 5.5, batch), robot)
-    telemetry.refused("other", "bad_message", robot)
+        telemetry.record_reply("infer", ServerTimes(0.1, 2.0, 5.5, batch), robot)
+    telemetry.record_error("other", "bad_message", robot)
     registry = CollectorRegistry()
     registry.register(telemetry)
 

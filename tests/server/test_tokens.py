@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidStatus
 from specact.errors import ConfigError
 from specact.observation import Window
 from specact.server.access import Access, read_tokens
-from specact.server.access_log import _MOST_PER_S, AccessLog
+from specact.server.access_log import _MAX_REFUSALS_PER_S, AccessLog
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fields, Server, Start
@@ -82,7 +82,7 @@ def test_who_it_is_by_the_token(tmp_path: Path) -> None:
     assert found[2] is not None and found[3] is None
     write(tmp_path / "tokens", left=LEFT, other=RIGHT)
     access.reload()
-    assert [caller is not None and access.knows(caller) for caller in found] == [True, False, True, False]
+    assert [caller is not None and access.is_valid(caller) for caller in found] == [True, False, True, False]
     write(tmp_path / "tokens", left=COMMON)
     with pytest.raises(ConfigError, match="assigns the shared token to one robot"):
         access.reload()
@@ -97,17 +97,17 @@ def test_a_flood_of_refusals_is_counted_and_not_written(tmp_path: Path, monkeypa
     monkeypatch.setattr("specact.server.access_log.time.monotonic", lambda: now)
     log = AccessLog(tmp_path / "log", steps=False)
     for _ in range(1000):
-        log.refused("hello", "unauthorized", "1.1.1.1:1", "no token\nat all\N{SNOWMAN}")
-    log.refused("hello", "mismatch", "1.1.1.1:1", "x" * 1000)
+        log.write_refusal("hello", "unauthorized", "1.1.1.1:1", "no token\nat all\N{SNOWMAN}")
+    log.write_refusal("hello", "mismatch", "1.1.1.1:1", "x" * 1000)
     now = 101.0
-    log.refused("hello", "mismatch", "1.1.1.1:1", "again")
+    log.write_refusal("hello", "mismatch", "1.1.1.1:1", "again")
     log.close()
     written = events(tmp_path / "log")
-    assert [event["code"] for event in written] == ["unauthorized"] * _MOST_PER_S + [
+    assert [event["code"] for event in written] == ["unauthorized"] * _MAX_REFUSALS_PER_S + [
         "mismatch", "unauthorized", "mismatch",
     ]  # fmt: skip
-    assert written[-2]["more"] == 1000 - _MOST_PER_S
-    assert written[0]["why"] == "no token\nat all\N{SNOWMAN}" and len(written[_MOST_PER_S]["why"]) == 200
+    assert written[-2]["more"] == 1000 - _MAX_REFUSALS_PER_S
+    assert written[0]["why"] == "no token\nat all\N{SNOWMAN}" and len(written[_MAX_REFUSALS_PER_S]["why"]) == 200
     with pytest.raises(ConfigError, match="cannot write the access log"):
         AccessLog(tmp_path, steps=False)
 

@@ -18,7 +18,7 @@ from specact.rng import StepAddress
 from specact.wire.checks import ErrorCode
 from specact.wire.dialect import Dialect
 from specact.wire.handshake import Hello, Welcome, hello_fields, welcome_fields
-from specact.wire.messages import REPORTED, ErrorReply, Reply, Request, ServerTimes, reply_fields, request_fields
+from specact.wire.messages import REPORT_COUNTERS, ErrorReply, Reply, Request, ServerTimes, reply_fields, request_fields
 
 FINGERPRINT = "0123456789abcdef"
 # Everything there is, no two of its sizes the same where they could be mixed up.
@@ -64,7 +64,7 @@ def messages() -> dict[str, dict[str, Any]]:
     rng = np.random.default_rng(1)
     grid = (SPEC.codebooks, SPEC.codes)
     window = window_of(SEEN, rng)
-    report, address = dict.fromkeys(REPORTED, 3), StepAddress(1, 2, 3, 2**64 - 1)
+    report, address = dict.fromkeys(REPORT_COUNTERS, 3), StepAddress(1, 2, 3, 2**64 - 1)
     laws = rng.dirichlet(np.ones(SPEC.codes), SPEC.codebooks)
     conditional = rng.dirichlet(np.ones(SPEC.codes), SPEC.codes)
     offsets = rng.normal(size=(*grid, SPEC.chunk, SPEC.actions)).astype(np.float32)

@@ -23,14 +23,14 @@ from specact.remote import transport as remote_transport
 from specact.rng import Role, StepAddress, stream
 from specact.server import acceptor, http, serve, transport
 from specact.server import stream as server_stream
-from specact.server.openapi import described
+from specact.server.openapi import route_schema
 from specact.server.settings import ServerSettings
 from specact.wire import checks, msgpack
 from specact.wire import json as wire_json
 from specact.wire.checks import PROTOCOL, ErrorCode
 from specact.wire.dialect import ArraySpec
 from specact.wire.handshake import Hello, check_hello, read_hello
-from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED, Request, request_fields
+from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, REPORT_COUNTERS, Request, request_fields
 from specact.wire.sizes import max_message_bytes
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -159,7 +159,7 @@ def test_it_describes_what_is_inside_an_observation_s_spec() -> None:
 
 
 def test_it_describes_what_is_inside_report_and_times(examples: dict[str, dict[str, Any]]) -> None:
-    assert names(tables(section("`infer`"))[1]) == set(REPORTED)
+    assert names(tables(section("`infer`"))[1]) == set(REPORT_COUNTERS)
     assert names(tables(section("Times"))[0]) == set(examples["verdict"]["times"])
 
 
@@ -171,7 +171,7 @@ def test_openapi_agrees_with_it_on_fields_and_on_which_are_optional(family: str,
     dialect = (DIALECTS if whole else plain)[family]
     replies = {"hello": "welcome"} | {kind: exchange.answer for kind, exchange in dialect.exchanges.items()}
     for request, reply in replies.items():
-        route = described(request, dialect)
+        route = route_schema(request, dialect)
         bodies = {
             request: route["openapi_extra"]["requestBody"]["content"],
             reply: route["responses"][200]["content"],
@@ -222,31 +222,31 @@ def test_it_names_every_dtype() -> None:
 def test_it_names_every_limit_with_its_value() -> None:
     defaults = ServerSettings()
     known = {
-        "longest `deadline_ms`": LONGEST_DEADLINE_MS,
-        "largest `id`": checks.LARGEST_ID,
-        "dimensions of an array": checks.MOST_DIMENSIONS,
-        "dimensions of an observation, without its history": observations._MOST_DIMENSIONS,
-        "arrays of an observation": observations._MOST_FIELDS,
+        "longest `deadline_ms`": MAX_DEADLINE_MS,
+        "largest `id`": checks.MAX_ID,
+        "dimensions of an array": checks.MAX_DIMENSIONS,
+        "dimensions of an observation, without its history": observations._MAX_DIMENSIONS,
+        "arrays of an observation": observations._MAX_FIELDS,
         "characters of an observation's name": 64,
-        "characters of `instruction`": MOST_INSTRUCTION,
+        "characters of `instruction`": MAX_INSTRUCTION_CHARS,
         "nesting of `spec`": 6,
-        "entries of a msgpack map or list": msgpack._MOST_ENTRIES,
-        "nesting of an array field in JSON": checks.MOST_DIMENSIONS,
+        "entries of a msgpack map or list": msgpack._MAX_ENTRIES,
+        "nesting of an array field in JSON": checks.MAX_DIMENSIONS,
         "characters of `robot`": 64,
         "characters of a token, at least": 16,
         "requests under way per robot; the server then stops reading it; unless set otherwise": defaults.max_under_way,
-        "fragments of a WebSocket message": transport._MOST_FRAGMENTS,
-        "messages of a connection that wait to be read": transport._MOST_AHEAD,
-        "bytes of an HTTP head": transport._LARGEST_HEAD,
-        "pipelined HTTP requests": transport._MOST_PIPELINED,
-        "pings and pongs per second": transport._MOST_CONTROLS_PER_S,
-        "seconds until a TLS handshake is over": acceptor._HANDSHAKE_WITHIN_S,
-        "seconds until an HTTP request, or an opening request, is whole": transport._REQUEST_WITHIN_S,
-        "seconds until the hello": server_stream._HELLO_WITHIN_S,
-        "seconds until an HTTP body is there": http._BODY_WITHIN_S,
+        "fragments of a WebSocket message": transport._MAX_FRAGMENTS,
+        "messages of a connection that wait to be read": transport._MAX_PENDING,
+        "bytes of an HTTP head": transport._MAX_HEADER_BYTES,
+        "pipelined HTTP requests": transport._MAX_PIPELINED,
+        "pings and pongs per second": transport._MAX_CONTROLS_PER_S,
+        "seconds until a TLS handshake is over": acceptor._HANDSHAKE_TIMEOUT_S,
+        "seconds until an HTTP request, or an opening request, is whole": transport._REQUEST_TIMEOUT_S,
+        "seconds until the hello": server_stream._HELLO_TIMEOUT_S,
+        "seconds until an HTTP body is there": http._BODY_TIMEOUT_S,
         "seconds an idle HTTP connection is kept": serve._KEEP_ALIVE_S,
         "seconds between pings": serve._PING_S,
-        "seconds connections may take to close at the end": serve._GOODBYE_S,
+        "seconds connections may take to close at the end": serve._CLOSE_TIMEOUT_S,
         "robots with a stream, unless set otherwise": defaults.max_robots,
         "connections that have not shown a token or said hello, unless set otherwise": defaults.max_pending,
         "connections per address, unless set otherwise": defaults.max_per_address,

@@ -34,8 +34,8 @@ from specact.wire.handshake import (
     welcome_fields,
 )
 from specact.wire.messages import (
-    MOST_INSTRUCTION,
-    REPORTED,
+    MAX_INSTRUCTION_CHARS,
+    REPORT_COUNTERS,
     ErrorReply,
     Reply,
     Request,
@@ -123,10 +123,10 @@ def requests(draw: st.DrawFn, dialect: Dialect) -> Request:
             name: draw(hnp.arrays(np.uint8, field.window_shape) if field.is_image else numbers(field.window_shape))
             for name, field in wanted.fields.items()
         },
-        draw(st.text(max_size=MOST_INSTRUCTION)) if wanted.instruction else None,
+        draw(st.text(max_size=MAX_INSTRUCTION_CHARS)) if wanted.instruction else None,
     )
     identity, deadline_ms = draw(st.integers(0, 2**63 - 1)), draw(st.floats(0.0, 60_000.0))
-    report = draw(st.dictionaries(st.sampled_from(REPORTED), st.integers(0, 2**63 - 1)))
+    report = draw(st.dictionaries(st.sampled_from(REPORT_COUNTERS), st.integers(0, 2**63 - 1)))
     address = StepAddress(*draw(st.tuples(*[st.integers(0, 2**64 - 1)] * 4)))
     kind = draw(st.sampled_from(sorted(dialect.exchanges)))
     said = draw(grouped(dialect.exchanges[kind].request))

@@ -19,7 +19,7 @@ from tests.wire.dialects import CHUNKS, CODES, PLAIN, dialect_of, of_codes
 from specact.errors import WireError
 from specact.wire import json, msgpack
 from specact.wire.handshake import Hello, check_hello, read_hello, read_welcome
-from specact.wire.messages import MOST_INSTRUCTION, read_reply, read_request
+from specact.wire.messages import MAX_INSTRUCTION_CHARS, read_reply, read_request
 from specact.wire.sizes import max_message_bytes
 
 Fields = dict[str, Any]
@@ -176,7 +176,7 @@ def test_what_is_not_known_is_ignored(examples: Examples) -> None:
 
 
 def test_the_longest_instruction_and_none_at_all_are_read(examples: Examples) -> None:
-    for text in ("", "x" * MOST_INSTRUCTION, "\N{ROBOT FACE}" * MOST_INSTRUCTION, "two\nlines"):
+    for text in ("", "x" * MAX_INSTRUCTION_CHARS, "\N{ROBOT FACE}" * MAX_INSTRUCTION_CHARS, "two\nlines"):
         assert read_request(examples["infer"] | {"instruction": text}, CODES).window.instruction == text
 
 

@@ -25,8 +25,8 @@ from specact.wire.checks import ErrorCode
 from specact.wire.dialect import ArraySpec, Dialect
 from specact.wire.handshake import Hello, Welcome, hello_fields, read_hello, read_welcome, welcome_fields
 from specact.wire.messages import (
-    MOST_INSTRUCTION,
-    REPORTED,
+    MAX_INSTRUCTION_CHARS,
+    REPORT_COUNTERS,
     ErrorReply,
     Reply,
     Request,
@@ -76,7 +76,7 @@ def largest(dialect: Dialect) -> list[dict[str, Any]]:
             name: np.full(field.window_shape, 255, np.uint8) if field.is_image else np.full(field.window_shape, LONG)
             for name, field in wanted.fields.items()
         },
-        "\N{ROBOT FACE}" * MOST_INSTRUCTION if wanted.instruction else None,
+        "\N{ROBOT FACE}" * MAX_INSTRUCTION_CHARS if wanted.instruction else None,
     )
     address, count = StepAddress(*[2**64 - 1] * 4), 2**63 - 1
     times = ServerTimes(LONG_MS, LONG_MS, LONG_MS, 2**31 - 1)
@@ -85,7 +85,7 @@ def largest(dialect: Dialect) -> list[dict[str, Any]]:
         said, answered = (
             {name: longest_array(spec) for name, spec in specs.items()} for specs in (exchange.request, exchange.reply)
         )
-        report = dict.fromkeys(REPORTED, count)
+        report = dict.fromkeys(REPORT_COUNTERS, count)
         request = Request(kind, count, 59_999.999999999985, window, address, said, report)
         messages += [
             request_fields(request, wanted),

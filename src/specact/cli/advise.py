@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specact.lab.report.runs import Run
 
 # What has to be evaluated before there is an answer, as far as the pair can run it.
-_WANTED = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
+_METHODS = ("draft", "head_draft", "target", "hybrid", "random", "adahi", "uncertainty", "random_learned", "learned")
 _ON_DEVICE = "target_on_device"
 
 
@@ -212,7 +212,7 @@ def _missing(
     known = {way.method for way in ways}
     wanted = [
         name
-        for name in _WANTED
+        for name in _METHODS
         if name not in known
         and (of_codes or not (METHODS[name].needs_codes or METHODS[name].proposes == "head"))
         and (has_head or not METHODS[name].needs_head)

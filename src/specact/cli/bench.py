@@ -68,7 +68,7 @@ class Latency:
                     pair, self.link, self.steps, self.deadline_ms, self.rate_hz, self.jpeg_quality, self.seed,
                     lambda done, total: update("steps", done, total),
                 )  # fmt: skip
-            self._tell(found, pair.name, "deadline.json", _deadline_table)
+            self._report(found, pair.name, "deadline.json", _deadline_table)
             return
         with tempfile.TemporaryDirectory() as folder, progress_bars() as update:
             served = str(pair.path)
@@ -79,11 +79,11 @@ class Latency:
                 lambda done, total: update("steps", done, total),
             )  # fmt: skip
         found |= {"stand_in": self.stand_in}
-        self._tell(found, pair.name, "latency.json", _latency_table)
+        self._report(found, pair.name, "latency.json", _latency_table)
         if self.out is not None:
             _draw(found, self.out)
 
-    def _tell(self, found: dict[str, Any], name: str, file: str, table: Callable[[dict[str, Any]], Table]) -> None:
+    def _report(self, found: dict[str, Any], name: str, file: str, table: Callable[[dict[str, Any]], Table]) -> None:
         found |= {"bundle": name, "command": command_line()}
         if self.out is not None:
             write_json(self.out / file, found)

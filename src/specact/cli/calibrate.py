@@ -86,7 +86,7 @@ def calibrate(options: Flat[CalibrateOptions]) -> None:
     folder = options.out or Path(pair.path or ".") / "calibration"
     check_folder(folder)
     made = (_along_demonstrations if options.offline else _in_simulation)(pair, options)
-    _say(made, gate, options.rate, folder, options.json)
+    _print(made, gate, options.rate, folder, options.json)
 
 
 def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
@@ -100,7 +100,7 @@ def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
     how = CalibrationRun(options.rate, options.episodes, options.rounds, options.seed)
     total = options.episodes * (options.rounds + 2)
     with progress_bars() as update, Pool(options.workers) as pool:
-        if _is_untaught(pair, options):
+        if _needs_training(pair, options):
             roll = collector(options.lessons, pool, update, world, _gate_folder(pair) / "frames")
             _teach(pair, roll, update, options.seed)
         settings = options.gates.settings(gate, pair)
@@ -116,7 +116,7 @@ def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibrati
 
     trained_on, shown = split_demonstrations(pair, options.recipe, options.data, options.env)
     with progress_bars() as update, Pool(options.workers) as pool:
-        if _is_untaught(pair, options):
+        if _needs_training(pair, options):
             from specact.lab.train.teacher import lessons_along
 
             count = min(options.lessons, trained_on.steps)
@@ -134,7 +134,7 @@ def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibrati
         )
 
 
-def _say(made: Calibration, gate: str, rate: float, folder: Path, json: bool) -> None:
+def _print(made: Calibration, gate: str, rate: float, folder: Path, json: bool) -> None:
     from specact.lab.evaluation.calibrate import TOLERANCE
 
     path = made.save(folder)
@@ -149,7 +149,7 @@ def _say(made: Calibration, gate: str, rate: float, folder: Path, json: bool) ->
         highlight=False,
     )
     if "linear" in model:
-        _say_rejection_model(model)
+        _print_rejection_model(model)
     else:
         results.print(
             f"Spearman {model['spearman']:+.2f} between score and distance to the target over single steps",
@@ -163,7 +163,7 @@ def _say(made: Calibration, gate: str, rate: float, folder: Path, json: bool) ->
     results.print(f"written: {path}", highlight=False)
 
 
-def _say_rejection_model(model: dict[str, Any]) -> None:
+def _print_rejection_model(model: dict[str, Any]) -> None:
     for form in ("linear", "logarithmic"):
         fit = model[form]
         results.print(f"{form} rejection model: slope {fit['slope']:+.3g}, R² {fit['r2']:.2f}", highlight=False)
@@ -174,7 +174,7 @@ def _say_rejection_model(model: dict[str, Any]) -> None:
         )
 
 
-def _is_untaught(pair: AnyPair, options: CalibrateOptions) -> bool:
+def _needs_training(pair: AnyPair, options: CalibrateOptions) -> bool:
     """Whether this is a learned gate whose head has to be trained first."""
     from specact.families.head import HEAD
 

@@ -74,7 +74,7 @@ def doctor(
         state = f"missing {', '.join(names)}; pip install 'specact[{extra}]'" if names else "complete"
         results.print(f"extra {extra:6} {state}", highlight=False, soft_wrap=True)
     if server is not None:
-        _say(findings["server"], findings["period_ms"])
+        _print(findings["server"], findings["period_ms"])
 
 
 def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: Path | None) -> Any:
@@ -100,7 +100,7 @@ def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: 
     }
 
 
-def _say(server: dict[str, Any], period_ms: float) -> None:
+def _print(server: dict[str, Any], period_ms: float) -> None:
     results.print(f"server       {server['url']}: {server['bundle']}, specact {server['version']}", highlight=False)
     for stage, times in server["stages_ms"].items():
         shown = "  ".join(f"{name} {value:8.3f} ms" for name, value in times.items())

@@ -1,4 +1,4 @@
-"""Drives a real or a simulated robot for ``specact run``, and says how it went."""
+"""Drives a real or a simulated robot for ``specact run``, and prints a summary."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What drives a robot.
+    """The policies that drive a robot, and how.
 
     Attributes:
-        env: name of the environment that the policies were made for; empty where nobody said.
-        observation: what they look at.
+        env: name of the environment that the policies were made for; empty if unknown.
+        observation: spec of their observations.
         period_s: control period [s].
-        still: the stop action ``[A]``, or None.
-        make: what chooses the actions, given the robot.
-        note: told of every tick.
-        told: what the summary says besides the control loop, as plain values.
-        about: what a recording says of the policies, as plain values.
+        stop_action: ``[A]``, or None.
+        make: makes the source of actions for a robot.
+        note: called with every tick.
+        summarise: the summary, as plain values, from the journal of the control loop.
+        about: metadata of the policies for a recording, as plain values.
     """
 
     env: str
     observation: ObservationSpec
     period_s: float
-    still: NDArray[np.float32] | None
+    stop_action: NDArray[np.float32] | None
     make: Callable[[Any], Acting]
     note: Callable[[Tick], None]
-    told: Callable[[Journal], dict[str, Any]]
+    summarise: Callable[[Journal], dict[str, Any]]
     about: dict[str, Any]
 
 
@@ -52,14 +52,14 @@ def drive(
     plan: Plan, interrupts: Interrupts, robot: str | None, env: str | None, *, live: bool, device_share: float | None,
     seconds: float, episodes: int, seed: int, record: Path | None, json: bool,
 ) -> None:  # fmt: skip
-    """Runs the control loop to its end, and prints the summary, however it ends.
+    """Runs the control loop and prints the summary, also after an error.
 
     Args:
         plan: what drives the robot.
         interrupts: entered.
         robot: ``MODULE:CLASS``, or None for a simulated one.
         env: of the simulated robot; the plan's own if None.
-        live: whether the simulated world goes on while nobody acts.
+        live: whether the simulated world runs in real time.
         device_share: of one core, for all but the simulated world; None for no limit.
         seconds: how long a real robot runs [s].
         episodes: of a simulated one.
@@ -112,20 +112,20 @@ def drive(
                 update("episodes", episodes, episodes)
             simulated.close()
     finally:
-        # The robot stands still. Whoever asks once more to end does not lose the summary.
+        # The robot is stopped. A second signal must not lose the summary.
         interrupts.held = True
         recording = None if recorder is None else recorder.close()
         if acting is not None:
-            summary = plan.told(journal) | {
+            summary = plan.summarise(journal) | {
                 "episodes": outcomes,
                 "stopped": acting.stopped,
-                "stopped_by": None if real is None else _stopped_by(real, plan.still),
+                "stopped_by": None if real is None else _stopped_by(real, plan.stop_action),
                 "recording": recording,
             }
             if summary["ticks"] and json:
                 print_json(summary)
             elif summary["ticks"]:
-                _say(summary, plan.period_s)
+                _print(summary, plan.period_s)
 
 
 def _recorder(path: Path, plan: Plan, robot: str | None, env: str | None) -> Recorder:
@@ -139,8 +139,8 @@ def _recorder(path: Path, plan: Plan, robot: str | None, env: str | None) -> Rec
     return Recorder(path, plan.observation, about | plan.about)
 
 
-def _stopped_by(robot: Any, still: NDArray[np.float32] | None) -> str:
-    return "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if still is None else "stop_action"
+def _stopped_by(robot: Any, stop_action: NDArray[np.float32] | None) -> str:
+    return "stop()" if callable(getattr(robot, "stop", None)) else "nothing" if stop_action is None else "stop_action"
 
 
 def _warn(error: ObservationError) -> None:
@@ -150,7 +150,7 @@ def _warn(error: ObservationError) -> None:
     )  # fmt: skip
 
 
-def _say(summary: dict[str, Any], period_s: float) -> None:
+def _print(summary: dict[str, Any], period_s: float) -> None:
     if summary["episodes"]:
         won = sum(outcome["success"] for outcome in summary["episodes"])
         results.print(f"{won} of {len(summary['episodes'])} episodes succeeded", highlight=False)
@@ -169,12 +169,12 @@ def _say(summary: dict[str, Any], period_s: float) -> None:
     if summary.get("cuts") is not None:
         lines["cuts"] = _counted(summary["cuts"])
     if summary.get("late") is not None:
-        del lines["missed"]  # what the ticks know of misses; a late verdict's comes after its tick
+        del lines["missed"]  # of the ticks; a late verdict's miss comes after its tick
         lines["late"] = _counted(summary["late"])
     if summary.get("true_skip") is not None:
-        from specact.cli.gating import in_words
+        from specact.cli.gating import true_skip_text
 
-        lines["true skip"] = in_words(summary["true_skip"])
+        lines["true skip"] = true_skip_text(summary["true_skip"])
     recording = summary["recording"]
     if recording is not None:
         lines["recorded"] = f"{recording['steps']} control steps to {recording['file']}, {recording['dropped']} dropped"
@@ -223,6 +223,6 @@ def _simulated(env: str | None, plan: Plan, live: bool, device_share: float | No
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
     name = env or env_of(plan, None)
-    # A world of its own is started first: the limit is the device's.
+    # The live world's process is started first: the limit applies to the device alone.
     made = LiveRobot(name, plan.observation, plan.period_s) if live else None
     return made or SimulatedRobot(load_task(name, plan.observation)), start_of, device.device_share(device_share)

@@ -1,4 +1,4 @@
-"""What ``specact run`` makes of its flags: the budget that a gate holds, and the audits that watch it."""
+"""What ``specact run`` makes of its flags: the budget that a gate holds, and the audits that record_audit it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specact.types import StepRecord
 from specact.wire.sizes import exchange_bytes
 
 
-def wanted_budget(
+def budget_of(
     hold: bool, rate: float, latency_ms: float | None, link_kbit: float | None, bundle: AnyPair, inferences_hz: float
 ) -> Budget | None:
     """What is to be held, if anything.
@@ -43,12 +43,12 @@ def audit_estimator(bundle: AnyPair, gate: str, rate: float | None) -> AuditEsti
     return AuditEstimator(DriftAlarm(expected_true_skip(calibration.model["rejections"], rate)))
 
 
-def watch(audits: AuditEstimator, record: StepRecord) -> None:
+def record_audit(audits: AuditEstimator, record: StepRecord) -> None:
     """Passes an inference to the estimator, and says at once if that raises the alarm."""
     if audits.take(record) and audits.alarm is not None:
         remarks.print(
             f"the true skip ratio has left its calibrated level of {audits.alarm.level:.2f}: "
-            f"{in_words(true_skip_of(audits))}; check sensors and policies, or calibrate again",
+            f"{true_skip_text(true_skip_of(audits))}; check sensors and policies, or calibrate again",
             style="yellow",
             highlight=False,
             soft_wrap=True,
@@ -69,7 +69,7 @@ def true_skip_of(audits: AuditEstimator) -> dict[str, Any]:
     }
 
 
-def in_words(true_skip: dict[str, Any]) -> str:
+def true_skip_text(true_skip: dict[str, Any]) -> str:
     """The same for people."""
     if true_skip["mean"] is None:
         return f"unknown: no audit was answered, {true_skip['missed']} were missed"

@@ -9,7 +9,7 @@ from importlib import import_module
 import tyro
 
 from specact import __version__
-from specact.cli.output import say_error
+from specact.cli.output import print_error
 from specact.errors import SpecactError
 from specact.extras import missing_extra
 from specact.interrupts import Interrupted
@@ -47,22 +47,22 @@ def main() -> None:
             "specact --version prints the version.",
         )
     except SpecactError as error:
-        say_error("; ".join([str(error), *getattr(error, "__notes__", [])]))
+        print_error("; ".join([str(error), *getattr(error, "__notes__", [])]))
         sys.exit(2)
     except Interrupted as error:
-        say_error("; ".join([f"ended by {error}", *_how_to_go_on(), *getattr(error, "__notes__", [])]))
+        print_error("; ".join([f"ended by {error}", *_resume_hint(), *getattr(error, "__notes__", [])]))
         sys.exit(error.exit_status)
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
             raise
-        say_error(str(missing))
+        print_error(str(missing))
         sys.exit(2)
     except KeyboardInterrupt:
-        say_error("; ".join(["stopped", *_how_to_go_on()]))
+        print_error("; ".join(["stopped", *_resume_hint()]))
         sys.exit(130)
 
 
-def _how_to_go_on() -> list[str]:
+def _resume_hint() -> list[str]:
     goes_on = sys.argv[1:2] and sys.argv[1] in RESUMED
     return ["run the same command again to go on from here"] if goes_on else []

@@ -27,7 +27,7 @@ remarks = Console(stderr=True, markup=False, emoji=False)
 results = Console(markup=False, emoji=False)
 
 
-def say_error(message: str) -> None:
+def print_error(message: str) -> None:
     """One sentence on stderr."""
     remarks.print(Text.assemble(("specact:", "bold red"), f" {message}"), soft_wrap=True)
 
@@ -63,7 +63,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 
 # In the place of a number that a method does not have.
-_NOTHING = "-"
+_MISSING = "-"
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
@@ -77,7 +77,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     columns: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
         ("success", "", lambda m: f"{m['success']['rate']:.3f}"),
         ("95 %", "", lambda m: f"{m['success']['low']:.2f}-{m['success']['high']:.2f}"),
-        ("score", "", lambda m: _NOTHING if binary else f"{m['score']['mean']:.3f}"),
+        ("score", "", lambda m: _MISSING if binary else f"{m['score']['mean']:.3f}"),
         ("sent", "transmission rate", lambda m: f"{m['transmission_rate']:.2f}"),
         (
             "true skip",
@@ -87,7 +87,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         (
             "loss",
             "gated loss, skipped and would have been rejected",
-            lambda m: f"{m['gated_loss']:.3f}" if "gated_loss" in m else _NOTHING,
+            lambda m: f"{m['gated_loss']:.3f}" if "gated_loss" in m else _MISSING,
         ),
         (
             "change",
@@ -99,7 +99,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         ("ms/action", how, lambda m: f"{m['latency']['per_action_ms']:.2f}"),
     ]
     rows = {name: [value(m) for _, _, value in columns] for name, m in methods.items()}
-    shown = [place for place in range(len(columns)) if any(row[place] != _NOTHING for row in rows.values())]
+    shown = [place for place in range(len(columns)) if any(row[place] != _MISSING for row in rows.values())]
     table.add_column("method", no_wrap=True)
     for place in shown:
         table.add_column(columns[place][0], justify="right", no_wrap=True)
@@ -160,4 +160,4 @@ def contrast_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _optional(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.2f}"
+    return _MISSING if value is None else f"{value:.2f}"

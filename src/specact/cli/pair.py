@@ -9,11 +9,15 @@ import tyro
 from specact.cli.output import print_json, results
 from specact.families.chunks.folder import PairSettings
 
-_USUAL = PairSettings()
+_DEFAULTS = PairSettings()
 
 
 def pair(
-    draft: str, target: str, out: Path, settings: tyro.conf.OmitArgPrefixes[PairSettings] = _USUAL, json: bool = False
+    draft: str,
+    target: str,
+    out: Path,
+    settings: tyro.conf.OmitArgPrefixes[PairSettings] = _DEFAULTS,
+    json: bool = False,
 ) -> None:
     """Make a pair of two chunk policies: a folder that calibrate, eval, serve and run take as their bundle.
 

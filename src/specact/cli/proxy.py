@@ -47,17 +47,17 @@ def proxy(
     with _signals_blocked() as ends:  # threads that are started now inherit it, so they stay undisturbed
         if netem is not None:
             with kernel_shaped(netem, model, end == "robot") as command:
-                _say(f"shaped by the kernel until Ctrl-C: {command}")
+                _print(f"shaped by the kernel until Ctrl-C: {command}")
                 signal.sigwait(ends)
-            _say(f"the configuration of {netem} is restored")
+            _print(f"the configuration of {netem} is restored")
             return
         (host, port), (here, door) = _relayed(target, listen, allow_remote)
-        with Shaper(model, host, port, seed=seed, listen_host=here, listen_port=door, on_event=_say_event) as shaper:
+        with Shaper(model, host, port, seed=seed, listen_host=here, listen_port=door, on_event=_print_event) as shaper:
             at = f"[{here}]" if ":" in here else here
             first = f"listening on {at}:{shaper.port} for {target}, link {link}, seed {seed}; Ctrl-C ends"
-            _say("\n".join([first, *mechanism(model)]))
+            _print("\n".join([first, *mechanism(model)]))
             signal.sigwait(ends)
-        _say(_summary(shaper))
+        _print(_summary(shaper))
 
 
 @contextmanager
@@ -105,9 +105,9 @@ def _end_point(flag: str, text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _say_event(event: LinkEvent) -> None:
+def _print_event(event: LinkEvent) -> None:
     passed = "" if event.kind == "opened" else f", {event.up_bytes} bytes up, {event.down_bytes} bytes down"
-    _say(f"connection {event.connection} {event.kind}{passed}")
+    _print(f"connection {event.connection} {event.kind}{passed}")
 
 
 def _summary(shaper: Shaper) -> str:
@@ -121,5 +121,5 @@ def _summary(shaper: Shaper) -> str:
     )
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     results.print(line, highlight=False, soft_wrap=True)

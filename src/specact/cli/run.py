@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from specact.robot.loop import Journal, Tick
     from specact.units import ActionUnits
 
-# What is told of verdicts that nobody waited for.
+# Counters of late verdicts in the summary.
 LATE = ("wanted", "transmitted", "in_time", "replaced", "missed")
-_PATIENCE_S = 1.0
+_DEFAULT_DEADLINE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _refuse_unfit(options: RunOptions) -> None:
 
 def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Plan:
     """A pair whose target is on a server; the stack closes the client."""
-    from specact.cli.gating import audit_estimator, true_skip_of, wanted_budget, watch
+    from specact.cli.gating import audit_estimator, budget_of, record_audit, true_skip_of
     from specact.families.chunks.openpi import PREFIX, openpi_endpoint
     from specact.families.load import load_pair
     from specact.families.staged.wire import split_dialect
@@ -245,7 +245,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
         raise ConfigError(
             "--execution late cannot be combined with --sampling server or --audit-rate; leave these options out"
         )
-    budget = wanted_budget(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
+    budget = budget_of(pair.hold, pair.rate, pair.latency_budget_ms, pair.link_share_kbit, loaded, 1.0 / chunk_s)
     gate = deciding_gate(loaded, pair.gate, pair.rate, budget, pair.gate_options, pair.decoding)
     gate.audit_rate = pair.audit_rate
     # A latency's rate is not known beforehand, and so neither is what skipping at it should cost.
@@ -275,9 +275,9 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
 
     def note(tick: Tick) -> None:
         if audits is not None and tick.record is not None:
-            watch(audits, tick.record)
+            record_audit(audits, tick.record)
 
-    def told(journal: Journal) -> dict[str, Any]:
+    def summarise(journal: Journal) -> dict[str, Any]:
         return journal.summary() | {
             "held_rate": None if budget is None else budget.rate,
             "true_skip": None if audits is None else true_skip_of(audits),
@@ -289,7 +289,9 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     about = {
         "policy": loaded.name, "fingerprint": loaded.fingerprint, "units": _described(loaded.units), "gate": pair.gate,
     }  # fmt: skip
-    return Plan(loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, told, about)
+    return Plan(
+        loaded.env, loaded.observation, period_s, fallback.stop_action, lambda robot: policy, note, summarise, about
+    )
 
 
 def _stages(pair: PairOptions) -> StagedFolder | None:
@@ -316,7 +318,7 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
 
     alone, source, kind = options.alone, options.policy, options.execution
     assert source is not None and kind != "late", "looked at above"
-    deadline_s, env = _PATIENCE_S if options.deadline_ms is None else options.deadline_ms / 1e3, ""
+    deadline_s, env = _DEFAULT_DEADLINE_S if options.deadline_ms is None else options.deadline_ms / 1e3, ""
     remote: RemotePolicy | None = None
     asked: ChunkSource
     if "://" in source:
@@ -359,12 +361,12 @@ def _plan_policy(stack: ExitStack, options: RunOptions, fallback: Fallback) -> P
         runners.append(runner)
         return runner
 
-    def told(journal: Journal) -> dict[str, Any]:
+    def summarise(journal: Journal) -> dict[str, Any]:
         return (
             journal.control() | runners[0].summary() | {"line": None if remote is None else dict(remote.client.counts)}
         )
 
-    return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, told, about)
+    return Plan(env, spec.observation, period_s, fallback.stop_action, make, lambda tick: None, summarise, about)
 
 
 def _described(units: ActionUnits | None) -> dict[str, Any] | None:

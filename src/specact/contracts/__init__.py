@@ -1,7 +1,7 @@
-"""Checks for your own environments, gates, robots, policies and families: what specact expects of them, tried on yours.
+"""Contract checks for user-defined environments, gates, robots, policies and families.
 
-Each check raises :class:`~specact.errors.ContractError`, an ``AssertionError``, with a sentence that says what was
-expected; call them in your tests. They cannot show that something works well, only that it will not break a run.
+Each check raises :class:`~specact.errors.ContractError`, an ``AssertionError``, with a message that states what was
+expected; call them in your tests. They show compatibility, not quality.
 """
 
 from specact.contracts.gate import check_gate

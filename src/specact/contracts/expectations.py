@@ -1,4 +1,4 @@
-"""What the checks share: an expectation in a sentence, calls of somebody else's code, and made-up windows."""
+"""Helpers of the checks: expectations, calls of third-party code, and random windows."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from specact.observation import Field, ObservationSpec, Window
 
 
 def expect(true: bool, sentence: str) -> None:
-    """Raises a :class:`~specact.errors.ContractError` with this sentence unless something is true."""
+    """Raises a :class:`~specact.errors.ContractError` with this sentence unless ``true``."""
     if not true:
         raise ContractError(sentence)
 
 
 def call(what: str, function: Callable[..., Any], *arguments: Any, values: int | None = None, **options: Any) -> Any:
-    """What a function of somebody else's gives; what it raises becomes a :class:`~specact.errors.ContractError`.
+    """Calls a third-party function; its exceptions become a :class:`~specact.errors.ContractError`.
 
     Args:
-        what: the function, for the message.
-        function: it.
+        what: description of the function, for the message.
+        function: to call.
         arguments, options: of the call.
-        values: length of the tuple that it must give, or None.
+        values: length of the tuple that it must return, or None.
     """
     try:
         found = function(*arguments, **options)
     except SpecactError:
         raise
-    # Anything can go wrong in somebody else's code.
+    # Third-party code can raise anything.
     except Exception as error:
         raise ContractError(f"{what} must work, it raised {type(error).__name__}: {error}") from error
     expect(
@@ -42,21 +42,21 @@ def call(what: str, function: Callable[..., Any], *arguments: Any, values: int |
 
 
 def outline(value: Any) -> str:
-    """A value in a few words."""
+    """A short description of a value."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return f"a dict with {', '.join(map(str, value))}" if isinstance(value, dict) else f"{value!r:.60}"
 
 
 def same(first: Sequence[Mapping[str, NDArray[Any]]], second: Sequence[Mapping[str, NDArray[Any]]]) -> bool:
-    """Whether two rows of named arrays are equal to the last bit."""
+    """Whether two sequences of named arrays are bit-identical."""
     return len(first) == len(second) and all(
         a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
         for a, b in zip(first, second, strict=True)
     )
 
 
-def made_up_windows(spec: ObservationSpec, count: int, rng: np.random.Generator) -> list[Window]:
+def random_windows(spec: ObservationSpec, count: int, rng: np.random.Generator) -> list[Window]:
     """Windows of random numbers and frames."""
 
     def array(field: Field) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What is expected of a gate."""
+"""The contract of a gate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from specact.contracts.expectations import call, expect, made_up_windows
+from specact.contracts.expectations import call, expect, random_windows
 from specact.gates.gate import Gate
 from specact.pair import Pair
 from specact.types import Decision, Proposal
@@ -20,28 +20,28 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
 
     Args:
         gate: the class.
-        pair: whose proposals it judges; their evidence is that of the pair's family.
+        pair: source of proposals, with the evidence of the pair's family.
         seed: of windows and proposals.
         steps: inferences of an episode.
-        options: of its constructor, where it has some without a default.
+        options: constructor parameters without a default.
 
     Raises:
-        ContractError: for the first thing that is not as :class:`~specact.gates.gate.Gate` says.
+        ContractError: for the first violation of :class:`~specact.gates.gate.Gate`.
     """
     kind: Any = gate
     expect(isinstance(kind, type) and issubclass(kind, Gate), f"a gate must be a subclass of Gate, got {gate!r:.60}")
 
-    def made(threshold: float, **limits: Any) -> Gate:
+    def make_gate(threshold: float, **limits: Any) -> Gate:
         settings: dict[str, Any] = {"tie_probability": 0.0, "max_skips": None} | options | limits
         found = call("for_pair", gate.for_pair, pair, threshold, **settings)
         expect(isinstance(found, Gate), f"for_pair must give a gate, got {found!r:.60}")
         return cast(Gate, found)
 
     rng = np.random.default_rng(seed)
-    windows = made_up_windows(pair.observation, steps, rng)
+    windows = random_windows(pair.observation, steps, rng)
     proposals = [pair.drafter.propose(window, rng) for window in windows]
-    judged = made(0.0)
-    first = _decisions(judged, proposals, seed)
+    checked = make_gate(0.0)
+    first = _decisions(checked, proposals, seed)
     for decision in first:
         score = call("the number that score gives", float, decision.score)
         expect(
@@ -49,21 +49,21 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
             f"score must give a finite number, got {score}; where there is nothing to go by, 0.0",
         )
     expect(
-        _decisions(made(0.0), proposals, seed) == first,
+        _decisions(make_gate(0.0), proposals, seed) == first,
         "two gates that see the same proposals must decide the same; what is random in score must come from its rng",
     )
-    _decisions(judged, proposals[: steps // 2], seed + 1)
-    expect(_decisions(judged, proposals, seed) == first, "reset must forget the episode; call super().reset() in it")
+    _decisions(checked, proposals[: steps // 2], seed + 1)
+    expect(_decisions(checked, proposals, seed) == first, "reset must forget the episode; call super().reset() in it")
     if not gate.calibrated:
         return
     for threshold, sent in ((math.inf, False), (-math.inf, True)):
-        found = [one.transmit for one in _decisions(made(threshold), proposals, seed) if one.reason == "score"]
+        found = [one.transmit for one in _decisions(make_gate(threshold), proposals, seed) if one.reason == "score"]
         expect(
             all(transmit == sent for transmit in found),
             f"with a threshold of {threshold} every step that nothing forces must be {'sent' if sent else 'skipped'}; "
             "pass threshold on to Gate's constructor",
         )
-    limited = [one.transmit for one in _decisions(made(math.inf, max_skips=1), proposals, seed)]
+    limited = [one.transmit for one in _decisions(make_gate(math.inf, max_skips=1), proposals, seed)]
     expect(
         all(a or b for a, b in pairwise(limited)),
         "with max_skips=1 no two steps in a row may be skipped; pass **limits on to Gate's constructor",
@@ -71,7 +71,7 @@ def check_gate(gate: type[Gate], pair: Pair[Any], *, seed: int = 0, steps: int =
 
 
 def _decisions(gate: Gate, proposals: Sequence[Proposal], seed: int) -> list[Decision]:
-    """An episode's; executed is what was drafted."""
+    """The decisions of an episode that executes the drafted actions."""
     gate.reset()
     decisions = []
     for step, proposal in enumerate(proposals):

@@ -1,4 +1,4 @@
-"""What is expected of a pair of policies, of a family of your own or of one that comes with the package."""
+"""The contract of a pair of policies, of a built-in or a user-defined family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.contracts.expectations import call, expect, made_up_windows, outline, same
+from specact.contracts.expectations import call, expect, outline, random_windows, same
 from specact.errors import ContractError, WireError
 from specact.files import is_name
 from specact.observation import ObservationSpec, Window
@@ -17,39 +17,38 @@ from specact.pair import Pair
 from specact.rng import Role, StepAddress, stream
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
-from specact.verification import Answer, LocalTarget, Pending, sound
+from specact.verification import Answer, LocalTarget, Pending, is_valid
 from specact.wire import msgpack
 from specact.wire.dialect import Arrays, Dialect
 from specact.wire.messages import Reply, Request, ServerTimes, read_reply, read_request, reply_fields, request_fields
 
 
 def check_pair(pair: Pair[Any], *, windows: Sequence[Window] = (), seed: int = 0, within: float = 1e-3) -> None:
-    """Checks a pair with its target: proposals, verification, and that a server's answer is worth what the target's is.
+    """Checks a pair with its target: proposals, verification, and equivalence of local and remote answers.
 
     Args:
         pair: the pair.
-        windows: to ask it about, at least two; random numbers if not given.
-        seed: of the windows and of all that is drawn.
-        within: how far answers may be apart that were given in batches of different sizes, as a share of their largest
-            number.
+        windows: test inputs, at least two; random if not given.
+        seed: of the windows and the random streams.
+        within: relative tolerance between answers from batches of different sizes, of their largest absolute number.
 
     Raises:
-        ContractError: for the first thing that is not as :class:`~specact.pair.Pair` says.
+        ContractError: for the first violation of :class:`~specact.pair.Pair`.
     """
     _check_values(pair)
-    windows = windows or made_up_windows(pair.observation, 4, np.random.default_rng(seed))
+    windows = windows or random_windows(pair.observation, 4, np.random.default_rng(seed))
     addresses = [StepAddress(seed, 0, 0, step) for step in range(len(windows))]
-    proposals = [_proposed(pair, *asked) for asked in zip(windows, addresses, strict=True)]
+    proposals = [_check_proposal(pair, *asked) for asked in zip(windows, addresses, strict=True)]
     asked = [_crossed_to_server(pair.codec.dialect, *step) for step in zip(windows, addresses, strict=True)]
-    answers = _answered(pair, asked, within)
+    answers = _check_answers(pair, asked, within)
     for proposal, address, arrays in zip(proposals, addresses, answers, strict=True):
-        here = _judged(pair, LocalTarget(pair.target), proposal, address)
-        again = _judged(pair, LocalTarget(pair.target), proposal, address)
+        here = _verify(pair, LocalTarget(pair.target), proposal, address)
+        again = _verify(pair, LocalTarget(pair.target), proposal, address)
         expect(
             np.array_equal(here.actions, again.actions),
             "the same proposal and address must give the same outcome again: draw from the address's own stream",
         )
-        there = _judged(pair, _Given(call("the codec's read", pair.codec.read, arrays)), proposal, address)
+        there = _verify(pair, _ReadyTarget(call("the codec's read", pair.codec.read, arrays)), proposal, address)
         expect(
             here.accepted == there.accepted and np.allclose(here.actions, there.actions, rtol=0.0, atol=within),
             f"a server's answer must give the outcome that the target in this process gives; {here.accepted} were "
@@ -88,7 +87,7 @@ def _check_values(pair: Pair[Any]) -> None:
     )
 
 
-def _proposed(pair: Pair[Any], window: Window, address: StepAddress) -> Proposal:
+def _check_proposal(pair: Pair[Any], window: Window, address: StepAddress) -> Proposal:
     before = {name: value.copy() for name, value in window.arrays.items()}
 
     def draw() -> Proposal:
@@ -112,8 +111,8 @@ def _crossed_to_server(dialect: Dialect, window: Window, address: StepAddress) -
     return read_request(msgpack.decode(msgpack.encode(request_fields(request, dialect.observation))), dialect)
 
 
-def _answered(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
-    """What the device reads of the server's answers."""
+def _check_answers(pair: Pair[Any], requests: Sequence[Request], within: float) -> list[Arrays]:
+    """The server's answers after a round trip over the wire format."""
     exchange = pair.codec.dialect.exchanges["infer"]
 
     def respond(asked: Sequence[Request]) -> list[Arrays]:
@@ -152,8 +151,8 @@ def _close(first: Arrays, second: Arrays, within: float) -> bool:
     return all(near(first[name], second[name]) for name in second)
 
 
-class _Given:
-    """A target whose answer has come."""
+class _ReadyTarget:
+    """A target whose answer is already there."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -171,7 +170,7 @@ class _Given:
         return Answer(self._value, OffloadTimes())
 
 
-def _judged(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddress) -> Outcome:
+def _verify(pair: Pair[Any], target: Any, proposal: Proposal, address: StepAddress) -> Outcome:
     drafted = proposal.actions.copy()
     outcome = call("verification", lambda: pair.verifier(target).submit(proposal, address).result())
     expect(isinstance(outcome, Outcome), f"verification of an answer in time must give an Outcome, got {outcome!r:.80}")
@@ -202,4 +201,4 @@ def _check_chunk(actions: Any, pair: Pair[Any], where: str) -> None:
         and len(actions) >= pair.execute,
         f"{where} must have actions float32 [n, {width}], n at least {pair.execute}; got {outline(actions)}",
     )
-    expect(sound(actions), f"{where} must have finite, normalised actions, got {actions}")
+    expect(is_valid(actions), f"{where} must have finite, normalised actions, got {actions}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.contracts.expectations import call, expect, made_up_windows, outline, same
+from specact.contracts.expectations import call, expect, outline, random_windows, same
 from specact.families.chunks.policy import ChunkPolicy, ChunkSpec
 from specact.observation import Window
 
@@ -30,9 +30,9 @@ def check_policy(policy: ChunkPolicy, *, windows: Sequence[Window] = (), seed: i
     """
     spec = policy.spec
     expect(isinstance(spec, ChunkSpec), f"spec must be a ChunkSpec, got {spec!r:.60}")
-    windows = windows or made_up_windows(spec.observation, 4, np.random.default_rng(seed))
+    windows = windows or random_windows(spec.observation, 4, np.random.default_rng(seed))
 
-    def drawn(which: Sequence[int]) -> list[NDArray[np.float32]]:
+    def infer_chunks(which: Sequence[int]) -> list[NDArray[np.float32]]:
         asked = [windows[i] for i in which]
         before = [{name: value.copy() for name, value in window.arrays.items()} for window in asked]
         rngs = [np.random.default_rng([seed, i]) for i in which]
@@ -47,20 +47,20 @@ def check_policy(policy: ChunkPolicy, *, windows: Sequence[Window] = (), seed: i
         return chunks
 
     everything = list(range(len(windows)))
-    together = drawn(everything)
+    together = infer_chunks(everything)
     slack = within * max(1e-6, *(float(np.abs(chunk).max()) for chunk in together))
 
     def close(found: Sequence[NDArray[np.float32]], wanted: Sequence[NDArray[np.float32]]) -> bool:
         return all(float(np.abs(a - b).max()) <= slack for a, b in zip(found, wanted, strict=True))
 
     expect(
-        close(drawn(everything), together),
+        close(infer_chunks(everything), together),
         "the same windows and generators must give the same chunks again: draw from the given rng alone, and keep "
         "nothing between two calls",
     )
-    alone = [drawn([i])[0] for i in everything]
+    alone = [infer_chunks([i])[0] for i in everything]
     expect(close(alone, together), "a chunk must not depend on the other windows of its batch")
-    expect(close(drawn(everything[::-1])[::-1], together), "a chunk must not depend on its place in the batch")
+    expect(close(infer_chunks(everything[::-1])[::-1], together), "a chunk must not depend on its place in the batch")
     single = []
     for i in everything:
         single.append(call("infer", policy.infer, windows[i], np.random.default_rng([seed, i])))

@@ -64,8 +64,8 @@ def check_task(task: Task, *, seed: int = 0, steps: int = 100) -> None:
 def _play(env: Any, seed: int, actions: Sequence[NDArray[np.float32]]) -> list[dict[str, NDArray[Any]]]:
     """The observations of an episode."""
     observation, info = call("reset", env.reset, seed=seed, values=2)
-    success, score = _judged(info, "reset", success=False, score=-math.inf)
-    observations = [_observed(observation, env.observation_space, "reset")]
+    success, score = _check_info(info, "reset", success=False, score=-math.inf)
+    observations = [_check_observation(observation, env.observation_space, "reset")]
     for action in actions:
         given = action.copy()
         observation, _, terminated, truncated, info = call("step", env.step, given, values=5)
@@ -74,14 +74,14 @@ def _play(env: Any, seed: int, actions: Sequence[NDArray[np.float32]]) -> list[d
             all(isinstance(flag, bool | np.bool_) for flag in (terminated, truncated)),
             f"step must say terminated and truncated as bool, got {terminated!r} and {truncated!r}",
         )
-        success, score = _judged(info, "step", success=success, score=score)
-        observations.append(_observed(observation, env.observation_space, "step"))
+        success, score = _check_info(info, "step", success=success, score=score)
+        observations.append(_check_observation(observation, env.observation_space, "step"))
         if terminated or truncated:
             break
     return observations
 
 
-def _judged(info: Any, where: str, *, success: bool, score: float) -> tuple[bool, float]:
+def _check_info(info: Any, where: str, *, success: bool, score: float) -> tuple[bool, float]:
     for name in ("success", "score"):
         expect(isinstance(info, dict) and name in info, f"the info of {where} must have {name!r}, got {info!r:.200}")
     expect(isinstance(info["success"], bool | np.bool_), f"info['success'] must be bool, got {info['success']!r:.60}")
@@ -95,7 +95,7 @@ def _judged(info: Any, where: str, *, success: bool, score: float) -> tuple[bool
     return bool(info["success"]), found
 
 
-def _observed(observation: Any, spaces: Any, where: str) -> dict[str, NDArray[Any]]:
+def _check_observation(observation: Any, spaces: Any, where: str) -> dict[str, NDArray[Any]]:
     expect(
         isinstance(observation, dict) and observation.keys() == spaces.spaces.keys(),
         f"the observation of {where} must be a dict with {', '.join(spaces.spaces)}; got {outline(observation)}",
@@ -154,7 +154,7 @@ def _check_functions(
         )
     if task.roll_forward is not None:
         rolled = call("roll_forward", task.roll_forward, observation, np.stack([action, action]))
-        _observed(rolled, env.observation_space, "roll_forward")
+        _check_observation(rolled, env.observation_space, "roll_forward")
 
 
 def _check_action(action: Any, acts: Any, where: str) -> None:

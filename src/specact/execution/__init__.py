@@ -1,4 +1,4 @@
-"""How chunks of actions are played, and when the outcome of a verification is executed."""
+"""Execution of action chunks, and of verification outcomes that arrive late."""
 
 from specact.lazy import attach
 

@@ -1,4 +1,4 @@
-"""What a new chunk is told of the old one, so that it goes on from it: the soft mask of real-time chunking."""
+"""Inpainting between consecutive chunks: the soft mask of real-time chunking."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def soft_mask(certain: int, foreseen: int, chunk: int) -> NDArray[np.float32]:
     ``d <= i < R``; 0 from there on.
 
     Args:
-        certain: d, the actions that will have run when the new chunk arrives, 0 to R.
-        foreseen: R, the actions that the old chunk still speaks of, 0 to H.
+        certain: d, the delay: actions that will be executed before the new chunk arrives, 0 to R.
+        foreseen: R, remaining actions of the old chunk, 0 to H.
         chunk: H.
     """
     row = np.arange(chunk)
@@ -26,11 +26,11 @@ def soft_mask(certain: int, foreseen: int, chunk: int) -> NDArray[np.float32]:
 
 
 def inpainting_of(rest: NDArray[np.float32], certain: int, chunk: int) -> Inpainting:
-    """The old chunk's actions from now on as the first ones of the new chunk.
+    """The remaining actions of the old chunk as the inpainting target of the new chunk's first actions.
 
     Args:
-        rest: those actions, to the old chunk's end, whether they were going to be played or not, ``[R, A]``.
-        certain: actions of them that will have run when the new chunk arrives, 0 to R.
+        rest: all remaining actions of the old chunk, also those that would not be executed, ``[R, A]``.
+        certain: number of them that will be executed before the new chunk arrives, 0 to R.
         chunk: H, at least R.
     """
     actions = np.zeros((chunk, rest.shape[1]), np.float32)

@@ -12,30 +12,30 @@ Chunk = NDArray[np.float32]
 
 
 class ChunkPlayer:
-    """Plays the first ``execute`` actions of each chunk; with ``average``, mixes what several chunks say of a step.
+    """Plays the first ``execute`` actions of each chunk; with ``average``, the mean over overlapping chunks.
 
-    A chunk that is shorter is played to its end.
+    A shorter chunk is played to its end.
 
     Args:
-        execute: actions played before the next chunk is wanted.
-        overlap: ``drop`` plays the newest chunk alone; ``average`` takes the mean over all chunks that still predict
-            the present control step (VQ-BeT on PushT).
+        execute: actions played before the next chunk is needed.
+        overlap: ``drop`` plays the newest chunk alone; ``average`` takes the mean over all chunks that predict the
+            current control step (VQ-BeT on PushT).
     """
 
     def __init__(self, execute: int, overlap: Literal["drop", "average"]) -> None:
         self._execute, self._average = execute, overlap == "average"
         self._chunks: deque[tuple[Chunk, Chunk]] = deque()
-        self._played = self._until = execute
+        self._played = self._end = execute
 
     def reset(self) -> None:
-        """Forgets the episode's chunks."""
+        """Drops all chunks."""
         self._chunks.clear()
-        self._played = self._until = self._execute
+        self._played = self._end = self._execute
 
     @property
     def empty(self) -> bool:
-        """Whether a new chunk is wanted."""
-        return self._played >= self._until
+        """Whether a new chunk is needed."""
+        return self._played >= self._end
 
     @property
     def played(self) -> int:
@@ -43,21 +43,21 @@ class ChunkPlayer:
         return self._played
 
     def put(self, drafted: Chunk, executed: Chunk) -> None:
-        """Adds a chunk: what the draft proposed and what is to be executed, both ``[n, A]``."""
+        """Adds a chunk: the drafted actions and those to execute, both ``[n, A]``."""
         if not self._average:
             self._chunks.clear()
         self._chunks.append((drafted, executed))
-        self._played, self._until = 0, min(self._execute, len(executed))
+        self._played, self._end = 0, min(self._execute, len(executed))
 
     def replace(self, executed: Chunk) -> int:
-        """Lets another chunk ``[n, A]`` be executed in place of the newest, from the next action on.
+        """Replaces the newest chunk's actions ``[n, A]`` from the next action on.
 
         Returns:
-            How many of its actions are still to be played.
+            How many of them remain to be played.
         """
         self._chunks[-1] = (self._chunks[-1][0], executed)
-        self._until = min(self._execute, len(executed))
-        return max(0, self._until - self._played)
+        self._end = min(self._execute, len(executed))
+        return max(0, self._end - self._played)
 
     def next(self) -> tuple[Chunk, Chunk]:
         """The drafted and the executed action of this control step, both ``[A]``."""
@@ -67,7 +67,7 @@ class ChunkPlayer:
             # The chunk ``age`` inferences old predicts this step at its position ``played + age * execute``.
             reach = [(pair[1], self._played + age * self._execute) for age, pair in enumerate(reversed(self._chunks))]
             votes = [chunk[at] for chunk, at in reach if at < len(chunk)]
-            # The oldest that are used up; a shorter chunk in between may be used up before a longer one that is older.
+            # Drops the oldest chunks that have ended; a shorter one may end before a longer one that is older.
             while reach[-1][1] >= len(reach[-1][0]):
                 reach.pop()
                 self._chunks.popleft()

@@ -1,4 +1,4 @@
-"""How chunks of actions are played while the next one is inferred."""
+"""Execution strategies: how chunks of actions are played while the next one is inferred."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from specact.families.chunks.policy import ChunkSpec
 Kind = Literal["synchronous", "naive", "aligned", "roll_forward", "inpainting"]
 
 
-class Executed(Protocol):
-    """What has to be known of a chunk policy to execute it."""
+class ExecutablePolicy(Protocol):
+    """The properties of a chunk policy that its execution depends on."""
 
     @property
     def spec(self) -> ChunkSpec:
-        """What it needs to see, and what it gives."""
+        """Its observations and chunks."""
         ...
 
     @property
     def inpaints(self) -> bool:
-        """Whether it understands inpainting."""
+        """Whether it supports inpainting."""
         ...
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What a robot does with chunks.
+    """How a robot executes chunks.
 
-    ``n`` is ``execute``, ``m`` is ``overlap``. A next inference starts as soon as no more than m actions are left to
-    play and no other is under way. Where the actions run out before the new chunk is there, the robot idles.
+    ``n`` is ``execute``, ``m`` is ``overlap``. The next inference starts as soon as at most m actions remain and no
+    other inference is running. If the actions run out before the new chunk arrives, the robot idles.
 
-    - ``synchronous``: stop, think, play the first n actions. m is 0.
-    - ``naive``: think while the last m actions run; the new chunk follows the old one and is played from its first
-      action, n actions of it. It was made for the world as it was ``max(T_inf, m T_act)`` before. The asynchronous
-      inference of "The Speedup Paradox" (arXiv 2606.28529): a chunk takes ``n T_act + max(0, T_inf - m T_act)``.
-    - ``roll_forward``: the same, but the policy is shown the robot as it will be after the m actions; the world it
-      shows is as old as before (VLASH, arXiv 2512.01031).
-    - ``aligned``: actions are stamped with the time they are for, the first with the observation's. When a chunk
-      arrives, what of its first n actions is past is dropped and the rest takes the place of what was left to play
-      (LeRobot's asynchronous inference with the newest chunk winning). Where a chunk takes longer than n actions
-      nothing of it is left, and the robot stands still.
-    - ``inpainting``: ``aligned``, and the new chunk is made to go on from the old one (real-time chunking, arXiv
+    - ``synchronous``: the robot waits for the inference, then plays the first n actions. m is 0.
+    - ``naive``: the inference runs during the last m actions; the new chunk follows the old one and its first n actions
+      are played. Its observation is ``max(T_inf, m T_act)`` old by then. The asynchronous inference of "The Speedup
+      Paradox" (arXiv 2606.28529): a chunk takes ``n T_act + max(0, T_inf - m T_act)``.
+    - ``roll_forward``: as ``naive``, but the robot's state in the observation is rolled forward through the m actions;
+      the rest of the observation is as stale as before (VLASH, arXiv 2512.01031).
+    - ``aligned``: actions have timestamps, the first one that of the observation. When a chunk arrives, those of its
+      first n actions that are past are dropped and the others replace the remaining actions (LeRobot's asynchronous
+      inference, where the newest chunk wins). If an inference takes longer than n actions, nothing of its chunk is
+      played and the robot idles.
+    - ``inpainting``: ``aligned``, with a new chunk that is consistent with the old one (real-time chunking, arXiv
       2506.07339), see :func:`~specact.execution.inpainting.soft_mask`.
 
     Attributes:
         kind: one of the above.
-        execute: n, actions of a chunk that are played, at least 1.
-        overlap: m, actions during which the next inference runs, 0 to n.
+        execute: n, number of actions of a chunk that are played, at least 1.
+        overlap: m, number of actions during which the next inference runs, 0 to n.
 
     Raises:
         ConfigError: for an unknown kind or numbers out of range.
@@ -70,18 +70,18 @@ class Execution:
 
     @property
     def by_time(self) -> bool:
-        """Whether actions are played at the time they are for, or one after the other."""
+        """Whether actions are played by timestamp; otherwise one after the other."""
         return self.kind in ("aligned", "inpainting")
 
-    def check(self, policy: Executed, *, rolls_forward: bool) -> None:
-        """Refuses a policy or a world that cannot be run so.
+    def check(self, policy: ExecutablePolicy, *, rolls_forward: bool) -> None:
+        """Refuses a policy that cannot be executed in this way.
 
         Args:
-            policy: what is to be executed.
+            policy: whose chunks are executed.
             rolls_forward: whether there is a model of the robot to roll its state forward with.
 
         Raises:
-            ConfigError: if chunks are too short, or what the kind needs of policy or world is not there.
+            ConfigError: if chunks are too short, or inpainting or the model of the robot is needed but missing.
         """
         if self.execute > policy.spec.chunk:
             raise ConfigError(

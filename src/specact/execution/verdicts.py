@@ -1,4 +1,4 @@
-"""When the outcome of a verification is executed: at once, because the robot waits for it, or late."""
+"""When a verification's outcome is executed: synchronously, or late."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from specact.verification import Pending, Verifier
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """A verdict that came late.
+class LateVerdict:
+    """A verdict that arrived after its chunk started.
 
     Attributes:
-        found: what it says; None where it came too late to be used.
+        result: None if it arrived too late to be used.
     """
 
-    found: Outcome | Miss | None
+    result: Outcome | Miss | None
 
 
 class Verdicts(Protocol):
-    """What a policy does between asking and knowing."""
+    """How a policy waits for the outcomes of its verifications."""
 
     late: ClassVar[bool]
 
     @property
     def free(self) -> bool:
-        """Whether another step may be asked about now."""
+        """Whether another verification may be requested now."""
         ...
 
     def reset(self) -> None:
@@ -37,11 +37,11 @@ class Verdicts(Protocol):
         ...
 
     def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Outcome | Miss | None:
-        """Asks about a step whose observation was made at ``seen_s`` [s]; None where the answer will come later."""
+        """Requests verification of a step observed at ``seen_s`` [s]; returns None if the outcome will come later."""
         ...
 
-    def arrived(self, now: float, wanted: StepAddress | None) -> Arrived | None:
-        """What has come late by ``now`` [s], if anything has; of use only for the step ``wanted``."""
+    def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
+        """A late verdict that has arrived by ``now`` [s], or None; its result is used for the step ``wanted`` only."""
         ...
 
 
@@ -52,34 +52,33 @@ class Wait:
     free = True
 
     def reset(self) -> None:
-        """Nothing is remembered."""
+        """Does nothing: there is no state."""
 
     def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Outcome | Miss:
         """See :class:`Verdicts`."""
         return verifier.submit(proposal, address).result()
 
     def arrived(self, now: float, wanted: StepAddress | None) -> None:
-        """Nothing is late."""
+        """None: no verdict is late."""
 
 
 WAIT = Wait()
 
 
 @dataclass(frozen=True)
-class _UnderWay:
+class _InFlight:
     pending: Pending[Outcome]
     address: StepAddress
     seen_s: float
 
 
 class LateVerdicts:
-    """Nobody waits: the draft's chunk runs at once, and a verdict that arrives while it runs corrects what is left.
+    """Executes the draft's chunk without waiting; a verdict that arrives meanwhile replaces its remaining actions.
 
-    While one is under way no other is asked for. Needs a verifier whose requests can leave ahead, one that draws on
-    the device.
+    At most one verification is in flight. Needs a verifier that can prefetch, that is, one that samples on the device.
 
     Args:
-        for_s: a verdict older than this after its observation is not used [s]; infinite for no limit.
+        for_s: a verdict is not used later than this after its observation [s]; infinite for no limit.
 
     Raises:
         ConfigError: if that is not positive.
@@ -90,30 +89,30 @@ class LateVerdicts:
     def __init__(self, for_s: float) -> None:
         if not for_s > 0.0:
             raise ConfigError(f"the time for which late verdicts are used must be above 0 s, got {for_s}")
-        self._for_s = for_s
-        self._under_way: _UnderWay | None = None
+        self._max_age_s = for_s
+        self._in_flight: _InFlight | None = None
 
     @property
     def free(self) -> bool:
         """See :class:`Verdicts`."""
-        return self._under_way is None
+        return self._in_flight is None
 
     def reset(self) -> None:
         """See :class:`Verdicts`."""
-        self._under_way = None
+        self._in_flight = None
 
     def ask(self, verifier: Verifier, proposal: Proposal, address: StepAddress, seen_s: float) -> Miss | None:
-        """See :class:`Verdicts`; a miss where the request cannot leave without waiting."""
+        """See :class:`Verdicts`; a miss if the request cannot be sent without blocking."""
         if not verifier.prefetch(proposal.window, address):
             return Miss("disconnected", OffloadTimes(), sent=False)
-        self._under_way = _UnderWay(verifier.submit(proposal, address), address, seen_s)
+        self._in_flight = _InFlight(verifier.submit(proposal, address), address, seen_s)
         return None
 
-    def arrived(self, now: float, wanted: StepAddress | None) -> Arrived | None:
+    def arrived(self, now: float, wanted: StepAddress | None) -> LateVerdict | None:
         """See :class:`Verdicts`."""
-        sent = self._under_way
+        sent = self._in_flight
         if sent is None or not sent.pending.done():
             return None
-        self._under_way = None
-        useful = sent.address == wanted and now - sent.seen_s <= self._for_s
-        return Arrived(sent.pending.result() if useful else None)
+        self._in_flight = None
+        useful = sent.address == wanted and now - sent.seen_s <= self._max_age_s
+        return LateVerdict(sent.pending.result() if useful else None)

@@ -1,4 +1,4 @@
-"""The head of a learned gate: a small network on the device, in a file beside the draft of the pair it was made for."""
+"""The head of a learned gate: a small network on the device, in a file of the pair's folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = "gate.onnx"
 
 
 def head_file(pair: LoadedPair[Any]) -> Path:
-    """Of the pair's head.
+    """The file of the pair's head.
 
     Raises:
         ConfigError: if the pair has none.
@@ -34,7 +34,7 @@ def head_file(pair: LoadedPair[Any]) -> Path:
 
 
 def head_fingerprint(pair: LoadedPair[Any]) -> str:
-    """Of the pair's head.
+    """The fingerprint of the pair's head.
 
     Raises:
         ConfigError: if the pair has none.
@@ -43,7 +43,7 @@ def head_fingerprint(pair: LoadedPair[Any]) -> str:
 
 
 def check_calibrated_head(pair: LoadedPair[Any], weights: str) -> None:
-    """Refuses a threshold that was found for another head than the pair's.
+    """Refuses a threshold that was calibrated for another head than the pair's.
 
     Raises:
         BundleError: if the fingerprint is not the head's.
@@ -58,15 +58,15 @@ def check_calibrated_head(pair: LoadedPair[Any], weights: str) -> None:
 
 
 def open_head(path: Path, pair: str, inputs: Mapping[str, list[int]]) -> onnxruntime.InferenceSession:
-    """A head, ready to run.
+    """A session for a head.
 
     Args:
         path: the file.
-        pair: fingerprint of the pair that it has to have been trained for; it is written in the file.
-        inputs: what it has to take, by name: shapes without the batch.
+        pair: fingerprint of the pair that it must have been trained for, as stored in the file.
+        inputs: required inputs: shapes without the batch, by name.
 
     Raises:
-        BundleError: if the file is no ONNX model, takes something else, or was made for another pair.
+        BundleError: if the file is no ONNX model, has other inputs, or was trained for another pair.
     """
     session = open_session(path, "CPUExecutionProvider", threads=1)
     again = f"train it again with: specact calibrate --bundle {path.parent} --gate learned --retrain"
@@ -82,13 +82,13 @@ def open_head(path: Path, pair: str, inputs: Mapping[str, list[int]]) -> onnxrun
 
 
 def check_head(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuses a bundle whose head is not the one that its manifest names; it need not have one.
+    """Refuses a bundle with a head whose fingerprint is not in its manifest; a bundle may have no head.
 
-    The head is no part of the pair's fingerprint: what a server compares, and calibrations of other gates, stay as they
-    are when a head is trained.
+    The head is not part of the pair's fingerprint: training one does not affect handshakes or calibrations of other
+    gates.
 
     Raises:
-        BundleError: if the file is another, or the manifest names none.
+        BundleError: if the fingerprint differs, or the manifest has none.
     """
     file, wanted = path / HEAD, manifest.get("head")
     if file.is_file() and (found := fingerprint_of(file)) != wanted:
@@ -100,7 +100,7 @@ def check_head(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def give_head(path: Path, head: Path) -> None:
-    """Puts a head into a bundle's folder and names it in the manifest; a kill in between leaves none."""
+    """Adds a head to a bundle's folder and its fingerprint to the manifest; a kill in between leaves no head."""
     file, manifest = path / "manifest.json", json.loads((path / "manifest.json").read_text())
     (path / HEAD).unlink(missing_ok=True)
     write_json(file, manifest | {"head": fingerprint_of(head)})

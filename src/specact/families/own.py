@@ -1,4 +1,4 @@
-"""Somebody's own family, by name ``MODULE:NAME``: a pair of policies, or what a server does for its target."""
+"""User-defined families by name ``MODULE:NAME``: a pair of policies, or a responder for a server."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _RESPONDER = ("name", "fingerprint", "dialect", "respond")
 
 
 class OwnPair:
-    """A :class:`~specact.pair.LoadedPair` of somebody's :class:`~specact.pair.Pair`; all it leaves out is said here.
+    """A :class:`~specact.pair.LoadedPair` from a user-defined :class:`~specact.pair.Pair`, with defaults.
 
-    Without an ``env`` it was made for none that has a name. Without a ``fingerprint`` the name tells it from others, so
-    that a calibration of earlier weights is not refused. Without a ``path`` its calibrations are in a folder
-    ``MODULE.NAME`` in the current one.
+    Without an ``env`` it is empty. Without a ``fingerprint`` it is derived from the name, so that a calibration of
+    earlier weights is not refused. Without a ``path`` its calibrations are in the folder ``MODULE.NAME`` of the current
+    directory.
 
     Args:
         pair: the pair.
@@ -48,40 +48,42 @@ class OwnPair:
 
 
 def load_own_pair(source: str) -> LoadedPair[Any]:
-    """The pair of a name ``MODULE:NAME``: an object, or a class or function that makes one without arguments.
+    """The pair ``MODULE:NAME``: an object, or a class or function that makes one without arguments.
 
     Raises:
-        ConfigError: if there is none, or it lacks something that a :class:`~specact.pair.Pair` has.
+        ConfigError: if there is none, or it lacks a member of :class:`~specact.pair.Pair`.
     """
     kind = "pair of policies, see specact.pair.Pair"
-    found = _made(source, kind, lambda value: _lacks(value, _PAIR) is None)
-    lacking = _lacks(found, _PAIR)
+    found = _instance(source, kind, lambda value: _missing_member(value, _PAIR) is None)
+    lacking = _missing_member(found, _PAIR)
     if lacking is not None:
         raise ConfigError(f"{source!r} has no {lacking!r}; a pair has {', '.join(_PAIR)}, see specact.pair.Pair")
     check_name("pair", found.name)
-    # What the wrapped pair has is reached by its __getattr__, which the type checker cannot see.
+    # Members are forwarded by __getattr__, which the type checker cannot see.
     return cast("LoadedPair[Any]", OwnPair(found, source))
 
 
 def load_own_responder(source: str) -> Responder | None:
-    """The responder of a name ``MODULE:NAME``: that of a pair, or one by itself; made as for :func:`load_own_pair`.
+    """The responder ``MODULE:NAME``, or that of a pair of this name; made as for :func:`load_own_pair`.
 
     Returns:
-        The responder; None where the name is that of a chunk policy, which is none yet.
+        The responder; None if the name is that of a chunk policy.
 
     Raises:
         ConfigError: if there is none.
-        BundleError: if the pair has no target here.
+        BundleError: if the pair has no local target.
     """
     kind = "target: a chunk policy, a pair of policies or a responder"
-    found = _made(
-        source, kind, lambda value: is_policy(value) or None in (_lacks(value, _PAIR), _lacks(value, _RESPONDER))
+    found = _instance(
+        source,
+        kind,
+        lambda value: is_policy(value) or None in (_missing_member(value, _PAIR), _missing_member(value, _RESPONDER)),
     )
     if is_policy(found):
         return None
-    if _lacks(found, _PAIR) is None:
+    if _missing_member(found, _PAIR) is None:
         found = found.responder
-    lacking = _lacks(found, _RESPONDER)
+    lacking = _missing_member(found, _RESPONDER)
     if lacking is not None:
         raise ConfigError(
             f"{source!r} is {found!r:.100}. It must be a {kind}, see specact.chunk_policy, specact.pair.Pair and "
@@ -91,27 +93,27 @@ def load_own_responder(source: str) -> Responder | None:
     return cast(Responder, found)
 
 
-def _made(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    found = load_object(source, _or_maker(kind), lambda value: fits(value) or callable(value))
+def _instance(source: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+    found = load_object(source, _or_factory(kind), lambda value: fits(value) or callable(value))
     if fits(found):
         return found
     try:
         return found()
     except SpecactError:
         raise
-    # Anything can go wrong in somebody else's code.
+    # Third-party code can raise anything.
     except Exception as error:
         raise ConfigError(
             f"{source.replace(':', '.')}() cannot be called: {type(error).__name__}: {error}. {source!r} must be a "
-            f"{_or_maker(kind)}"
+            f"{_or_factory(kind)}"
         ) from error
 
 
-def _or_maker(kind: str) -> str:
+def _or_factory(kind: str) -> str:
     return f"{kind}, or a class or function that makes one without arguments"
 
 
-def _lacks(value: Any, members: tuple[str, ...]) -> str | None:
-    """The first member that an object lacks; a class lacks them all. Nothing is computed for that."""
+def _missing_member(value: Any, members: tuple[str, ...]) -> str | None:
+    """The first member that an object lacks, without evaluating properties; a class lacks them all."""
     missing = object()
     return next((m for m in members if isinstance(value, type) or getattr_static(value, m, missing) is missing), None)

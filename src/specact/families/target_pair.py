@@ -1,4 +1,4 @@
-"""A target whose bundle is a pair by itself: what drafts for it lies beside it, is another policy, or is nothing."""
+"""A target's bundle as a pair, with drafters in its folder, a draft policy, or none."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ P = TypeVar("P", FlowPolicy, TokenPolicy)
 
 @dataclass(frozen=True, kw_only=True)
 class TargetPair(ABC, Generic[P]):
-    """What :class:`~specact.pair.Pair` asks for that does not depend on how the target comes to a chunk.
+    """The members of :class:`~specact.pair.Pair` that are common to token and flow targets.
 
     Attributes:
-        name: what it is called.
+        name: of the pair.
         policy: the target.
-        draft: a policy on the device, where there is one.
-        draft_name: as it was named when the pair was loaded.
+        draft: a policy on the device, or None.
+        draft_name: its name as given when the pair was loaded.
         env, fingerprint, path: see :class:`~specact.pair.LoadedPair`.
 
     Raises:
-        ConfigError: for a draft that does not fit the target.
+        ConfigError: for a draft that is incompatible with the target.
     """
 
     name: str
@@ -51,7 +51,7 @@ class TargetPair(ABC, Generic[P]):
 
     @property
     def recommended_gates(self) -> dict[str, Any]:
-        """None: nobody has chosen any."""
+        """Empty: there are no recommendations."""
         return {}
 
     @cached_property
@@ -77,5 +77,5 @@ class TargetPair(ABC, Generic[P]):
 
 
 def joint_fingerprint(*fingerprints: str) -> str:
-    """Of several parts together."""
+    """The joint fingerprint of several parts."""
     return hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:16]

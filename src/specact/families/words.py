@@ -1,4 +1,4 @@
-"""Instructions as numbers: a vocabulary of words, and what a network takes that is told what to do."""
+"""Tokenisation of instructions with a vocabulary of words, and the inputs of a network."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import check_whole
+from specact.runtime.limits import check_integer
 
 # Name of the instruction among a network's inputs.
 INSTRUCTION = "instruction"
-_PADDING, _UNKNOWN, _FIRST = 0, 1, 2
-_MOST_WORDS, _LONGEST = 1 << 16, 256
+_PADDING, _UNKNOWN, _FIRST_WORD = 0, 1, 2
+_MAX_VOCABULARY, _MAX_LENGTH = 1 << 16, 256
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words that a policy knows.
+    """A policy's vocabulary.
 
     Attributes:
-        vocabulary: in lower case, each once.
-        length: L, how many words of an instruction are read; what comes after them is not.
+        vocabulary: lower-case words without repetitions.
+        length: L, maximum number of words of an instruction; longer ones are truncated.
 
     Raises:
-        BundleError: for a vocabulary or a length that no policy can have.
+        BundleError: for an invalid vocabulary or length.
     """
 
     vocabulary: tuple[str, ...]
     length: int
 
     def __post_init__(self) -> None:
-        check_whole("words.length", self.length, least=1, most=_LONGEST)
+        check_integer("words.length", self.length, least=1, most=_MAX_LENGTH)
         texts = all(isinstance(word, str) for word in self.vocabulary)
-        if not texts or not len(set(self.vocabulary)) == len(self.vocabulary) <= _MOST_WORDS:
-            raise BundleError(f"a vocabulary has at most {_MOST_WORDS} words, each of them once")
+        if not texts or not len(set(self.vocabulary)) == len(self.vocabulary) <= _MAX_VOCABULARY:
+            raise BundleError(f"a vocabulary has at most {_MAX_VOCABULARY} words, each of them once")
 
     @classmethod
     def of(cls, instructions: Iterable[str]) -> Words:
-        """Those of some instructions; as many are read as the longest of them has."""
+        """The vocabulary of some instructions, with the length of the longest one."""
         split = [_split(text) for text in instructions]
         return cls(tuple(sorted({word for words in split for word in words})), max([1, *map(len, split)]))
 
     @property
     def size(self) -> int:
-        """How many different numbers :meth:`numbers` can give: the words, one for padding, one for unknown words."""
-        return len(self.vocabulary) + _FIRST
+        """Number of token ids: the words, one for padding, one for unknown words."""
+        return len(self.vocabulary) + _FIRST_WORD
 
     def numbers(self, instructions: Sequence[str | None]) -> NDArray[np.int64]:
-        """B instructions as ``[B, L]``: 0 after the last word, 1 for a word that is not known."""
-        known = {word: number for number, word in enumerate(self.vocabulary, _FIRST)}
+        """Token ids of B instructions, ``[B, L]``: 0 is padding, 1 an unknown word."""
+        known = {word: number for number, word in enumerate(self.vocabulary, _FIRST_WORD)}
         rows = np.full((len(instructions), self.length), _PADDING, np.int64)
         for row, text in zip(rows, instructions, strict=True):
             words = _split(text or "")[: self.length]
@@ -68,14 +68,14 @@ class Words:
 
 @dataclass(frozen=True)
 class NetworkInputs:
-    """What a network takes of windows: the arrays of its spec and, where it is told what to do, the instruction.
+    """A network's inputs: the arrays of its spec and, if it needs one, the instruction.
 
     Attributes:
-        spec: what it needs to see.
-        words: that it knows; None for a spec without an instruction.
+        spec: its observation spec.
+        words: its vocabulary; None for a spec without an instruction.
 
     Raises:
-        BundleError: for an instruction without words.
+        BundleError: for an instruction without a vocabulary.
     """
 
     spec: ObservationSpec
@@ -94,16 +94,16 @@ class NetworkInputs:
 
     @property
     def shapes(self) -> dict[str, list[int]]:
-        """Of one row of each of them, by name."""
-        told = {INSTRUCTION: [self.words.length]} if self.spec.instruction and self.words is not None else {}
-        return self.spec.shapes | told
+        """Shapes without the batch, by name."""
+        tokens = {INSTRUCTION: [self.words.length]} if self.spec.instruction and self.words is not None else {}
+        return self.spec.shapes | tokens
 
 
 def read_words(manifest: Mapping[str, Any]) -> Words | None:
-    """The words of a bundle's manifest, or None where it has none.
+    """The vocabulary in a bundle's manifest, or None if it has none.
 
     Raises:
-        BundleError: if they cannot be used.
+        BundleError: if it is invalid.
     """
     raw = manifest.get("words")
     if raw is None:

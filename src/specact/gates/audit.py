@@ -1,9 +1,9 @@
-"""What skipping costs in deployment: a few of the steps that a gate would skip are verified all the same.
+"""The cost of skipping in deployment, estimated from audits: skipped steps that are verified at random.
 
-Where nothing is verified nothing is known. A gate's ``audit_rate`` transmits a step that it would skip with a small
-probability, whatever the step. Of these *audits* R(z) is known exactly, from both distributions or from a server's
-verdict, and they are a fair sample of all that the gate would skip. An audited step is a verified step like any other,
-so the policy's distribution only gets closer to the target's; the audits count toward the transmission rate.
+With probability ``audit_rate`` a gate transmits a step that it would skip, independently of the step. For these
+*audits* R(z) is known exactly, from both distributions or from a server's verdict, and they are an unbiased sample of
+the steps that the gate would skip. An audited step executes its verified action, so the policy's distribution only gets
+closer to the target's; audits count toward the transmission rate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from specact.errors import ConfigError
 from specact.types import StepRecord
 
-# Stakes as shares of the largest that cannot lose everything: small ones see small changes, large ones large ones soon.
+# Stakes as shares of the maximal one: small stakes detect small changes, large ones detect large changes sooner.
 _STAKES = np.array([0.05, 0.1, 0.2, 0.4, 0.7, 0.95])
 
 
@@ -27,22 +27,22 @@ class DriftAlarm:
     For each stake s and side, ``e_t`` is what a fair game pays for a bet that the mean is beyond that end of the
     interval: ``1 + s (x_t - m) / m`` above, ``1 + s (m - x_t) / (1 - m)`` below, with mean at most 1 while it is not.
     The evidence ``M_t = (M_{t-1} + 1) e_t`` (Shiryaev and Roberts) adds up the bets begun at every time, and the alarm
-    is raised when its mean over stakes and sides reaches ``run_length``. So, for any distribution of the values of
-    which each one's mean, given those before, stays within the interval (Shin, Ramdas and Rinaldo 2024,
-    "E-detectors", arXiv 2203.03532, section 2):
+    is raised when its mean over stakes and sides reaches ``run_length``. As long as the conditional mean of each value,
+    given those before, lies within the interval (Shin, Ramdas and Rinaldo 2024, "E-detectors", arXiv 2203.03532,
+    section 2):
 
     - the expected number of values until a false alarm is at least ``run_length``;
     - the probability of a false alarm within n values is at most ``n / run_length`` (Doob's inequality).
 
-    An interval around the mean of n values that is looked at again and again has neither property.
+    A fixed-sample confidence interval that is tested repeatedly has neither property.
 
     Args:
-        level: of the mean, in [0, 1].
-        tolerance: how far from it the mean may be; it has to cover the level's own error.
-        run_length: mean number of values until a false alarm, at least.
+        level: expected mean, in [0, 1].
+        tolerance: allowed distance of the mean from it; it has to cover the level's estimation error.
+        run_length: lower bound on the expected number of values until a false alarm.
 
     Attributes:
-        raised: whether it was raised; it stays so.
+        raised: whether it was raised; it stays raised.
 
     Raises:
         ConfigError: for a value outside its range.
@@ -71,7 +71,7 @@ class DriftAlarm:
         return self.raised
 
 
-# Geometric, so that one of them suits any number of audits up to about a million.
+# Geometric grid, so that one value fits any number of audits up to about a million.
 _LAMBDAS = tuple(0.9 / 1.5**k for k in range(12))
 
 
@@ -92,12 +92,12 @@ class Estimate:
 
 
 class RunningMean:
-    """The mean of values in [0, 1] with an interval that may be looked at after every one of them.
+    """The mean of values in [0, 1] with an anytime-valid confidence interval (a confidence sequence).
 
-    With probability at least ``1 - error_rate`` the interval contains, after all n values at once, the mean of their n
-    conditional expectations given what came before: their common mean if nothing drifts, and if something does, the
-    mean of where it was. No independence is asked for. It is the empirical Bernstein confidence sequence of Howard,
-    Ramdas, McAuliffe and Sekhon (2021, arXiv 1810.08240, theorem 4): for every lambda in (0, 1)
+    With probability at least ``1 - error_rate``, simultaneously for all n, the interval contains the mean of the n
+    conditional expectations given the past: the common mean without drift, the average mean with drift. Values need not
+    be independent. It is the empirical Bernstein confidence sequence of Howard, Ramdas, McAuliffe and Sekhon (2021,
+    arXiv 1810.08240, theorem 4): for every lambda in (0, 1)
 
         |sum (x_i - E_i x_i)| < (log(2 / error) - (log(1 - lambda) + lambda) V) / lambda,   V = sum (x_i - guess_i)^2
 
@@ -136,17 +136,17 @@ class RunningMean:
 class AuditEstimator:
     """True skip ratio in deployment, ``mean of 1 - R(z)`` over the steps a gate would skip, estimated from its audits.
 
-    Each such step is audited with the same probability, so the estimate is unbiased as long as the probability stays.
-    Audits without an answer are left out and counted; that misses have nothing to do with R(z) is then assumed.
-    With action codes an audit gives the probability that all of them are kept, which varies less than whether they are.
+    Each such step is audited with the same probability, so the estimate is unbiased as long as that probability is
+    constant. Missed audits are counted and excluded, which assumes that misses are independent of R(z). With action
+    codes an audit gives the probability that all codes are accepted, which has less variance than the event itself.
 
     Args:
-        alarm: on the values ``1 - R(z)`` of the audits; None for none. Its guarantee needs audits so far apart that one
-            says nothing of the next, as they are at small rates; ``benchmarks/controller.py`` counts false alarms.
+        alarm: on the values ``1 - R(z)`` of the audits, or None. Its guarantee needs audits that are far enough apart
+            to be uncorrelated, as at small rates; ``benchmarks/controller.py`` counts false alarms.
         error_rate: see :class:`RunningMean`.
 
     Attributes:
-        missed: audits without an answer.
+        missed: audits without a reply.
         alarm: the alarm.
     """
 
@@ -155,7 +155,7 @@ class AuditEstimator:
         self._mean = RunningMean(error_rate)
 
     def take(self, record: StepRecord) -> bool:
-        """Records any inference; True if it raises the alarm."""
+        """Adds an inference, which is ignored if it is no audit; True if it raises the alarm."""
         if record.decision.reason != "audit":
             return False
         if record.outcome is None:
@@ -171,7 +171,7 @@ class AuditEstimator:
 
 
 def expected_true_skip(rejections: Sequence[float], rate: float) -> float:
-    """True skip ratio at a transmission rate, as calibration saw it: the level an alarm starts from.
+    """True skip ratio at a transmission rate according to the calibration: the level of an alarm.
 
     Args:
         rejections: mean R(z) in bins of equal count, lowest scores first (``rejections`` of a calibration's model).

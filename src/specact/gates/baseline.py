@@ -1,4 +1,4 @@
-"""Gates that look at nothing: draft only, always verify, and chance."""
+"""Gates that ignore the proposal: never, always, periodic and random."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Periodic(Gate):
 
 
 class Random(Gate):
-    """Transmits each step with the same probability: what any other gate has to beat at equal rate.
+    """Transmits each step with the same probability: the baseline for other gates at equal rate.
 
     Args:
-        rate: probability of transmission where nothing forces it, in [0, 1].
-        max_skips, force_first: see :class:`~specact.gates.gate.Gate`; what they force comes on top of the rate.
+        rate: probability of transmission if it is not forced, in [0, 1].
+        max_skips, force_first: see :class:`~specact.gates.gate.Gate`; forced transmissions add to the rate.
     """
 
     calibrated: ClassVar[bool] = False

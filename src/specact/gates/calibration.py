@@ -1,7 +1,7 @@
-"""From a wanted transmission rate to a gate's threshold, and the file that keeps it beside the weights it fits.
+"""A gate's threshold for a transmission rate, and the calibration file that stores it beside the weights.
 
-With the rejection model ``r = f(D)`` increasing, ADAHI's equations 9 and 10 together say that the threshold for a
-rate rho is the (1 - rho) quantile of the score; the quantile is what is used here.
+With an increasing rejection model ``r = f(D)``, ADAHI's equations 9 and 10 give the (1 - rho) quantile of the score as
+the threshold for a rate rho; the quantile is used here.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from specact.families.load import AnyPair
 from specact.files import file_stem, write_json
 from specact.gates.gate import Gate
 from specact.gates.settings import GateSettings
-from specact.runtime.manifest import MOST_JSON, read_part
+from specact.runtime.manifest import MAX_JSON_BYTES, read_part
 
 
 def threshold_for_rate(scores: NDArray[np.float64], rate: float) -> tuple[float, float]:
     """Threshold and tie probability that transmit a share ``rate`` of the steps.
 
     Args:
-        scores: of the steps a gate was free to decide, ``[N]``.
-        rate: wanted share of them, in [0, 1].
+        scores: of the steps that were not forced, ``[N]``.
+        rate: share of them to transmit, in [0, 1].
 
     Returns:
         ``(threshold, tie_probability)``: transmit above the threshold, and with that probability at it.
@@ -51,9 +51,9 @@ class Calibration:
 
     Attributes:
         fingerprint: of the bundle it was made for.
-        rate: the transmission rate asked for.
+        rate: the requested transmission rate.
         settings: the gate.
-        held_out: what it gave on episodes not used for it: ``rate``, ``episodes``, ``inferences``.
+        held_out: result on held-out episodes: ``rate``, ``episodes``, ``inferences``.
         rounds: threshold and achieved rate of every round on states of the gated policy.
         model: fit of rejection over score, see :mod:`specact.lab.evaluation.rejection`.
         made_by: the settings of the run that made it.
@@ -86,14 +86,14 @@ def read_calibration(path: Path, bundle: AnyPair) -> Calibration:
         BundleError: if it is damaged, or its fingerprint is not the bundle's.
     """
     try:
-        raw = json.loads(read_part(path, MOST_JSON))
+        raw = json.loads(read_part(path, MAX_JSON_BYTES))
         options = tuple((name, value) for name, value in raw["settings"].pop("options"))
         calibration = Calibration(**raw | {"settings": GateSettings(**raw["settings"], options=options)})
         if not isinstance(calibration.model, dict):
             raise TypeError("its model must be an object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _unfit(path, error) from None
-    # Whoever asks for a gate by name gets that one: a bundle cannot name somebody else's code in its place.
+        raise _damaged(path, error) from None
+    # The file's gate must be the requested one: a bundle must not substitute other code (a plug-in) for it.
     if file_name(calibration.settings.name, calibration.rate) != path.name:
         raise BundleError(
             f"{path} is a calibration of the gate {calibration.settings.name!r} at rate {calibration.rate:g}, which "
@@ -116,12 +116,12 @@ def find_calibration(bundle: AnyPair, gate: str, rate: float) -> Calibration | N
 
 
 def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
-    """A gate that holds a transmission rate, from the bundle's stored calibration.
+    """A gate with the threshold of the bundle's stored calibration for a transmission rate.
 
     Args:
         bundle: the policies.
         gate: one of :data:`~specact.gates.settings.CALIBRATED`, or ``MODULE:GATE``.
-        rate: wanted share of inferences to transmit, in (0, 1).
+        rate: share of inferences to transmit, in (0, 1).
 
     Raises:
         ConfigError: if the bundle has no calibration for it; the message names those it has.
@@ -140,8 +140,8 @@ def calibrated_gate(bundle: AnyPair, gate: str, rate: float) -> Gate:
     try:
         return calibration.settings.build(bundle)
     except (ValueError, KeyError, TypeError, OverflowError) as error:  # values of types that no gate has
-        raise _unfit(Path(bundle.path or "") / "calibration" / file_name(gate, rate), error) from None
+        raise _damaged(Path(bundle.path or "") / "calibration" / file_name(gate, rate), error) from None
 
 
-def _unfit(path: Path, error: Exception) -> BundleError:
+def _damaged(path: Path, error: Exception) -> BundleError:
     return BundleError(f"{path} is not a calibration ({error}); make it again with: specact calibrate")

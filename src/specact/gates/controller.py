@@ -1,10 +1,10 @@
-"""Holding a budget online: a transmission rate, a mean latency or a share of a link, whatever drifts.
+"""Online control of a budget under drift: a transmission rate, a mean latency or a share of a link.
 
-A calibrated threshold fits the scores it was calibrated on. Here the threshold is the quantile of the last scores
-instead, and an integral of what was spent beyond the budget says which quantile: the error integration of conformal
-PID control (Angelopoulos, Candes and Tibshirani 2023, arXiv 2307.16895), around a quantile as adaptive
-conformal inference steers it (Gibbs and Candes 2021, arXiv 2106.00170). We steer in shares of the last scores and not
-in units of the score: readings differ by orders of magnitude, have heavy tails, and some are often exactly 0.
+A calibrated threshold fits the scores it was calibrated on. Here the threshold is a quantile of the last scores, and
+the integral of the overspending sets the quantile level: the error integration of conformal PID control (Angelopoulos,
+Candes and Tibshirani 2023, arXiv 2307.16895), on a quantile level as in adaptive conformal inference (Gibbs and Candes
+2021, arXiv 2106.00170). The controlled variable is the level and not the score: scores differ by orders of magnitude
+between gates, have heavy tails, and some are often exactly 0.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from specact.errors import ConfigError
 from specact.gates.gate import Gate
 from specact.types import Proposal, StepRecord
 
-_FORCED = ("first", "max_skips")
+_FORCED_REASONS = ("first", "max_skips")
 
 
 class Budget(Protocol):
-    """What may be spent per inference, in the mean.
+    """A mean budget per inference.
 
     Attributes:
-        rate: the transmission rate that spends just that, as far as is known, in [0, 1].
+        rate: estimate of the transmission rate that uses exactly the budget, in [0, 1].
     """
 
     @property
     def rate(self) -> float: ...
 
     def overspent(self, record: StepRecord) -> float:
-        """What this inference spent beyond the budget, in transmissions; negative where it saved."""
+        """This inference's spending beyond the budget, in transmissions; negative if below it."""
         ...
 
 
 class RateBudget:
-    """A wanted transmission rate.
+    """A transmission rate.
 
     Args:
-        rate: share of inferences that are transmitted, in [0, 1], forced ones and audits included; it may be changed
-            at any time.
+        rate: share of inferences to transmit, in [0, 1], forced ones and audits included; it may be changed at any
+            time.
 
     Raises:
         ConfigError: for a rate outside its range.
@@ -61,11 +61,11 @@ class RateBudget:
 
 
 class LinkBudget:
-    """A robot's share of a link; requests that left ahead in vain count too, those that could not leave do not.
+    """A robot's share of a link's bandwidth; unused prefetched requests count, requests that were not sent do not.
 
     Args:
-        bytes_per_s: what this robot may use, both ways together [B/s].
-        request_bytes: of a request and its reply [B].
+        bytes_per_s: bandwidth of this robot, both ways together [B/s].
+        request_bytes: size of a request and its reply [B].
         inferences_hz: inferences per second [1/s].
 
     Raises:
@@ -86,13 +86,13 @@ class LinkBudget:
 
 
 class LatencyBudget:
-    """A wanted mean time of an inference.
+    """A mean latency of an inference.
 
-    What a skipped and what a transmitted inference take is averaged over the last ones of each; the rate follows.
+    The rate follows from the moving averages of the latencies of skipped and of transmitted inferences.
 
     Args:
-        seconds: the mean wanted [s].
-        memory: inferences of each kind that an average looks back on.
+        seconds: the mean latency [s].
+        memory: length of each moving average [inferences].
 
     Raises:
         ConfigError: if either is not positive.
@@ -102,47 +102,47 @@ class LatencyBudget:
         if not 0.0 < seconds < math.inf or memory < 1:
             raise ConfigError(f"a latency budget and its memory must be positive, got {seconds} s and {memory}")
         self.seconds, self.memory = seconds, memory
-        # Means and counts of skipped and of transmitted inferences.
-        self._took, self._count = [0.0, 0.0], [0, 0]
+        # Mean latencies and counts of skipped and of transmitted inferences.
+        self._mean_s, self._count = [0.0, 0.0], [0, 0]
 
     @property
     def rate(self) -> float:
         """See :class:`Budget`; 1/2 until both kinds of inference were seen."""
         if 0 in self._count:
             return 0.5
-        return min(1.0, max(0.0, (self.seconds - self._took[0]) / self._price))
+        return min(1.0, max(0.0, (self.seconds - self._mean_s[0]) / self._transmission_cost_s))
 
     @property
-    def _price(self) -> float:
-        """What a transmission adds [s]; never less than a microsecond, on links as fast as the draft."""
-        return max(1e-6, self._took[1] - self._took[0])
+    def _transmission_cost_s(self) -> float:
+        """Latency that a transmission adds [s], at least a microsecond."""
+        return max(1e-6, self._mean_s[1] - self._mean_s[0])
 
     def overspent(self, record: StepRecord) -> float:
         """See :class:`Budget`."""
         kind, took = int(record.decision.transmit), record.times.total
         self._count[kind] += 1
-        self._took[kind] += (took - self._took[kind]) / min(self._count[kind], self.memory)
-        return 0.0 if 0 in self._count else (took - self.seconds) / self._price
+        self._mean_s[kind] += (took - self._mean_s[kind]) / min(self._count[kind], self.memory)
+        return 0.0 if 0 in self._count else (took - self.seconds) / self._transmission_cost_s
 
 
 class Controller(Gate):
-    """Another gate's score, and a threshold that holds a budget; it needs no calibration.
+    """Another gate's score with a threshold that is controlled to hold a budget; it needs no calibration.
 
-    With ``e_t`` what inference t spent beyond the budget, the share of the last scores that the threshold lets
-    through next is ``rate - (e_1 + ... + e_t) / horizon``; where that is 0 or less everything is skipped, where it is
-    1 or more everything transmitted. Hence, for a fixed :class:`RateBudget` and any numbers for scores, drifting or
-    adversarial, the rate over T inferences since the start differs from the wanted one by at most
-    ``(horizon + 1) / T``, as long as what is transmitted by force and for audits fits into the budget. Debt and
-    savings beyond the horizon are forgotten; they only arise where it does not fit, or where single inferences took
-    extremely long. A latency is held in the same way, its debt counted in what a transmission adds at the time.
+    With ``e_t`` the overspending of inference t, the next threshold transmits the share
+    ``rate - (e_1 + ... + e_t) / horizon`` of the last scores, clipped to [0, 1]. Hence, for a fixed
+    :class:`RateBudget` and any sequence of scores, drifting or adversarial, the rate over T inferences since the start
+    differs from the requested one by at most ``(horizon + 1) / T``, as long as forced transmissions and audits fit into
+    the budget. The integral is clipped at the horizon; it gets there only if they do not fit, or if single inferences
+    took extremely long. A latency is held in the same way, with the overspending in units of the latency that a
+    transmission adds at the time.
 
-    An episode's end is forgotten by the inner gate alone: scores and debt are those of the robot's whole life.
+    An episode's end resets the inner gate alone; scores and integral persist.
 
     Args:
         inner: gives the score and the limits on skipping; its threshold is not used.
-        budget: what is held.
-        window: scores that the quantile is taken from. Shorter follows drift faster, longer is steadier.
-        horizon: transmissions of debt that change the share by 1. Shorter holds the budget more closely, longer
+        budget: the controlled quantity.
+        window: number of last scores for the quantile. Shorter follows drift faster, longer is steadier.
+        horizon: integral, in transmissions, that changes the share by 1. Shorter holds the budget more closely, longer
             disturbs the gate's choice less.
 
     Raises:
@@ -158,11 +158,11 @@ class Controller(Gate):
         self.window, self.horizon = window, horizon
         self._inner, self._budget, self._debt = inner, budget, 0.0
         self._recent: deque[float] = deque()
-        self._ordered: list[float] = []
+        self._sorted: list[float] = []
 
     @property
     def rate(self) -> float:
-        """The transmission rate that the budget asks for now, in [0, 1]."""
+        """The budget's current transmission rate, in [0, 1]."""
         return self._budget.rate
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
@@ -179,30 +179,30 @@ class Controller(Gate):
     def learn(self, record: StepRecord) -> None:
         self._inner.learn(record)
         decision = record.decision
-        # The score of a forced step did not decide, and that of an episode's first one means nothing.
-        if decision.reason not in _FORCED and not math.isnan(decision.score):
-            self._remember(decision.score)
+        # The score of a forced step had no effect, and that of an episode's first step is undefined.
+        if decision.reason not in _FORCED_REASONS and not math.isnan(decision.score):
+            self._add_score(decision.score)
         limit = self.horizon + 1.0
         self._debt = min(limit, max(-limit, self._debt + self._budget.overspent(record)))
         share = self._budget.rate - self._debt / self.horizon
-        self.threshold, self.tie_probability = _threshold(self._ordered, share)
+        self.threshold, self.tie_probability = _threshold(self._sorted, share)
 
     def settings(self) -> dict[str, Any]:
-        """Of the inner gate, with what is held."""
+        """The inner gate's settings, with the budget."""
         held = {"type": type(self._budget).__name__, "rate": self.rate, "window": self.window, "horizon": self.horizon}
         return self._inner.settings() | {"audit_rate": self.audit_rate, "held": held}
 
-    def _remember(self, score: float) -> None:
+    def _add_score(self, score: float) -> None:
         if len(self._recent) == self.window:
-            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(score)
-        insort(self._ordered, score)
+        insort(self._sorted, score)
 
 
 def _threshold(ordered: list[float], share: float) -> tuple[float, float]:
-    """Threshold and tie probability that let a share of these scores through.
+    """Threshold and tie probability that transmit a share of these scores.
 
-    At the ends the threshold is infinite: a score beyond all that were seen must not get around a spent budget.
+    For a share of 0 or 1 the threshold is infinite, so that a new extreme score cannot exceed a spent budget.
     """
     if share <= 0.0:
         return math.inf, 0.0

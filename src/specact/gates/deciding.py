@@ -1,4 +1,4 @@
-"""The gate that decides on a robot, by its name: calibrated, under a controller, or at random."""
+"""The gate of a robot by name: calibrated, under a controller, or random."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from specact.plugins import is_plugin
 
 
 def check_gate_options(given: Sequence[str], gates: Iterable[str]) -> None:
-    """Refuses ``--gate-options`` where no gate takes them.
+    """Refuses ``--gate-options`` without a user-defined gate.
 
     Raises:
-        ConfigError: if there are some, and no gate of the user's own.
+        ConfigError: if options are given and every gate is built in.
     """
     if given and not any(map(is_plugin, gates)):
         raise ConfigError(
@@ -40,13 +40,13 @@ def deciding_gate(
     Args:
         bundle: the pair.
         name: of the gate.
-        rate: wanted share of inferences to transmit.
-        budget: what is to be held, or None.
-        gate_options: of a gate of the user's own; a calibration's, where they are not given.
-        decoding: of the pair, where it is not its own.
+        rate: share of inferences to transmit.
+        budget: budget for a controller, or None.
+        gate_options: of a user-defined gate; those of its calibration if empty.
+        decoding: the pair's decoding if it is not the bundle's default.
 
     Raises:
-        ConfigError: if there is no such gate, it has no threshold to control or no such options, or the bundle has no
+        ConfigError: if the gate is unknown, has no threshold to control or no such options, or the bundle has no
             calibration, or one with other options.
     """
     check_gate_options(gate_options, [name])

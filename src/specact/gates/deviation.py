@@ -1,4 +1,4 @@
-"""Action deviation: how far the drafted action is from where the recent ones went (ADAHI, equations 4 and 5)."""
+"""Action deviation: distance of the drafted action from the moving average of recent ones (ADAHI, equations 4, 5)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _EPSILON = 1e-6
 
 
 class ActionDeviation(Gate):
-    """``D_t``, the distance of the drafted action ``a_t`` from the average ``m`` of past ones.
+    """``D_t``, the distance of the drafted action ``a_t`` from the exponential moving average ``m`` of past ones.
 
     ``m_t = alpha a_t + (1 - alpha) m_{t-1}`` (equation 4), once per control step, also between the inferences of a
-    policy that executes chunks. The form of equation 5 is missing from the text that we have, so its readings are
+    policy that executes chunks. The form of equation 5 is missing from the available text, so its readings are
     options: ``euclidean`` ``||a - m||``, ``path_ratio`` ``||a - m|| / sum of the last path step lengths``,
     ``disparity`` ``||a - m|| / (||m|| + eps)``, ``zscore`` ``||(a - m) / (s + eps)||`` with the running standard
     deviation ``s`` per dimension, ``jump`` ``||a - last action||``. Actions are normalised; of a chunk, the first
@@ -34,9 +34,9 @@ class ActionDeviation(Gate):
         threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
         reading: which of the readings above.
         alpha: weight of the newest action, in (0, 1].
-        source: what feeds the average: the ``executed`` actions, or the ``draft``'s even where they were rejected, as
+        source: the averaged actions: the ``executed`` ones, or the ``draft``'s even if they were rejected, as
             published.
-        path: step lengths that ``path_ratio`` sums.
+        path: number of step lengths that ``path_ratio`` sums.
 
     Raises:
         ConfigError: for an unknown reading or source, or a value outside its range.
@@ -62,13 +62,13 @@ class ActionDeviation(Gate):
         if path < 1:
             raise ConfigError(f"path must be at least 1, got {path}")
         self.reading, self.alpha, self.source, self.path = reading, alpha, source, path
-        self._forget()
+        self._clear()
 
     def reset(self) -> None:
         super().reset()
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._mean: NDArray[np.float64] | None = None
         self._variance: NDArray[np.float64] | None = None
         self._last: NDArray[np.float64] | None = None
@@ -89,7 +89,7 @@ class ActionDeviation(Gate):
             self._variance = (1.0 - self.alpha) * (self._variance + step * change)
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """The deviation; 0 before anything was executed."""
+        """The deviation; 0 before the first executed action."""
         if self._mean is None or self._variance is None or self._last is None:
             return 0.0
         action = proposal.actions[0]

@@ -1,4 +1,4 @@
-"""The learned gate of chunk pairs: how far verification would move the action, estimated by a head."""
+"""The learned gate of chunk pairs: the distance between target and draft actions, estimated by a head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specact.types import Proposal
 
 
 class LearnedDistance(Gate):
-    """Asks where the target's actions are probably far from the drafted ones, by a head's estimate.
+    """Transmits if a head estimates a large distance between the target's and the drafted actions.
 
     Args:
         threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.
@@ -31,7 +31,7 @@ class LearnedDistance(Gate):
         """With the head in the pair's folder.
 
         Raises:
-            BundleError: if that head is not the one of the fingerprint ``weights``, a setting.
+            BundleError: if the head's fingerprint is not the setting ``weights``.
             ConfigError: if the pair has none.
         """
         check_calibrated_head(pair, settings.pop("weights"))

@@ -1,4 +1,4 @@
-"""What every gate shares: a score, a threshold, ties broken at random, and limits on skipping."""
+"""The base class of gates: a score, a threshold, ties broken at random, and limits on skipping."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from specact.types import Decision, Proposal, StepRecord
 
 
 class Gate(ABC):
-    """Decides, before anything is sent, whether a step is worth the target's time.
+    """Decides, before anything is sent, whether a step is transmitted to the target.
 
-    A subclass gives the score; this class turns it into a decision. A gate belongs to one robot: call :meth:`reset`
-    when an episode starts, :meth:`decide` before and :meth:`learn` after every inference, and :meth:`update` once per
+    A subclass computes the score; this class makes the decision. Each robot needs its own gate: call :meth:`reset` when
+    an episode starts, :meth:`decide` before and :meth:`learn` after every inference, and :meth:`update` once per
     executed action. :func:`specact.contracts.check_gate` checks a subclass.
 
     Args:
         threshold: a step is transmitted if its score is above this.
-        tie_probability: chance of transmission, in [0, 1], where the score equals the threshold. Scores such as the
-            rejection probability are exactly 0 in many steps; without this the rate would jump there.
+        tie_probability: probability of transmission, in [0, 1], if the score equals the threshold. Scores such as the
+            rejection probability are exactly 0 in many steps, so the rate would otherwise be discontinuous there.
         max_skips: longest run of skipped inferences; the next one is transmitted. None for no limit.
-        force_first: whether an episode's first inference is always transmitted; a score that looks back knows nothing
-            there.
-        audit_rate: chance, in [0, 1), that a step which would be skipped is transmitted all the same, see
+        force_first: whether an episode's first inference is always transmitted; scores that use past actions are
+            undefined there.
+        audit_rate: probability, in [0, 1), that a step which would be skipped is transmitted as an audit, see
             :mod:`specact.gates.audit`; it may be changed at any time.
 
     Raises:
@@ -65,28 +65,28 @@ class Gate(ABC):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        """A gate for one robot, from stored settings. Override it if the gate needs something of the pair.
+        """A gate for one robot, from stored settings. Override it if the gate needs a part of the pair.
 
         Args:
             pair: the bundle of the policies.
-            threshold: of a gate that is not calibrated, the transmission rate.
+            threshold: see the class; for a gate that is not calibrated, the transmission rate.
             settings: keywords of the constructor, ``tie_probability`` and ``max_skips`` among them.
         """
         return cls(threshold, **settings)
 
     @abstractmethod
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
-        """How much this step seems to need the target; larger means more."""
+        """How much this step needs the target; larger means more."""
 
     def reset(self) -> None:
         """Forgets the episode."""
         self._skips, self._first = 0, True
 
     def update(self, drafted: NDArray[np.float32], executed: NDArray[np.float32]) -> None:
-        """Learns which action the draft wanted and which was executed, both ``[A]``, normalised."""
+        """Records the drafted and the executed action of a control step, both ``[A]``, normalised."""
 
     def learn(self, record: StepRecord) -> None:
-        """Learns how the inference it decided on went, what it took included."""
+        """Records the inference that it decided on, with its outcome and times."""
 
     @property
     def audit_rate(self) -> float:
@@ -101,15 +101,15 @@ class Gate(ABC):
 
     @property
     def forced(self) -> str | None:
-        """The reason why the next inference is transmitted whatever its score, or None: ``first``, ``max_skips``."""
+        """Why the next inference is transmitted regardless of its score: ``first`` or ``max_skips``; else None."""
         if self.force_first and self._first:
             return "first"
         return "max_skips" if self.max_skips is not None and self._skips >= self.max_skips else None
 
     def decide(self, proposal: Proposal, rng: np.random.Generator) -> Decision:
-        """Transmit or skip; one uniform of ``rng`` breaks ties whether there is one or not.
+        """Transmit or skip. Draws one uniform for ties, even if there is none.
 
-        A gate that audits draws another one after the score, whether the step would be skipped or not.
+        With an audit rate another uniform is drawn after the score, even if the step is not skipped.
         """
         tie = rng.random()
         score = self.score(proposal, rng)
@@ -120,7 +120,7 @@ class Gate(ABC):
         elif score == self.threshold:
             transmit, reason = tie < self.tie_probability, "tie"
         else:
-            # Written so that a score that is not a number asks the target.
+            # Negated so that a NaN score is transmitted.
             transmit, reason = not score < self.threshold, "score"
         if audited and not transmit:
             transmit, reason = True, "audit"
@@ -129,6 +129,6 @@ class Gate(ABC):
         return Decision(transmit, score, self.threshold, reason)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that defines the gate, as plain values for a manifest."""
+        """The gate's parameters as plain values, for a manifest."""
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {"gate": type(self).__name__, **public, "audit_rate": self.audit_rate}

@@ -1,4 +1,4 @@
-"""Gates on R(z), the probability that the target changes the drafted codes: known exactly, or estimated by a head."""
+"""Gates on R(z), the probability that verification rejects the drafted codes: exact, or estimated by a head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Quantity = Literal["rejection", "action_change"]
 
 
 class RejectionGate(Gate):
-    """What verification would do to the drafted step, were the target's distribution the one a subclass names.
+    """The expected effect of verification on the drafted step, given a subclass's target distribution.
 
     ``rejection``: ``R(z)``, the probability that any drafted code would be rejected. ``action_change``: the expected
     distance between the drafted action and the one verification would give, over verification's randomness (mean
@@ -56,7 +56,7 @@ class RejectionGate(Gate):
 
     @abstractmethod
     def target(self, proposal: Proposal) -> CodeDistribution:
-        """The distribution that verification would compare the draft's with."""
+        """The target distribution that the draft's is compared with."""
 
     def score(self, proposal: Proposal, rng: np.random.Generator) -> float:
         """In [0, 1] for ``rejection``; at least 0 for ``action_change``."""
@@ -88,7 +88,7 @@ def _joint(distribution: NDArray[np.float64], target: CodeDistribution, proposal
         for row in distribution[1:]:
             joint = np.multiply.outer(joint, row)
         return joint
-    # A replaced primary voids the drafted secondary, which then comes from the target's conditional.
+    # If the primary is replaced, the secondary is sampled from the target's conditional.
     primary = proposal.evidence.codes[0]
     joint = distribution[0][:, None] * target.conditional
     joint[primary] = distribution[0][primary] * distribution[1]
@@ -103,11 +103,11 @@ def _rows(distribution: CodeDistribution, proposal: Proposal) -> NDArray[np.floa
 
 
 class Oracle(RejectionGate):
-    """Asks the target first and then decides whether asking was worth it.
+    """Evaluates the target to decide whether to transmit; a reference for comparison, not deployable.
 
     Args:
         threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
-        target: the target policy; its time is not the method's.
+        target: the target policy; its time is excluded from the method's.
     """
 
     def __init__(self, threshold: float, *, target: InfersCodes, **settings: Any) -> None:
@@ -120,15 +120,15 @@ class Oracle(RejectionGate):
         return super().for_pair(pair, threshold, target=pair.target if target is None else target, **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
-        """What the target says."""
+        """The target's distribution."""
         return self._target.infer(proposal.window)
 
 
 class Learned(RejectionGate):
-    """Asks where verification would probably change something, by a head's estimate ``p^`` of the target.
+    """Rejection estimated with a head's estimate ``p^`` of the target's distribution.
 
-    ``R^(z) = 1 - prod_k min(1, p^_k(z_k) / q_k(z_k))``, the exact rejection probability were ``p^`` the target's
-    distribution; for ``action_change`` the recovered codes are decoded with the draft's offsets, the only ones known.
+    ``R^(z) = 1 - prod_k min(1, p^_k(z_k) / q_k(z_k))``, which is exact if ``p^`` equals the target's distribution. For
+    ``action_change`` the codes are decoded with the draft's offsets, since the target's are unknown.
 
     Args:
         threshold, tokenizer, on: see :class:`~specact.gates.rejection.RejectionGate`.
@@ -142,17 +142,17 @@ class Learned(RejectionGate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> Gate:
-        """With the head that the pair's bundle holds.
+        """With the head in the pair's bundle.
 
         Raises:
-            BundleError: if that head is not the one of the fingerprint ``weights``, a setting.
+            BundleError: if the head's fingerprint is not the setting ``weights``.
             ConfigError: if the bundle has none.
         """
         check_calibrated_head(pair, settings.pop("weights"))
         return super().for_pair(pair, threshold, head=load_head(pair), **settings)
 
     def target(self, proposal: Proposal) -> CodeDistribution:
-        """The head's estimate of what the target would say."""
+        """The head's estimate of the target's distribution."""
         return CodeDistribution(
             self._head.estimate(proposal.window, proposal.evidence.draft), proposal.evidence.draft.offsets
         )

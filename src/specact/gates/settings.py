@@ -1,4 +1,4 @@
-"""Gates as plain values: what a calibration stores, a manifest records and a worker process receives."""
+"""Gate settings as plain values, for calibrations, manifests and worker processes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ GATES = {
     "oracle": "specact.gates.rejection:Oracle",
     "oracle_action": "specact.gates.rejection:Oracle",
 }
-# What another family calls by the same name.
-_OF_CHUNKS = {"learned": "specact.gates.distance:LearnedDistance"}
+# Gates of chunk pairs that share a name with a gate of action codes.
+_CHUNK_GATES = {"learned": "specact.gates.distance:LearnedDistance"}
 
 
 def load_gate(name: str, family: str | None = None) -> type[Gate]:
@@ -41,7 +41,7 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
 
     Args:
         name: of the gate.
-        family: of the pair that it is for; for any, the learned gate is that of action codes.
+        family: of the pair; with None, the learned gate is that of action codes.
 
     Raises:
         ConfigError: if there is none, or it cannot be imported.
@@ -52,7 +52,7 @@ def load_gate(name: str, family: str | None = None) -> type[Gate]:
         return kind
     if name not in GATES:
         raise unknown_name("gate", name, GATES, plugins=True)
-    place = _OF_CHUNKS.get(name, GATES[name]) if family == CHUNKS else GATES[name]
+    place = _CHUNK_GATES.get(name, GATES[name]) if family == CHUNKS else GATES[name]
     module, _, attribute = place.partition(":")
     kind = getattr(import_module(module), attribute)
     return kind
@@ -116,7 +116,7 @@ class GateChoices:
             chosen = getattr(self, name)
             if chosen is not None and chosen not in get_args(allowed):
                 raise unknown_name(f"value of the gate choice {name!r}", str(chosen), get_args(allowed))
-        # A recipe's table comes here as it was read, so that the types are not certain.
+        # Values from a recipe's table are not type-checked before.
         alpha: Any = self.alpha
         limits: dict[str, Any] = {"max_skips": self.max_skips, "learned_max_skips": self.learned_max_skips}
         if alpha is not None and not (isinstance(alpha, int | float) and 0.0 < alpha <= 1.0):
@@ -126,7 +126,7 @@ class GateChoices:
                 raise ConfigError(f'{name} must be an integer of at least 0, or "unlimited", got {limit!r}')
 
     def over(self, recommended: Mapping[str, Any]) -> GateChoices:
-        """These choices, filled up with what a bundle recommends.
+        """These choices, with a bundle's recommendations as defaults.
 
         Raises:
             ConfigError: for a recommendation of an unknown name, or a value that is not allowed.
@@ -138,11 +138,10 @@ class GateChoices:
         return replace(GateChoices(**recommended), **{k: v for k, v in vars(self).items() if v is not None})
 
     def settings(self, gate: str, bundle: AnyPair) -> GateSettings:
-        """Settings of a gate that still needs its threshold; what is not chosen is as the bundle recommends.
+        """Settings of a gate without its threshold, with the bundle's recommendations as defaults.
 
         Raises:
-            ConfigError: for an unknown gate, an option that it does not have, or a learned gate that the bundle does
-                not have.
+            ConfigError: for an unknown gate, an unknown option, or a learned gate that the bundle does not have.
         """
         choices = self.over(bundle.recommended_gates)
         kind = gate_for(gate, bundle)
@@ -162,7 +161,7 @@ class GateChoices:
             options[gate]["weights"] = head_fingerprint(bundle)
         if is_plugin(gate):
             options[gate] = dict(_read_options(gate, kind, self.gate_options))
-        # A limit that helps the deviation can lower the success of a learned gate, so each has its own recommendation.
+        # A limit that helps the deviation can lower a learned gate's success rate, so recommendations are separate.
         learned = choices.learned_max_skips if self.max_skips is None else self.max_skips
         limit = {"deviation": choices.max_skips, "learned": learned, "learned_action": learned}.get(
             gate, self.max_skips if is_plugin(gate) else None
@@ -176,7 +175,7 @@ BUNDLES_OWN = GateChoices()
 
 
 def _read_options(name: str, kind: type[Gate], given: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Options of a gate of the user's own, by name, with values of the types that its constructor says."""
+    """Options of a user-defined gate by name, converted to its constructor's annotated types."""
     there = _options_of(kind)
     for text in given:
         option, separator, value = text.partition("=")
@@ -192,14 +191,14 @@ def _read_options(name: str, kind: type[Gate], given: Sequence[str]) -> Iterator
 
 
 def _options_of(kind: type[Gate]) -> dict[str, Any]:
-    """What a gate's constructor, or its ``for_pair``, takes besides what every gate's does: types by name."""
+    """Types by name of the parameters of a gate's constructor and ``for_pair`` that the base class does not have."""
     makers: list[Any] = [kind.for_pair, kind.__init__]
     every = {"self", "pair", "threshold", *signature(Gate.__init__).parameters}
     found: dict[str, Any] = {}
     for maker in makers:
         try:
             hints = get_type_hints(maker)
-        except Exception:  # noqa: BLE001 - somebody else's annotations may name what is not there
+        except Exception:  # noqa: BLE001 - third-party annotations may not resolve
             hints = {}
         for parameter in signature(maker).parameters.values():
             if parameter.name not in every and parameter.kind in (
@@ -211,7 +210,7 @@ def _options_of(kind: type[Gate]) -> dict[str, Any]:
 
 
 def _read_value(what: str, text: str, kind: Any) -> Any:
-    """A number, true or false, or text; of the given type where that is one of these."""
+    """A JSON value or text, converted to ``kind`` where that is a Literal, int, float, bool or str."""
     if kind is str:
         return text
     try:
@@ -230,14 +229,14 @@ def _read_value(what: str, text: str, kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class GateSettings:
-    """A gate in plain values: what crosses process borders and goes into manifests.
+    """A gate as plain values, for other processes and manifests.
 
     Attributes:
         name: one of :data:`GATES`, or ``MODULE:GATE``.
         threshold: for ``random`` the probability of transmission.
         tie_probability: see :class:`~specact.gates.gate.Gate`.
-        max_skips: likewise.
-        options: the gate's own, by name.
+        max_skips: see :class:`~specact.gates.gate.Gate`.
+        options: parameters of the gate's class, by name.
     """
 
     name: str
@@ -248,7 +247,7 @@ class GateSettings:
 
     @property
     def lowest_rate(self) -> float:
-        """The transmission rate, in [0, 1], that the limit on skips makes by itself."""
+        """The transmission rate, in [0, 1], that max_skips alone causes."""
         return 0.0 if self.max_skips is None else 1.0 / (self.max_skips + 1)
 
     def check_rate(self, rate: float) -> None:
@@ -265,7 +264,7 @@ class GateSettings:
             )
 
     def without_threshold(self) -> GateSettings:
-        """What was asked for, before calibration found the threshold."""
+        """The settings as requested, before calibration."""
         return replace(self, threshold=0.0, tie_probability=0.0)
 
     def build(self, bundle: AnyPair, target: InfersCodes | None = None) -> Gate:
@@ -273,11 +272,11 @@ class GateSettings:
 
         Args:
             bundle: the pair it was calibrated for.
-            target: what an oracle asks, instead of the bundle's target.
+            target: used by an oracle instead of the bundle's target.
 
         Raises:
             BundleError: if the bundle's learned gate is not the one that was calibrated.
-            ConfigError: if the bundle has no learned gate, or a gate of the user's own cannot be created.
+            ConfigError: if the bundle has no learned gate, or a user-defined gate cannot be created.
         """
         options = {**dict(self.options), "tie_probability": self.tie_probability, "max_skips": self.max_skips}
         if self.name.startswith("oracle"):
@@ -289,7 +288,7 @@ class GateSettings:
             return kind.for_pair(bundle, self.threshold, **options)
         except SpecactError:
             raise
-        # Anything can go wrong in somebody else's class.
+        # A third-party class can raise anything.
         except Exception as error:
             raise ConfigError(
                 f"the gate {self.name!r} cannot be created: {type(error).__name__}: {error}; its constructor takes "

@@ -1,4 +1,4 @@
-"""Gates on the draft's own doubt; one forward pass, no target."""
+"""Gates on the draft's own uncertainty; one forward pass, no target."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Kind = Literal["disagreement", "temperature", "entropy", "one_minus_q"]
 
 
 class Uncertainty(Gate):
-    """How unsure the draft is of the codes it drew.
+    """The draft's uncertainty about the codes it sampled.
 
     ``temperature`` (U-HLM): draw M temperatures uniformly in (0, T_max], sample codes from each tempered softmax, and
     take the share that differs from the drafted codes in any codebook. With several codebooks that share is 1 in many
     steps, and a gate can only choose among them at random. ``disagreement``: the same share in expectation, from the
-    probabilities instead of samples: ``1 - mean_T prod_k q_k^(T)(z_k)`` over M evenly spaced temperatures; it is graded
-    and has no ties. ``entropy``: ``sum_k H(q_k)`` in nats. ``one_minus_q``: ``1 - prod_k q_k(z_k)``.
+    probabilities instead of samples: ``1 - mean_T prod_k q_k^(T)(z_k)`` over M evenly spaced temperatures; it is
+    continuous and has no ties. ``entropy``: ``sum_k H(q_k)`` in nats. ``one_minus_q``: ``1 - prod_k q_k(z_k)``.
 
-    Temperatures are applied to the draft's distribution as it stands, which for a bundle with a temperature below 1 has
-    been sharpened already: a T_max of 2 then reaches less far than on a plain softmax.
+    Temperatures are applied to the draft's distribution after the bundle's own temperature: with one below 1, a T_max
+    of 2 flattens less than it would a plain softmax.
 
     Args:
         threshold: see :class:`~specact.gates.gate.Gate`; ``tie_probability``, ``max_skips`` and ``force_first`` too.

@@ -1,4 +1,4 @@
-"""HeiSD's verify-skip: no verification while the scene looks like the last one that was verified (arXiv 2603.17573)."""
+"""HeiSD's verify-skip: no verification while the features resemble the last verified ones (arXiv 2603.17573)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from specact.families.tokens.network import Array
 from specact.gates.gate import Gate
 from specact.types import Proposal, StepRecord
 
-# More than any cosine gives.
-_UNLIKE = 3.0
+# Score if there is nothing to compare; above 2, the maximum of 1 - cos.
+_NOT_SIMILAR = 3.0
 
 
 class VerifySkip(Gate):
-    """Skips where a memory proposed, and the features are near enough to those of the last verified inference.
+    """Skips a retrieved proposal if the features are similar to those of the last verified inference.
 
-    Score: ``1 - cos(f_t, f_v)``; 3, which no cosine gives, where nothing was recalled, or the last verification was too
-    long ago.
+    Score: ``1 - cos(f_t, f_v)``; 3, above its range, if nothing was retrieved or the last verification was too long
+    ago.
 
     Args:
-        threshold: one minus the smallest similarity that was found safe, see docs/tokens.md.
-        reach: inferences since the last verified one, at most.
+        threshold: one minus the smallest similarity that is safe, see docs/tokens.md.
+        reach: maximum number of inferences since the last verified one.
 
     Raises:
         ConfigError: for a reach below 0.
@@ -42,7 +42,7 @@ class VerifySkip(Gate):
 
     @classmethod
     def for_pair(cls, pair: Any, threshold: float, **settings: Any) -> VerifySkip:
-        """With what was calibrated for the pair's drafters."""
+        """With the skip rule that was calibrated for the pair's drafters."""
         drafters = getattr(pair, "drafters", None)
         if drafters is None:
             raise ConfigError(f"{pair.name} has no drafters beside it, which know when verification can be skipped")
@@ -53,12 +53,12 @@ class VerifySkip(Gate):
         """See the class."""
         evidence: DraftedTokens = proposal.evidence
         self._since += 1
-        if not evidence.recalled or evidence.feature is None or self._verified is None or self._since > self.reach:
-            return _UNLIKE
+        if not evidence.retrieved or evidence.feature is None or self._verified is None or self._since > self.reach:
+            return _NOT_SIMILAR
         return 1.0 - float(evidence.feature @ self._verified)
 
     def learn(self, record: StepRecord) -> None:
-        """Remembers what was verified."""
+        """Stores the features of a verified inference."""
         if record.outcome is not None:
             self._verified, self._since = record.proposal.evidence.feature, 0
 

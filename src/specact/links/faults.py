@@ -1,4 +1,4 @@
-"""What goes wrong on a link: segments that are lost, and times when nothing moves."""
+"""Faults of a link: lost segments and outages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specact.errors import ConfigError
 from specact.links.model import Link
 
 SEGMENT_BYTES = 1448  # Ethernet's 1500 less 20 for IPv4 and 32 for TCP with timestamps
-LONGEST_WAIT_MS = 60_000.0
+MAX_RTO_MS = 60_000.0
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class LossyLink:
     def __post_init__(self) -> None:
         if not 0.0 <= self.loss < 1.0:
             raise ConfigError(f"loss is the probability that a segment is lost and must lie in [0, 1), got {self.loss}")
-        if not 0.0 < self.rto_ms <= LONGEST_WAIT_MS:
-            raise ConfigError(f"the retransmission timeout must lie in (0, {LONGEST_WAIT_MS:g}] ms, got {self.rto_ms}")
+        if not 0.0 < self.rto_ms <= MAX_RTO_MS:
+            raise ConfigError(f"the retransmission timeout must lie in (0, {MAX_RTO_MS:g}] ms, got {self.rto_ms}")
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
         """See :class:`~specact.links.model.Link`; draws what ``link`` draws, then one number per segment."""
@@ -55,20 +55,20 @@ class LossyLink:
         return plain + self._retransmissions_ms(losses) / 1e3
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        """See :class:`~specact.links.model.Link`; waiting for a timer occupies nobody."""
+        """See :class:`~specact.links.model.Link`; waiting for a retransmission timer does not occupy the link."""
         return self.link.busy(payload_bytes, up, at)
 
     def _retransmissions_ms(self, losses: int) -> float:
-        doubling = min(losses, int(math.log2(LONGEST_WAIT_MS / self.rto_ms)) + 1)
-        return self.rto_ms * (2.0**doubling - 1.0) + (losses - doubling) * LONGEST_WAIT_MS
+        doubling = min(losses, int(math.log2(MAX_RTO_MS / self.rto_ms)) + 1)
+        return self.rto_ms * (2.0**doubling - 1.0) + (losses - doubling) * MAX_RTO_MS
 
 
 @dataclass(frozen=True)
 class OutageLink:
-    """A link on which nothing moves at times: what is on the way stands still, what comes waits.
+    """A link with outages: messages in flight are delayed, new ones wait.
 
     Attributes:
-        link: what happens in between.
+        link: the link between outages.
         outages: (start, duration) of each [s], start >= 0 and duration > 0, in any order; they may overlap.
 
     Raises:

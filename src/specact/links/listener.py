@@ -1,4 +1,4 @@
-"""A listening port that can be closed for a while and keeps its number."""
+"""A listening socket that can be closed temporarily and keeps its port."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def resolve(host: str, port: int) -> Address:
 
 
 class Listener:
-    """Accepts connections in a thread of its own.
+    """Accepts connections in a background thread.
 
     Args:
-        at: where; port 0 for a free one.
-        accepted: is called with every accepted socket, which is the callee's from then on.
+        at: address; port 0 for a free one.
+        accepted: called with every accepted socket, which it then owns.
 
     Raises:
         ConfigError: if the address cannot be listened on.
@@ -53,13 +53,13 @@ class Listener:
         self._thread.start()
 
     def refuse(self, seconds: float) -> None:
-        """Refuses connections from now on, for so long; a second call extends the first."""
+        """Refuses connections for ``seconds``; a second call extends the first."""
         with self._lock:
             self._closed_until = max(self._closed_until, time.monotonic() + seconds)
             self._shut()
 
     def close(self) -> None:
-        """Stops listening for good."""
+        """Stops listening permanently."""
         with self._lock:
             self._stop.set()
             self._shut()

@@ -1,4 +1,4 @@
-"""Link models: what a link between device and server is, a constant one, and a delay added in front of another."""
+"""Link models: the interface, a steady link, and an added delay."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from specact.errors import ConfigError
 
 
 class Link(Protocol):
-    """A model of a link with two directions, ``up`` (to the server) and down. It remembers nothing.
+    """A stateless model of a link with two directions, ``up`` (to the server) and down.
 
     In virtual time :meth:`delay` says everything, since a robot has one request under way at a time. A stream of
     messages, as in :mod:`~specact.links.shaper`, also needs :meth:`busy`: a message waits for those ahead of it.
     """
 
     def delay(self, payload_bytes: int, up: bool, at: float, rng: np.random.Generator) -> float:
-        """How long until a message has arrived at the other end, on a link that is idle.
+        """Delay of a message on an idle link [s].
 
         Args:
             payload_bytes: size of the message, >= 0.
             up: direction.
             at: when its last byte is handed over, in seconds since the link came up, >= 0.
-            rng: decides what is random about it.
+            rng: random generator.
 
         Returns:
             Seconds, finite, >= 0.
@@ -127,7 +127,7 @@ class AddedDelay:
         return own + self.link.delay(payload_bytes, up, at + own, rng)
 
     def busy(self, payload_bytes: int, up: bool, at: float) -> float:
-        """See :class:`~specact.links.model.Link`; the slower of the two sets the pace."""
+        """See :class:`~specact.links.model.Link`; the longer of both serialisation times."""
         own = self._sending(payload_bytes)
         return max(own, self.link.busy(payload_bytes, up, at + own + self.delay_ms / 2e3))
 

@@ -1,4 +1,4 @@
-"""Whether this machine's kernel can shape a link itself, how it is told to, and telling it so for a while."""
+"""Link emulation by the kernel (netem): detection, options, and a context manager."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specact.links.model import AddedDelay, Link, SteadyLink
 
 @dataclass(frozen=True)
 class Netem:
-    """What was found of the kernel's network emulator.
+    """Availability of the kernel's network emulator.
 
     Attributes:
         available: whether both the emulator and the tool ``tc`` that sets it up are there.
-        why: what this is known from, as half a sentence.
+        why: the evidence, as a clause.
     """
 
     available: bool
@@ -82,9 +82,9 @@ def netem_options(link: Link, up: bool) -> str | None:
 
 @contextmanager
 def kernel_shaped(device: str, link: Link, up: bool) -> Iterator[str]:
-    """For a while, what leaves a network device travels as on this link; needs root.
+    """Shapes the traffic that leaves a network device as on this link; needs root.
 
-    A queueing discipline that somebody else has set on the device is neither replaced nor removed.
+    An existing queueing discipline of the device is neither replaced nor removed.
 
     Args:
         device: such as ``wlan0``; everything that leaves it is delayed, not only what goes to one server.

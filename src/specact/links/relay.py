@@ -22,16 +22,16 @@ from specact.links.model import Link
 
 
 class Pacer:
-    """One direction of one connection: messages enter one after the other and leave in the order they came.
+    """One direction of one connection: a queue that preserves the order of messages.
 
-    A message that comes while the link is still :meth:`~specact.links.model.Link.busy` with those before it waits
-    until they are through; one that would overtake, by jitter, arrives together with the one before it.
+    A message waits while the link is :meth:`~specact.links.model.Link.busy` with those before it; one that would
+    overtake by jitter arrives together with the one before it.
 
     Args:
         link: the model.
         up: direction.
-        start: the moment that is time 0 of the link [s].
-        rng: of this direction; what the model draws, message by message.
+        start: time 0 of the link [s].
+        rng: random generator of this direction.
     """
 
     def __init__(self, link: Link, up: bool, start: float, rng: np.random.Generator) -> None:
@@ -39,7 +39,7 @@ class Pacer:
         self._free = self._due = start
 
     def due(self, payload_bytes: int, now: float) -> float:
-        """When a message handed over ``now`` has arrived, on the clock of ``start`` [s]; never before ``now``."""
+        """Arrival time of a message sent ``now``, on the clock of ``start`` [s]; at least ``now``."""
         entry = max(now, self._free)
         at = entry - self._start
         self._free = entry + self._link.busy(payload_bytes, self._up, at)
@@ -48,10 +48,10 @@ class Pacer:
 
 
 class Pipe:
-    """A first-in, first-out queue of chunks between two threads, bounded by bytes, that can be closed from a third.
+    """A FIFO queue of chunks between two threads, bounded by bytes, that can be closed from a third.
 
     Args:
-        limit_bytes: how much may lie in it; a chunk enters as long as there is less.
+        limit_bytes: a chunk is accepted while the queue holds less than this.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -60,7 +60,7 @@ class Pipe:
         self._changed = threading.Condition()
 
     def put(self, chunk: bytes | None, due: float) -> bool:
-        """Appends a chunk and when it is due, waiting for room; False if the pipe was closed instead."""
+        """Appends a chunk with its due time, blocking while the pipe is full; False if it was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._size < self._limit)
             self._chunks.append((chunk, due))
@@ -69,7 +69,7 @@ class Pipe:
             return not self._closed
 
     def get(self) -> tuple[bytes | None, float] | None:
-        """The oldest chunk and when it is due, waiting for one; None as soon as the pipe is closed."""
+        """The oldest chunk with its due time, blocking while the pipe is empty; None if it was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._chunks)
             if self._closed:
@@ -80,7 +80,7 @@ class Pipe:
             return chunk, due
 
     def close(self) -> None:
-        """Lets nobody wait any more; what was inside is lost."""
+        """Unblocks all callers and drops the content."""
         with self._changed:
             self._closed = True
             self._chunks.clear()
@@ -94,14 +94,14 @@ LIMIT_BYTES = 4 * 1024 * 1024
 
 
 class Host(Protocol):
-    """What a connection needs of the shaper it belongs to."""
+    """The interface of the shaper for its connections."""
 
     def pacer(self, connection: int, up: bool) -> Pacer:
         """The pacer of a direction."""
         ...
 
     def held_until(self) -> float:
-        """The monotonic moment before which nothing may move [s]."""
+        """Monotonic time until which all data is held back [s]."""
         ...
 
     def delivered(self, up: bool, payload_bytes: int, late: float) -> None:
@@ -109,7 +109,7 @@ class Host(Protocol):
         ...
 
     def ended(self, connection: Connection) -> None:
-        """Hears how it ended, once, when only the calling thread is left."""
+        """Called once at its end, on its last thread."""
         ...
 
 
@@ -145,9 +145,9 @@ class Connection:
         self._spawn(self._connect)
 
     def end(self, ending: Ending) -> None:
-        """Ends it now, whatever is on the way: ``closed``, ``reset`` (both sides get a TCP reset), or ``frozen``.
+        """Ends it immediately and drops data in flight: ``closed``, ``reset`` (TCP resets on both sides) or ``frozen``.
 
-        A frozen connection stays open for its two sides and is never served again, until it is ended otherwise.
+        A frozen connection stays open for both sides but transfers nothing, until it is ended otherwise.
         """
         with self._lock:
             if self._closed or self.ending == ending:
@@ -163,7 +163,7 @@ class Connection:
             pipe.close()
 
     def join(self) -> None:
-        """Waits until all threads are gone; call :meth:`end` first."""
+        """Waits for the end of all threads; call :meth:`end` first."""
         self._done.wait()
         for thread in self._threads:
             thread.join()
@@ -183,7 +183,7 @@ class Connection:
     def _run(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(*arguments)
-        except OSError:  # a side that is gone: the other one learns of it
+        except OSError:  # one side is closed; the other one is closed too
             self.end("reset")
         with self._lock:
             self._running -= 1
@@ -250,7 +250,7 @@ class Connection:
             self._host.delivered(up, len(chunk), late)
 
     def _wait(self, due: float) -> bool:
-        """Sleeps until ``due``, and on while nothing may move; False if the connection ends before."""
+        """Sleeps until ``due``, and while data is held back; False if the connection ends before."""
         while not self._stop.is_set():
             left = max(due, self._host.held_until()) - time.monotonic()
             if left <= 0.0:
@@ -283,6 +283,6 @@ class Connection:
 
 
 def _sharpen_timers() -> None:
-    """Asks Linux to end this thread's sleeps within 1 microsecond instead of 50, where it can be asked."""
+    """Sets this thread's timer slack to 1 microsecond instead of 50, on Linux."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{threading.get_native_id()}/timerslack_ns").write_text("1000")

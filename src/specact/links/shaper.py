@@ -20,17 +20,17 @@ from specact.links.relay import Connection, Ending, Pacer
 from specact.rng import Role, stream
 from specact.types import Floats
 
-_REMEMBERED = 10_000
+_MAX_SAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class LinkEvent:
-    """Something that happened to a connection of a :class:`Shaper`.
+    """An event of a connection of a :class:`Shaper`.
 
     Attributes:
         connection: its number, from 0.
         kind: ``opened``, or how it ended: ``closed`` by both sides, ``reset``, ``refused`` by the target, ``frozen``.
-        up_bytes, down_bytes: what it has passed on so far.
+        up_bytes, down_bytes: relayed so far.
     """
 
     connection: int
@@ -83,7 +83,7 @@ class Shaper:
         self._target, self._listen_at = resolve(host, port), resolve(listen_host, listen_port)
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
-        self._late: deque[float] = deque(maxlen=_REMEMBERED)
+        self._late: deque[float] = deque(maxlen=_MAX_SAMPLES)
         self._opened, self._passed = 0, [0, 0]
         self._start = self._held_until = 0.0
 
@@ -128,18 +128,18 @@ class Shaper:
             return np.array(self._late, dtype=np.float64)
 
     def black_hole(self, seconds: float) -> None:
-        """Lets nothing move from now on, for so long; connections stay open, and what waited then moves on.
+        """Holds back all data for ``seconds``; connections stay open, and held data is relayed afterwards.
 
         A second call extends the first. New connections are accepted meanwhile, but nothing of them moves either.
         """
         self._held_until = max(self._held_until, time.monotonic() + seconds)
 
     def refuse(self, seconds: float) -> None:
-        """Refuses new connections from now on, for so long; those that exist go on. A second call extends the first."""
+        """Refuses new connections for ``seconds``; existing ones continue. A second call extends the first."""
         self._listener.refuse(seconds)
 
     def reset_all(self) -> None:
-        """Ends all connections with a TCP reset to both sides; what was on the way is lost."""
+        """Ends all connections with a TCP reset to both sides; data in flight is lost."""
         self._end_all("reset")
 
     def half_open(self) -> None:
@@ -165,9 +165,9 @@ class Shaper:
             self._passed[up] += payload_bytes
 
     def ended(self, connection: Connection) -> None:
-        self._say(connection, connection.ending or "closed")
+        self._notify(connection, connection.ending or "closed")
 
-    def _say(self, connection: Connection, kind: Literal["opened"] | Ending) -> None:
+    def _notify(self, connection: Connection, kind: Literal["opened"] | Ending) -> None:
         if self._on_event is not None:
             down, up = connection.passed
             self._on_event(LinkEvent(connection.number, kind, up, down))
@@ -190,6 +190,6 @@ class Shaper:
             self._opened += 1
             self._connections = [other for other in self._connections if not other.gone] + [connection]
         try:
-            self._say(connection, "opened")
+            self._notify(connection, "opened")
         finally:
             connection.start()

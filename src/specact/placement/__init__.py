@@ -1,1 +1,1 @@
-"""Where a target's stages run: the first of them on a server, the others on the device, as the link allows."""
+"""Placement of a target's stages on server and device, adapted to the link."""

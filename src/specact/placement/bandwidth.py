@@ -1,4 +1,4 @@
-"""What a link carries: measured from one exchange, and forecast for the next."""
+"""Bandwidth of a link: measurements from past exchanges, and a forecast for the next one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specact.links.model import Link, round_trip
 from specact.rng import Role, stream
 from specact.types import Floats
 
-_LEAST_S = 1e-6
+_MIN_S = 1e-6
 METADATA = "bandwidth"
 
 
@@ -25,16 +25,16 @@ def measured(crossed_bytes: float, network_s: float) -> float:
     """``bytes / (round trip - remote compute)`` [bytes/s], as published: the link's latency counts as bandwidth.
 
     Args:
-        crossed_bytes: of an exchange, both ways.
-        network_s: its round trip without what the server needed [s].
+        crossed_bytes: size of an exchange, both ways.
+        network_s: its round trip without the server's time [s].
     """
-    return crossed_bytes / max(network_s, _LEAST_S)
+    return crossed_bytes / max(network_s, _MIN_S)
 
 
 def series(
     link: Link, up_bytes: int, down_bytes: int, period_s: float, count: int, *, start_s: float = 0.0, seed: int = 0
 ) -> Floats:
-    """What a device would measure that exchanges so many bytes every period, ``[count]`` [bytes/s].
+    """Simulated measurements of a device with one exchange per period, ``[count]`` [bytes/s].
 
     An exchange takes no longer for the one before it: each is on the link alone.
     """
@@ -53,7 +53,7 @@ class Forecast(Protocol):
 
 
 class LastValue:
-    """The next is as the last: what a forecast has to be better than."""
+    """Repeats the last measurement: the baseline."""
 
     def forecast(self, past: Sequence[float]) -> float:
         return past[-1]
@@ -91,7 +91,7 @@ class RecurrentForecast:
         newest = np.array(list(past)[-self.window :], np.float64)
         standardised = ((newest - self._mean) / self._deviation).astype(np.float32)
         found = float(self._session.run(None, {self._name: standardised[None]})[0][0])
-        # Nothing that was measured for training was less.
+        # The minimum of the training data.
         return max(found * self._deviation + self._mean, self._least)
 
 
@@ -99,7 +99,7 @@ class Bandwidths:
     """The last exchanges over one link.
 
     Args:
-        most: how many are kept.
+        most: maximum number of stored exchanges.
 
     Raises:
         ConfigError: for less than two.
@@ -114,12 +114,12 @@ class Bandwidths:
         return len(self._past)
 
     def add(self, crossed_bytes: float, network_s: float) -> None:
-        """A new one; arguments as of :func:`measured`."""
+        """Adds an exchange; arguments as for :func:`measured`."""
         self._past.append((crossed_bytes, network_s))
 
     @property
     def past(self) -> list[float]:
-        """What was :func:`measured`, the newest last."""
+        """The measured bandwidths, the newest last."""
         return [measured(*exchange) for exchange in self._past]
 
     @property
@@ -135,4 +135,4 @@ class Bandwidths:
         """
         crossed, taken_s = self._past[-1][0], self._past[-1][0] / bytes_s
         latency_s = min(taken_s, min(network_s for _, network_s in self._past))
-        return crossed / max(taken_s - latency_s, _LEAST_S), latency_s
+        return crossed / max(taken_s - latency_s, _MIN_S), latency_s

@@ -1,4 +1,4 @@
-"""Who chooses the cut of the next inference: nobody, RoboECC's rule, or the smallest predicted total."""
+"""Policies for the cut of the next inference: static, RoboECC's rule, or the smallest predicted total."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from specact.errors import ConfigError
 from specact.placement.bandwidth import Bandwidths, Forecast
 from specact.placement.planner import Accounting, StageCosts, adjusted_cut, best_cut, total_s, within
 
-# Measurements of a link before RoboECC's thresholds follow from their changes.
-_FIRST = 3
+# Minimum of measurements for RoboECC's thresholds.
+_MIN_MEASUREMENTS = 3
 
 
 class Chooser(Protocol):
     """Chooses where a target is cut, between two inferences."""
 
     def choose(self, current: int, seen: Bandwidths) -> int:
-        """The cut of the next inference, given the one in force and what the link carried so far."""
+        """The cut of the next inference, given the current one and the measured bandwidths."""
         ...
 
 
 class StaticCut:
-    """Always the same: 0 for everything on the device, N for everything on the server.
+    """A constant cut: 0 for everything on the device, N for everything on the server.
 
     Args:
-        cut: it.
+        cut: the cut.
     """
 
     def __init__(self, cut: int) -> None:
@@ -37,7 +37,7 @@ class StaticCut:
 
 
 class RoboeccRule:
-    """The published adjustment: by the sign of the predicted change of the bandwidth, whatever the total is.
+    """The published adjustment: by the sign of the predicted change of the bandwidth, independent of the total.
 
     The thresholds are not published: a change counts where it is more than one standard deviation of the changes so
     far. The first cut is the planner's, as published, from the printed equation.
@@ -64,7 +64,7 @@ class RoboeccRule:
         if not self._planned:
             self._planned = True
             return best_cut(total_s(self._costs, bytes_s, accounting="printed"), self._costs.loads, self._pool)
-        if len(seen) < _FIRST:
+        if len(seen) < _MIN_MEASUREMENTS:
             return current
         change, spread = self._forecast.forecast(seen.past) - bytes_s, seen.deviation
         return adjusted_cut(current, change, -spread, spread, self._pool, self._costs.cut_bytes)

@@ -20,7 +20,7 @@ Accounting = Literal["faithful", "printed"]
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What a chain of N stages costs.
+    """Costs of a chain of N stages.
 
     Attributes:
         server_s, device_s: time of each stage on either side [s], ``[N]``, >= 0.
@@ -57,12 +57,12 @@ class StageCosts:
 
     @property
     def stages(self) -> int:
-        """N."""
+        """N, the number of stages."""
         return len(self.server_s)
 
     @property
     def loads(self) -> Floats:
-        """Of the server at cuts 0 to N, ``[N + 1]``."""
+        """Load of the server at cuts 0 to N, ``[N + 1]``."""
         assert self.load is not None, "made above"
         return np.concatenate([[0.0], np.cumsum(self.load)])
 
@@ -136,10 +136,10 @@ def within(allowed: Sequence[int], loads: Floats, budget: float) -> list[int]:
 
 
 def adjusted_cut(current: int, change: float, low: float, high: float, pool: Sequence[int], cut_bytes: Floats) -> int:
-    """RoboECC's own rule: the largest activation where the bandwidth is to rise, the smallest where it is to fall.
+    """RoboECC's own rule: the largest activation if the bandwidth will rise, the smallest if it will fall.
 
     Args:
-        current: the cut in force.
+        current: the current cut.
         change: predicted bandwidth minus the measured one.
         low, high: thresholds of a change; in between the cut is kept.
         pool: cuts to choose from.

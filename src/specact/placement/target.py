@@ -1,4 +1,4 @@
-"""A target of which the server runs the first stages and the device the rest."""
+"""A split target: the server runs the first stages and the device the rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from specact.wire.messages import Request
 
 A = TypeVar("A")
 Reader = Callable[[list[Array], Window, StepAddress], A]
-_PATIENCE_S, _ROUNDS = 10.0, 10
+_TIMEOUT_S, _ROUNDS = 10.0, 10
 
 
 @value
@@ -44,8 +44,8 @@ class Placed:
     Attributes:
         cut: stages that the server ran.
         device_s: time of the device's own stages [s].
-        offload: what was waited for.
-        missed: whether there was no answer.
+        offload: time that the device waited.
+        missed: whether there was no reply.
     """
 
     cut: int
@@ -55,9 +55,9 @@ class Placed:
 
 
 class SplitTarget(Generic[A]):
-    """See :class:`~specact.verification.Target`: the family's own answer, wherever the stages ran.
+    """See :class:`~specact.verification.Target`: the answer does not depend on where the stages ran.
 
-    The cut changes between inferences alone. At cut 0 nothing is asked.
+    The cut changes between inferences only. At cut 0 no request is sent.
 
     Args:
         folder: of the stages, the same as the server's.
@@ -66,14 +66,14 @@ class SplitTarget(Generic[A]):
         client: of a server with these stages, see :func:`~specact.families.staged.wire.split_dialect`; None where the
             cut is always 0.
         chooser: of the cuts.
-        deadline_ms: how long a step's action may wait for the server [ms].
+        deadline_ms: of a reply [ms].
         precision: of activations on the wire.
-        first: the cut before anything is known.
+        first: the initial cut.
 
     Attributes:
         chooser: as given.
         seen: the bandwidths so far.
-        last: how the last inference was placed; None before the first.
+        last: placement of the last inference; None before the first.
         counts: inferences by their cut, and ``switches``.
 
     Raises:
@@ -92,28 +92,28 @@ class SplitTarget(Generic[A]):
         self.seen = Bandwidths()
         self.last: Placed | None = None
         self.counts: Counter[str] = Counter()
-        self._ahead: tuple[StepAddress, PendingRequest | None, float] | None = None
+        self._prefetched: tuple[StepAddress, PendingRequest | None, float] | None = None
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         """See :class:`~specact.verification.Target`; at cut 0 there is nothing to send."""
         self._choose()
         left = time.monotonic()
-        pending = self._send(window, address, patient=False) if self.cut else None
-        sent = pending is None or pending.left
-        self._ahead = (address, pending, left) if sent else None
+        pending = self._send(window, address, wait_if_busy=False) if self.cut else None
+        sent = pending is None or pending.sent
+        self._prefetched = (address, pending, left) if sent else None
         return sent
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`."""
-        asked, ahead, self._ahead = time.monotonic(), self._ahead, None
+        asked, ahead, self._prefetched = time.monotonic(), self._prefetched, None
         if ahead is not None and ahead[0] == address:
             _, pending, left = ahead
-            # When a reply came that is there already, nobody knows.
+            # The arrival time of a reply that is already there is unknown.
             waits = pending is not None and pending.pending
-            return _Placing(self, window, address, self.cut, pending, asked, left if waits else None)
+            return _PendingPlacement(self, window, address, self.cut, pending, asked, left if waits else None)
         self._choose()
-        sent = self._send(window, address, patient=True) if self.cut else None
-        return _Placing(self, window, address, self.cut, sent, asked, asked)
+        sent = self._send(window, address, wait_if_busy=True) if self.cut else None
+        return _PendingPlacement(self, window, address, self.cut, sent, asked, asked)
 
     def _choose(self) -> None:
         chosen = self.chooser.choose(self.cut, self.seen)
@@ -122,7 +122,7 @@ class SplitTarget(Generic[A]):
         self.counts["switches"] += bool(self.last) and chosen != self.cut
         self.cut = chosen
 
-    def _send(self, window: Window, address: StepAddress, patient: bool) -> PendingRequest:
+    def _send(self, window: Window, address: StepAddress, wait_if_busy: bool) -> PendingRequest:
         client, deadline_ms = self._client, self._deadline_ms
         if client is None:
             raise ConfigError(f"cut {self.cut} needs a server, and this target has none; give a client")
@@ -131,25 +131,25 @@ class SplitTarget(Generic[A]):
         def request(identity: int) -> Request:
             return Request(kind, identity, deadline_ms, window, address, report=client.report)
 
-        return PendingRequest(client, kind, request, deadline_ms / 1e3, patient)
+        return PendingRequest(client, kind, request, deadline_ms / 1e3, wait_if_busy)
 
-    def result(self, asking: _Placing[A]) -> Answer[A] | Miss:
-        """What came of an inference; of a request that is waited for."""
+    def result(self, asking: _PendingPlacement[A]) -> Answer[A] | Miss:
+        """The result of an inference; blocks on its request."""
         cut = asking.cut
         self.counts[f"cut {cut}"] += 1
         found = ({}, OffloadTimes()) if asking.pending is None else asking.pending.reply(asking.asked)
         if isinstance(found, Miss):
             if found.sent and found.cause == "deadline":
                 # It carries less than this.
-                self._carried(cut, self._deadline_ms / 1e3)
+                self._record_bandwidth(cut, self._deadline_ms / 1e3)
             self.last = Placed(cut, 0.0, found.times, missed=True)
             return found
         arrays, times = found
         started = time.monotonic()
         if cut and asking.left is not None:
-            # Of a request that had left before, the times are the share that was waited for.
+            # The times of a prefetched request are scaled by the share that the device waited for.
             share = (started - asking.asked) / (started - asking.left) if started > asking.left else 1.0
-            self._carried(cut, times.network / max(share, 1e-3))
+            self._record_bandwidth(cut, times.network / max(share, 1e-3))
         try:
             answer = self._read(self._outputs(asking.window, cut, arrays), asking.window, asking.address)
         except WireError:
@@ -157,7 +157,7 @@ class SplitTarget(Generic[A]):
             return Miss("invalid", times)
         device_s = time.monotonic() - started
         self.last = Placed(cut, device_s, times, missed=False)
-        # The device's stages are the target's inference as well.
+        # The device's stages count as the target's inference.
         return Answer(answer, OffloadTimes(times.encode, times.network, times.queue, times.target + device_s))
 
     def _outputs(self, window: Window, cut: int, arrays: Arrays) -> list[Array]:
@@ -167,14 +167,14 @@ class SplitTarget(Generic[A]):
             return [arrays[name].reshape(1, *shape) for name, shape in self._spec.outputs.items()]
         return self._network.finish(unpack(arrays, self._spec.activations[cut - 1]), cut)
 
-    def _carried(self, cut: int, network_s: float) -> None:
+    def _record_bandwidth(self, cut: int, network_s: float) -> None:
         crossed = self._spec.observation.nbytes + reply_bytes(self._spec, cut, self._precision)
         self.seen.add(crossed, network_s)
 
 
 @value
-class _Placing(Generic[A]):
-    """An inference under way; ``left`` is when its request did, None where its time on the link is not known."""
+class _PendingPlacement(Generic[A]):
+    """An inference in flight; ``left`` is when its request was sent, None if its time on the link is unknown."""
 
     target: SplitTarget[A]
     window: Window
@@ -192,7 +192,7 @@ class _Placing(Generic[A]):
 
 
 def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]], CodeDistribution]:
-    """What a split target of action codes answers, from its outputs.
+    """Converts the outputs of a split target of action codes to its answer.
 
     Raises:
         BundleError: if the stages are not those of the bundle's target.
@@ -203,7 +203,7 @@ def code_reader(bundle: Bundle, folder: StagedFolder) -> Callable[[list[Array]],
 
 
 def reader_of(pair: AnyPair, folder: StagedFolder) -> Reader[Any]:
-    """What a split target answers: distributions over action codes, or a flow's window with its prefix cache.
+    """Converts the outputs of a split target to its answer: a code distribution, or a flow's window with prefix cache.
 
     Raises:
         BundleError: if the stages are not those of the pair's target.
@@ -241,7 +241,7 @@ def placed_target(
     Args:
         pair: of action codes, or a flow policy.
         folder, client, deadline_ms, precision: as for :class:`SplitTarget`.
-        cut: 0 to N; None measures what the stages take, and then follows the link by the last measured bandwidth.
+        cut: 0 to N; None measures the stages' times and then adapts to the last measured bandwidth.
 
     Raises:
         BundleError: if the stages are not those of the pair's target.
@@ -262,10 +262,10 @@ def placed_target(
 def measure_costs(
     folder: StagedFolder, client: Client, windows: Sequence[Window], precision: Precision = "float16"
 ) -> tuple[StageCosts, Bandwidths]:  # fmt: skip
-    """Times the stages on both sides, by inferences at every cut in turn; also what the link carried meanwhile.
+    """Measures the stages' times on both sides by inferences at every cut in turn, and the bandwidth of the link.
 
-    The server's stages follow from what it says of requests, as medians. The device's follow from what it took from the
-    reply on, as the least of all rounds: what its other work adds is none of the stages'.
+    The server's stages are medians of its reported times. The device's stages are minima over all rounds of the time
+    after the reply, to exclude its other work.
 
     Args:
         folder, client, precision: as for :class:`SplitTarget`.
@@ -278,7 +278,7 @@ def measure_costs(
     if not windows:
         raise ConfigError("costs are measured on at least one window")
     spec, fixed = folder.spec, StaticCut(0)
-    target = SplitTarget(folder, lambda outputs, *_: outputs, client, fixed, 1e3 * _PATIENCE_S, precision=precision)
+    target = SplitTarget(folder, lambda outputs, *_: outputs, client, fixed, 1e3 * _TIMEOUT_S, precision=precision)
     device, server = (np.zeros((len(windows), spec.stages + 1)) for _ in range(2))
     for row, window in enumerate(windows):
         for cut in range(spec.stages + 1):
@@ -287,7 +287,7 @@ def measure_costs(
             if isinstance(found, Miss) or placed is None:
                 raise RemoteError(f"the server did not answer at cut {cut}; look at the link")
             device[row, cut], server[row, cut] = placed.device_s, placed.offload.target
-    # More stages take no less time.
+    # Times are non-decreasing in the number of stages.
     on_device = np.maximum.accumulate(device.min(axis=0)[::-1])[::-1]
     on_server = np.diff(np.maximum.accumulate(np.median(server, axis=0)))
     crossing = np.array([reply_bytes(spec, cut, precision) for cut in range(spec.stages + 1)], np.float64)

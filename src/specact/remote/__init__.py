@@ -1,4 +1,4 @@
-"""The device's side of a server."""
+"""The device's client of a server."""
 
 from specact.lazy import attach
 

@@ -1,4 +1,4 @@
-"""JSON over HTTP, as in ADAHI's test bed: one request at a time; to drop a late reply the connection is closed."""
+"""JSON over HTTP, as in ADAHI's test bed; one request at a time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from specact.remote.transport import Endpoint, Fields, TransportClosedError, receive_some, send_all
 from specact.wire import json
 
-_LARGEST_HEAD = 1 << 14
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
+_MAX_HEADER_BYTES = 1 << 14
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})[ \t]*(?:\r\n|$)", re.IGNORECASE)
 
 
 class HttpTransport:
-    """A kept-alive HTTP connection; see :class:`~specact.remote.transport.Transport`.
+    """A persistent HTTP connection; see :class:`~specact.remote.transport.Transport`.
 
-    The replies are read here and not by the standard library, whose reader waits for a slow one as long as it takes.
+    Replies are parsed here because the standard library's reader has no deadline for a whole reply.
 
     Args:
-        endpoint: where to.
+        endpoint: the server.
         timeout: for connecting [s].
         max_message_bytes: a larger reply closes the transport.
 
@@ -37,7 +37,7 @@ class HttpTransport:
         self._received = b""
         self.busy = False
         self._socket = endpoint.connect(time.monotonic() + timeout)
-        self.heard = time.monotonic()
+        self.last_activity_s = time.monotonic()
 
     def encode(self, fields: Fields) -> bytes:
         return json.encode(fields)
@@ -52,7 +52,7 @@ class HttpTransport:
             )
         head = f"POST /v1/{kind} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
         send_all(self._socket, head.encode() + payload, timeout)
-        self.busy, self.heard = True, time.monotonic()
+        self.busy, self.last_activity_s = True, time.monotonic()
 
     def receive(self, timeout: float) -> bytes | None:
         until = time.monotonic() + (timeout if self.busy else 0.0)
@@ -67,7 +67,7 @@ class HttpTransport:
             if not self.busy:
                 raise TransportClosedError("the server sent data without a request")
             self._received += data
-            self.heard = time.monotonic()
+            self.last_activity_s = time.monotonic()
         self.busy, self._received = False, b""
         return reply
 
@@ -78,13 +78,13 @@ class HttpTransport:
         self._socket.close()
 
     def _reply(self) -> bytes | None:
-        """The reply that has arrived, if it is there as a whole."""
+        """The reply's body if it has arrived completely."""
         head, end, body = self._received.partition(b"\r\n\r\n")
         if not end:
-            if len(head) > _LARGEST_HEAD:
+            if len(head) > _MAX_HEADER_BYTES:
                 raise TransportClosedError("the header of the reply is larger than any valid one")
             return None
-        length = _LENGTH.search(head)
+        length = _CONTENT_LENGTH.search(head)
         if not head.startswith(b"HTTP/1.") or length is None:
             raise TransportClosedError("the reply is not HTTP/1.1 with a Content-Length")
         size = int(length[1])

@@ -1,4 +1,4 @@
-"""A server of openpi's protocol as the target: its WebSocket, and what observations and actions are called there."""
+"""A server of openpi's protocol as the target: its WebSocket, and its names of observations and actions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from specact.wire.dialect import Dialect
 from specact.wire.handshake import Welcome, welcome_fields
 from specact.wire.messages import ErrorReply, Reply, ServerTimes, reply_fields
 
-# A reply that says how long it took is like no other.
-_TIMED = b"infer_ms"
-# Replies and metadata may hold more than actions.
-_LARGEST = 1 << 20
+# A reply with its inference time is unique.
+_TIMING_KEY = b"infer_ms"
+# Replies and metadata may contain more than actions.
+_MAX_MESSAGE_BYTES = 1 << 20
 
 
 class Key(NamedTuple):
-    """What an array of the observation is called at the server.
+    """Name and layout of an array of the observation at the server.
 
     Attributes:
         name: its key; ``observation/NAME`` if empty.
-        channels_first: whether a camera frame goes as ``[3, H, W]``.
+        channels_first: whether a camera frame is sent as ``[3, H, W]``.
     """
 
     name: str = ""
@@ -40,13 +40,13 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenpiEndpoint(Endpoint):
-    """Where a server of openpi's protocol listens, and what it wants to be told.
+    """Address of a server of openpi's protocol, and its format of requests.
 
     Attributes:
         path: of its URL.
-        dialect: of the policy there; its plain request is the one that the protocol has.
+        dialect: of its policy; the protocol supports its ``infer`` requests only.
         keys: of the observation's arrays.
-        names_endpoint: whether each request says ``endpoint: infer``, which RoboArena's servers need.
+        names_endpoint: whether each request contains ``endpoint: infer``, which RoboArena's servers need.
     """
 
     path: str = "/"
@@ -56,25 +56,26 @@ class OpenpiEndpoint(Endpoint):
 
 
 class OpenpiTransport:
-    """One WebSocket of openpi's protocol, to which our messages are translated.
+    """One WebSocket of openpi's protocol, to which specact's messages are translated.
 
-    The protocol has no ids: a reply answers the one request that is outstanding, and until it has come nothing more is
-    sent (``busy``). So a late reply is told from the next one without a new connection, which a server whose inference
-    blocks its event loop could not accept any sooner. A reply that never comes costs the connection, after the client's
-    silence. Before each request goes a ping with its id. What arrives before the pong was sent before the server read
-    the request, such as a reply sent twice; like all that was not asked for it ends the connection. So does a reply
-    that is the last one byte for byte, its measured time included: what is repeated later is told by nothing else.
+    The protocol has no request ids: a reply belongs to the only outstanding request, and nothing is sent before it has
+    arrived (``busy``). This separates a late reply from the next one without a reconnection, which a server whose
+    inference blocks its event loop could not accept sooner. If a reply never arrives, the connection is closed after
+    the client's ``silence_s``. Each request is preceded by a ping with its id. A message that arrives before the pong
+    was sent before the server read the request, for example a duplicate reply; like any unsolicited message it closes
+    the connection. So does a reply that equals the last one byte for byte, including its measured time, which detects
+    later duplicates.
 
     Args:
-        endpoint: where to.
+        endpoint: the server.
         timeout: for connecting, the opening handshake and the metadata together [s].
         max_message_bytes: a larger reply closes the transport before it is read; at least 1 MiB.
 
     Attributes:
-        metadata: what the server said first.
+        metadata: the server's first message.
 
     Raises:
-        RemoteError: if the server cannot be reached in time, does not let us in, or does not say its metadata.
+        RemoteError: if the server cannot be reached in time, refuses the connection, or does not send its metadata.
     """
 
     pings = False
@@ -82,15 +83,15 @@ class OpenpiTransport:
     def __init__(self, endpoint: OpenpiEndpoint, timeout: float, max_message_bytes: int) -> None:
         until = time.monotonic() + timeout
         self._endpoint, self._dialect = endpoint, endpoint.dialect
-        limit = max(max_message_bytes, _LARGEST)
+        limit = max(max_message_bytes, _MAX_MESSAGE_BYTES)
         self._socket = WebSocketTransport(endpoint, timeout, limit, endpoint.path, "Api-Key")
         self.busy = False
-        self.heard = time.monotonic()
-        # The ids of the request that was encoded last, and of the one whose reply was received last.
-        self._encoded = self._answered = 0
-        self._text, self._last = False, b""
-        # What is answered here: the hello, and requests that the protocol does not have.
-        self._own: Fields | None = None
+        self.last_activity_s = time.monotonic()
+        # Ids of the last encoded request, and of the request whose reply was received last.
+        self._request_id = self._reply_id = 0
+        self._text, self._last_payload = False, b""
+        # Reply generated here: to the hello, and to requests that the protocol does not support.
+        self._local_reply: Fields | None = None
         try:
             self.metadata = self._read_metadata(until)
         except (TransportClosedError, WireError) as error:
@@ -98,45 +99,45 @@ class OpenpiTransport:
             raise RemoteError(f"{endpoint} does not speak openpi's protocol: {error}") from None
 
     def encode(self, fields: Fields) -> bytes:
-        self._encoded = fields.get("id", 0)
+        self._request_id = fields.get("id", 0)
         return openpi.encode(self._observation(fields)) if fields["type"] == "infer" else b""
 
     def decode(self, payload: bytes) -> Fields:
-        if self._own is not None:
-            own, self._own = self._own, None
+        if self._local_reply is not None:
+            own, self._local_reply = self._local_reply, None
             return own
         if self._text:
             text = printable(payload.decode(errors="replace"))
-            return reply_fields(ErrorReply(self._answered, ErrorCode.INTERNAL, text))
+            return reply_fields(ErrorReply(self._reply_id, ErrorCode.INTERNAL, text))
         return self._reply(openpi.decode(payload))
 
     def send(self, kind: str, payload: bytes, timeout: float) -> None:
         if kind == "hello":
-            self._own = self._welcome()
+            self._local_reply = self._welcome()
         elif kind != "infer":
             refusal = f"openpi's protocol has no requests of type {kind}"
-            self._own = reply_fields(ErrorReply(self._encoded, ErrorCode.BAD_MESSAGE, refusal))
+            self._local_reply = reply_fields(ErrorReply(self._request_id, ErrorCode.BAD_MESSAGE, refusal))
         else:
-            self._socket.send(kind, payload, timeout, _mark(self._encoded))
-            self.busy, self.heard = True, time.monotonic()
+            self._socket.send(kind, payload, timeout, _ping_payload(self._request_id))
+            self.busy, self.last_activity_s = True, time.monotonic()
 
     def receive(self, timeout: float) -> bytes | None:
-        if self._own is not None:
+        if self._local_reply is not None:
             return b""
         message = self._socket.next(timeout if self.busy else 0.0)
         if message is None:
             return None
-        if not self.busy or message.after != _mark(self._encoded):
+        if not self.busy or message.last_pong != _ping_payload(self._request_id):
             raise TransportClosedError("the server sent a message that answers no request, or leaves pings unanswered")
-        if message.payload == self._last and _TIMED in self._last:
+        if message.payload == self._last_payload and _TIMING_KEY in self._last_payload:
             raise TransportClosedError("the server sent a reply twice")
-        self._last = message.payload
-        self.busy, self.heard = False, time.monotonic()
-        self._answered, self._text = self._encoded, message.text
+        self._last_payload = message.payload
+        self.busy, self.last_activity_s = False, time.monotonic()
+        self._reply_id, self._text = self._request_id, message.text
         return message.payload
 
     def ping(self) -> None:
-        """Does nothing: a pong says nothing of a server whose inference blocks it, or whose reply is lost."""
+        """Does nothing: a pong does not show whether inference blocks the server or its reply is lost."""
 
     def close(self) -> None:
         self._socket.close()
@@ -157,14 +158,16 @@ class OpenpiTransport:
         """
         dialect, said = self._dialect, self.metadata
         assert dialect is not None, "a device knows what it speaks"
-        differs = openpi.differing(said, dialect)
+        differs = openpi.metadata_differences(said, dialect)
         if differs:
             raise WireError(
                 ErrorCode.MISMATCH, f"device and server differ in {', '.join(differs)}; serve the pair's own target"
             )
         names = (said.get(name) for name in ("bundle", "fingerprint", "specact"))
         bundle, target, version = (printable(name, 64) if isinstance(name, str) else "" for name in names)
-        return welcome_fields(Welcome(bundle or "openpi", target, version, _LARGEST, dialect.family, dialect.agreed))
+        return welcome_fields(
+            Welcome(bundle or "openpi", target, version, _MAX_MESSAGE_BYTES, dialect.family, dialect.agreed)
+        )
 
     def _observation(self, fields: Fields) -> Fields:
         endpoint, dialect, ours = self._endpoint, self._dialect, "specact" in self.metadata
@@ -173,7 +176,7 @@ class OpenpiTransport:
         if endpoint.names_endpoint:
             sent["endpoint"] = "infer"
         if ours:
-            # So that it draws what it would on our own stream.
+            # A specact server then samples as on its own stream.
             sent["address"] = fields["address"]
         for name, array in fields["observation"].items():
             key = endpoint.keys.get(name, Key())
@@ -191,16 +194,16 @@ class OpenpiTransport:
         infer_ms = float(spent) if isinstance(spent, int | float | np.number) and 0.0 <= spent < 1e9 else 0.0
         times = ServerTimes(0.0, infer_ms, infer_ms, 1)
         answer = dialect.exchanges["infer"].answer
-        return reply_fields(Reply(self._answered, answer, {openpi.CHUNK: _actions(said.get("actions"))}, times))
+        return reply_fields(Reply(self._reply_id, answer, {openpi.CHUNK: _actions(said.get("actions"))}, times))
 
 
 def _actions(value: Any) -> NDArray[Any]:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
         raise bad("a reply must contain actions, an array of numbers")
-    # What is too large for float32 becomes infinite and is refused.
+    # Numbers beyond float32 become infinite and are refused.
     with np.errstate(over="ignore"):
         return value.astype(np.float32)
 
 
-def _mark(identity: int) -> bytes:
+def _ping_payload(identity: int) -> bytes:
     return struct.pack(">Q", identity)

@@ -1,4 +1,4 @@
-"""What a link and a server are like, measured before a robot moves."""
+"""Latency of a link and a server, measured before a robot moves."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from specact.rng import StepAddress
 from specact.types import Miss
 from specact.wire.messages import Request
 
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of a number of requests, one after the other.
+    """Latencies of consecutive requests.
 
     Attributes:
-        total_ms, network_ms, queue_ms, target_ms: of each that was answered, ``[n]``.
-        lost: requests without an answer within two seconds.
+        total_ms, network_ms, queue_ms, target_ms: of each answered request, ``[n]``.
+        lost: requests without a reply within two seconds.
     """
 
     total_ms: NDArray[np.float64]
@@ -37,16 +37,16 @@ class Probe:
 
     @property
     def deadline_ms(self) -> float:
-        """A deadline that all but about one answer in a hundred meets, with a fifth to spare."""
+        """A recommended deadline: 1.2 times the 0.99 quantile of the total latency."""
         return 1.2 * float(np.quantile(self.total_ms, 0.99))
 
 
 def probe(client: Client, requests: int, pause_s: float) -> Probe:
-    """Asks the server ``requests`` times, with a pause in between, as a robot would.
+    """Sends requests one after the other, with a pause in between, as a robot would.
 
     Args:
         client: connected to the server.
-        requests: at least 1.
+        requests: number of requests, at least 1.
         pause_s: between two of them; the control period [s].
 
     Raises:
@@ -56,7 +56,7 @@ def probe(client: Client, requests: int, pause_s: float) -> Probe:
     rows, causes = [], []
     for number in range(requests):
         address = StepAddress(0, 0, 0, number)
-        pending = PendingRequest(client, "infer", partial(_request, window, address), _PATIENCE_S)
+        pending = PendingRequest(client, "infer", partial(_request, window, address), _TIMEOUT_S)
         found = pending.reply(time.monotonic())
         if isinstance(found, Miss):
             causes.append(found.cause)
@@ -71,4 +71,4 @@ def probe(client: Client, requests: int, pause_s: float) -> Probe:
 
 
 def _request(window: Window, address: StepAddress, identity: int) -> Request:
-    return Request("infer", identity, 1e3 * _PATIENCE_S, window, address)
+    return Request("infer", identity, 1e3 * _TIMEOUT_S, window, address)

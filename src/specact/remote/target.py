@@ -1,4 +1,4 @@
-"""The target on a server: its answers for a device that verifies, or its verdicts, as in ADAHI's paper."""
+"""The target on a server: verification on the device, or on the server as in ADAHI's paper."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from specact.remote.client import Client
 from specact.remote.pending import PendingRequest
 from specact.rng import StepAddress
 from specact.types import Miss, OffloadTimes, Outcome, Proposal
-from specact.verification import Answer, Pending, Verifier, sound
+from specact.verification import Answer, Pending, Verifier, is_valid
 from specact.wire.dialect import Arrays, Codec, VerifyingCodec
-from specact.wire.messages import LONGEST_DEADLINE_MS, Request
+from specact.wire.messages import MAX_DEADLINE_MS, Request
 
 A = TypeVar("A")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class RemoteTarget(Generic[A]):
-    """A :class:`~specact.verification.Target` on a server; its requests can leave before the draft is computed.
+    """A :class:`~specact.verification.Target` on a server; its requests can be prefetched.
 
     Args:
         client: of the server.
         codec: of the pair on both sides.
-        deadline_ms: how long a step's action may wait for the target, from the request's leaving [ms].
+        deadline_ms: deadline of a reply, from the sending of its request [ms].
 
     Raises:
         ConfigError: if the deadline is not positive.
@@ -37,35 +37,37 @@ class RemoteTarget(Generic[A]):
     def __init__(self, client: Client, codec: Codec[A], deadline_ms: float) -> None:
         self._client, self._codec = client, codec
         self._deadline_ms = positive_deadline(deadline_ms)
-        self._ahead: tuple[StepAddress, PendingRequest] | None = None
+        self._prefetched: tuple[StepAddress, PendingRequest] | None = None
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """See :class:`~specact.verification.Target`; the reply to a request nobody asks for is dropped and counted."""
-        pending = self._send(window, address, patient=False)
-        self._ahead = (address, pending) if pending.left else None
-        return pending.left
+        """See :class:`~specact.verification.Target`; the reply to an unused request is dropped and counted."""
+        pending = self._send(window, address, wait_if_busy=False)
+        self._prefetched = (address, pending) if pending.sent else None
+        return pending.sent
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
-        """See :class:`~specact.verification.Target`; ``done`` is True at the deadline at the latest."""
+        """See :class:`~specact.verification.Target`; ``done`` is True after the deadline."""
         asked = time.monotonic()
-        ahead, self._ahead = self._ahead, None
-        pending = ahead[1] if ahead is not None and ahead[0] == address else self._send(window, address, patient=True)
-        return _Expected(pending, asked, lambda arrays, times: Answer(self._codec.read(arrays), times))
+        ahead, self._prefetched = self._prefetched, None
+        pending = (
+            ahead[1] if ahead is not None and ahead[0] == address else self._send(window, address, wait_if_busy=True)
+        )
+        return _PendingReply(pending, asked, lambda arrays, times: Answer(self._codec.read(arrays), times))
 
-    def _send(self, window: Window, address: StepAddress, patient: bool) -> PendingRequest:
+    def _send(self, window: Window, address: StepAddress, wait_if_busy: bool) -> PendingRequest:
         client, deadline_ms = self._client, self._deadline_ms
 
         def request(identity: int) -> Request:
             return Request("infer", identity, deadline_ms, window, address, report=client.report)
 
-        return PendingRequest(client, "infer", request, deadline_ms / 1e3, patient)
+        return PendingRequest(client, "infer", request, deadline_ms / 1e3, wait_if_busy)
 
 
 class RemoteVerifier:
-    """A :class:`~specact.verification.Verifier` that leaves the verification to the server, as in ADAHI's paper.
+    """A :class:`~specact.verification.Verifier` whose verification runs on the server, as in ADAHI's paper.
 
-    The request carries the address of the step's random stream, so that the server draws what the device would have
-    drawn itself, bit for bit.
+    The request contains the address of the step's random stream, so that the server samples exactly what the device
+    would have sampled.
 
     Args:
         client, deadline_ms: as for :class:`RemoteTarget`.
@@ -77,7 +79,7 @@ class RemoteVerifier:
         self._deadline_ms = positive_deadline(deadline_ms)
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Nothing can leave ahead: the request carries the draft."""
+        """False: the request contains the draft."""
         return False
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
@@ -89,14 +91,14 @@ class RemoteVerifier:
 
         def outcome(arrays: Arrays, times: OffloadTimes) -> Outcome | Miss:
             found = self._codec.outcome(arrays, times)
-            return found if sound(found.actions) else Miss("invalid", times)
+            return found if is_valid(found.actions) else Miss("invalid", times)
 
-        return _Expected(PendingRequest(client, "verify", request, self._deadline_ms / 1e3), asked, outcome)
+        return _PendingReply(PendingRequest(client, "verify", request, self._deadline_ms / 1e3), asked, outcome)
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected(Generic[T_co]):
-    """A reply on its way."""
+class _PendingReply(Generic[T_co]):
+    """A reply in flight."""
 
     pending: PendingRequest
     asked: float
@@ -118,13 +120,13 @@ def remote_verifier(
     Args:
         client: of the server.
         pair: on this device.
-        deadline_ms: how long a step's action may wait for the target [ms].
-        sampling: where the outcome is drawn; both give the same one. On the ``device`` requests can leave ahead of the
-            draft, on the ``server`` it is as in ADAHI's paper, which only families with requests to ``verify`` can do.
-            Token policies always decode on the server.
+        deadline_ms: deadline of a reply [ms].
+        sampling: where the outcome is sampled; both give the same outcome. On the ``device`` requests can be
+            prefetched; on the ``server`` it is as in ADAHI's paper, for families with ``verify`` requests only. Token
+            policies always decode on the server.
 
     Raises:
-        ConfigError: for an unknown place, one that the family does not have, or a deadline that is not positive.
+        ConfigError: for an unknown place, one that the family does not support, or a deadline that is not positive.
     """
     if sampling not in ("device", "server"):
         raise unknown_name("place of sampling", sampling, ("device", "server"))
@@ -140,11 +142,11 @@ def remote_verifier(
 
 
 def positive_deadline(deadline_ms: float) -> float:
-    """The deadline, if it is one.
+    """The deadline, checked.
 
     Raises:
         ConfigError: if it is not positive, or longer than the protocol allows.
     """
-    if not 0.0 < deadline_ms <= LONGEST_DEADLINE_MS:
-        raise ConfigError(f"a deadline must lie between 0 and {LONGEST_DEADLINE_MS:.0f} ms, got {deadline_ms}")
+    if not 0.0 < deadline_ms <= MAX_DEADLINE_MS:
+        raise ConfigError(f"a deadline must lie between 0 and {MAX_DEADLINE_MS:.0f} ms, got {deadline_ms}")
     return deadline_ms

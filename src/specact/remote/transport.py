@@ -1,4 +1,4 @@
-"""The seam between the client and what carries its messages."""
+"""The transport interface of the client, and its sockets."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from specact.errors import ConfigError, RemoteError, unknown_name
 
 Fields = dict[str, Any]
 PORT = 8600
-# What one look takes at most: a hostile peer's thousands of tiny frames in it cost no more than about 40 ms.
-_READ = 1 << 13
-_NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+# Bytes per read: a hostile peer's thousands of tiny frames in one read cost at most about 40 ms.
+_READ_BYTES = 1 << 13
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _HOST = re.compile(r"[0-9A-Za-z_.:%-]+")
 
 
 class TransportClosedError(Exception):
-    """The transport cannot be used any more; whoever opened it may open another."""
+    """The transport is closed; its owner may open another."""
 
 
 class Transport(Protocol):
     """An open connection to a server, used by one thread at a time."""
 
     pings: bool
-    # Whether nothing can be sent before another reply has come.
+    # Whether an outstanding reply blocks further requests.
     busy: bool
 
     def encode(self, fields: Fields) -> bytes:
-        """A message as what :meth:`send` takes."""
+        """A message as the payload for :meth:`send`."""
         ...
 
     def decode(self, payload: bytes) -> Fields:
-        """What :meth:`receive` gave, as a message.
+        """A payload from :meth:`receive` as a message.
 
         Raises:
-            WireError: if it is none.
+            WireError: if it is malformed.
         """
         ...
 
     def send(self, kind: str, payload: bytes, timeout: float) -> None:
-        """Hands a message of this type to the network.
+        """Sends a message of this type.
 
         Raises:
-            TransportClosedError: if that is impossible within ``timeout`` seconds.
+            TransportClosedError: if it cannot be sent within ``timeout`` seconds.
         """
         ...
 
     def receive(self, timeout: float) -> bytes | None:
-        """The next message, or None if there is none within ``timeout`` seconds; 0 only looks.
+        """The next message, or None if none arrives within ``timeout`` seconds; 0 does not block.
 
         Raises:
-            TransportClosedError: if none will come any more.
+            TransportClosedError: if the connection has ended.
         """
         ...
 
@@ -67,18 +67,18 @@ class Transport(Protocol):
         ...
 
     @property
-    def heard(self) -> float:
-        """When the last byte arrived, or without pings the last request left, in seconds of the monotonic clock."""
+    def last_activity_s(self) -> float:
+        """When the last byte arrived or, without pings, the last request was sent; seconds of the monotonic clock."""
         ...
 
     def close(self) -> None:
-        """Ends it at once; may be called twice."""
+        """Closes it immediately; idempotent."""
         ...
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens, and how to be let in.
+    """Address of a server, and credentials.
 
     Attributes:
         scheme: ``ws`` or ``wss`` (WebSocket, msgpack); ``http`` or ``https`` (JSON, the paper's way).
@@ -87,7 +87,7 @@ class Endpoint:
         tls: context for ``wss`` and ``https``; None for the system's certificates.
 
     Raises:
-        ConfigError: for anything of this that no server can have.
+        ConfigError: for an invalid scheme, host, port or token.
     """
 
     scheme: str
@@ -128,13 +128,13 @@ class Endpoint:
         return self.scheme in ("wss", "https")
 
     def connect(self, until: float) -> socket.socket:
-        """A connected socket that does not block, with TLS where the scheme says so.
+        """A connected non-blocking socket, with TLS for ``wss`` and ``https``.
 
         Args:
-            until: when it must be there, in seconds of the monotonic clock.
+            until: deadline, in seconds of the monotonic clock.
 
         Raises:
-            RemoteError: if it is not.
+            RemoteError: if there is no connection by then.
         """
         try:
             side = socket.create_connection((self.host, self.port), max(0.001, until - time.monotonic()))
@@ -163,10 +163,10 @@ class Endpoint:
 
 
 def trusting(ca: Path | None) -> ssl.SSLContext | None:
-    """A context that trusts servers whose certificate this authority's PEM file vouches for; None for the system's.
+    """A TLS context that trusts this certificate authority (a PEM file) alone; None for the system's default.
 
     Raises:
-        ConfigError: if the file is missing or is none.
+        ConfigError: if the file is missing or invalid.
     """
     try:
         return None if ca is None else ssl.create_default_context(cafile=str(ca))
@@ -177,22 +177,22 @@ def trusting(ca: Path | None) -> ssl.SSLContext | None:
 
 
 def send_all(side: socket.socket, data: bytes, timeout: float) -> None:
-    """Hands bytes to the network.
+    """Sends bytes.
 
     Args:
         side: from :meth:`Endpoint.connect`.
         data: the bytes.
-        timeout: how long the network may take to accept them [s].
+        timeout: for handing all of them to the operating system [s].
 
     Raises:
-        TransportClosedError: if that is impossible; an unknown part of them has left then.
+        TransportClosedError: on failure; an unknown part may have been sent.
     """
     left, until = memoryview(data), time.monotonic() + max(0.001, timeout)
     try:
         while left:
             try:
                 left = left[side.send(left) :]
-            except _NOT_YET as error:
+            except _WOULD_BLOCK as error:
                 waits_for = select.POLLIN if isinstance(error, ssl.SSLWantReadError) else select.POLLOUT
                 if not _ready(side, waits_for, until - time.monotonic()):
                     raise TimeoutError("timed out") from None
@@ -201,16 +201,16 @@ def send_all(side: socket.socket, data: bytes, timeout: float) -> None:
 
 
 def receive_some(side: socket.socket, timeout: float) -> bytes | None:
-    """What has arrived, waiting for at most ``timeout`` seconds; None for nothing, empty if the other side has ended.
+    """The data that arrives within ``timeout`` seconds; None if there is none, empty if the peer has closed.
 
     Raises:
-        TransportClosedError: if the connection broke.
+        TransportClosedError: if the connection failed.
     """
     try:
-        # What TLS has decrypted already is no longer there to be waited for.
+        # Poll does not report data that TLS has already decrypted.
         if (isinstance(side, ssl.SSLSocket) and side.pending()) or _ready(side, select.POLLIN, timeout):
-            return side.recv(_READ)
-    except _NOT_YET:
+            return side.recv(_READ_BYTES)
+    except _WOULD_BLOCK:
         pass
     except OSError as error:
         raise TransportClosedError(f"the connection was lost: {error}") from None
@@ -218,7 +218,7 @@ def receive_some(side: socket.socket, timeout: float) -> bytes | None:
 
 
 def _ready(side: socket.socket, event: int, timeout: float) -> bool:
-    """Waits for at most ``timeout`` seconds; select would not take descriptors above 1023."""
+    """Waits for at most ``timeout`` seconds; uses poll because select fails for descriptors above 1023."""
     waiting = select.poll()
     waiting.register(side, event)
     return bool(waiting.poll(max(0, math.ceil(1e3 * timeout))))

@@ -1,4 +1,4 @@
-"""A WebSocket transport without a thread of its own: the caller's time is spent on the wire, not on waking others."""
+"""A WebSocket transport without a background thread, to avoid the latency of thread switches."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from specact.wire.messages import read_error
 
 _PATH = "/v1/stream"
 _DATA = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
-# What is no request is small: if it does not leave within this, the network has taken nothing for long.
-_AT_ONCE_S = 0.005
-# One look at the network takes in at most so many frames.
-_MOST_FRAMES = 64
-# A frame costs a peer one; 8 bytes of data, a tenth of a second and each ping of ours earn it one, and so many can be
-# saved. A peer that has none left sends control frames without data, or messages in tiny pieces, and is dropped.
-_EARNING_BYTES, _EARNING_S, _MOST_SAVED = 8, 0.1, 128
+# Timeout for sending control frames; they are small, so a longer delay means a stalled connection.
+_CONTROL_TIMEOUT_S = 0.005
+# Limit of frames parsed per read.
+_MAX_FRAMES_PER_READ = 64
+# Token bucket against floods of tiny frames: each frame of the peer costs one credit; 8 bytes of data, a tenth of a
+# second or a ping of ours earns one, up to a maximum. Without credit the connection is closed.
+_CREDIT_BYTES, _CREDIT_S, _MAX_CREDIT = 8, 0.1, 128
 
 
 class Message(NamedTuple):
-    """What arrived.
+    """A received message.
 
     Attributes:
         payload: its content.
-        text: whether it came in frames of text.
-        after: the mark that the last pong before it carried, see :meth:`WebSocketTransport.send`.
+        text: whether it is a text message.
+        last_pong: payload of the last pong before it, see :meth:`WebSocketTransport.send`.
     """
 
     payload: bytes
     text: bool
-    after: bytes
+    last_pong: bytes
 
 
 class WebSocketTransport:
     """Binary msgpack over one WebSocket; see :class:`~specact.remote.transport.Transport`.
 
     Args:
-        endpoint: where to.
+        endpoint: the server.
         timeout: for connecting and the opening handshake together [s].
         max_message_bytes: a larger reply closes the transport before it is read.
         path: of the URL.
-        scheme: in which the token is shown.
+        scheme: of the Authorization header.
 
     Raises:
-        RemoteError: if the server cannot be reached in time, or does not let us in.
+        RemoteError: if the server cannot be reached in time, or refuses the connection.
     """
 
     pings, busy = True, False
@@ -65,11 +65,11 @@ class WebSocketTransport:
         until = time.monotonic() + timeout
         self._messages: deque[Message] = deque()
         self._parts: list[bytes] = []
-        # What has arrived and waits to be parsed, and how much of the frame is missing that is being parsed.
-        self._unparsed, self._rest = bytearray(), 0
-        self.heard = self._credited = time.monotonic()
-        self._credit = float(_MOST_SAVED)
-        self._text, self._after = False, b""
+        # Received bytes to be parsed, and remaining bytes of the current frame.
+        self._unparsed, self._frame_rest = bytearray(), 0
+        self.last_activity_s = self._credited_s = time.monotonic()
+        self._credit = float(_MAX_CREDIT)
+        self._text, self._last_pong = False, b""
         self._protocol = ClientProtocol(parse_uri(f"{endpoint}{path}"), max_size=max_message_bytes)
         self._socket = endpoint.connect(until)
         try:
@@ -91,8 +91,8 @@ class WebSocketTransport:
     def send(self, kind: str, payload: bytes, timeout: float, mark: bytes = b"") -> None:
         """See :class:`~specact.remote.transport.Transport`.
 
-        A mark, of at most 125 bytes, goes before the message as a ping. What arrives before its pong left the server
-        before the message was read there, so that it answers something else.
+        ``mark``, of at most 125 bytes, is sent as a ping before the message. A message that arrives before its pong was
+        sent before the server read this one, so it is no reply to it.
         """
         if self._protocol.state is not State.OPEN:
             raise TransportClosedError("the connection is closed")
@@ -104,11 +104,11 @@ class WebSocketTransport:
 
     def receive(self, timeout: float) -> bytes | None:
         message = self.next(timeout)
-        # Text is no message of ours, whatever it says.
+        # Text messages are not part of the protocol.
         return None if message is None else b"" if message.text else message.payload
 
     def next(self, timeout: float) -> Message | None:
-        """As :meth:`receive`, with what else is known of the message."""
+        """As :meth:`receive`, with the message's metadata."""
         until = time.monotonic() + timeout
         while not self._messages:
             self._read(max(0.0, until - time.monotonic()))
@@ -121,13 +121,13 @@ class WebSocketTransport:
             raise TransportClosedError("the connection is closed")
         self._protocol.send_ping(b"")
         self._credit += 1.0
-        self._flush(_AT_ONCE_S)
+        self._flush(_CONTROL_TIMEOUT_S)
 
     def close(self) -> None:
         try:
             if self._protocol.state is State.OPEN:
                 self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
-                self._flush(_AT_ONCE_S)
+                self._flush(_CONTROL_TIMEOUT_S)
         except TransportClosedError:
             pass
         self._socket.close()
@@ -154,67 +154,67 @@ class WebSocketTransport:
             if data:
                 send_all(self._socket, data, timeout)
         except TransportClosedError:
-            self._broken()
+            self._abort()
             raise
 
     def _read(self, timeout: float) -> None:
         """Reads a bounded part of the received data, waiting for at most ``timeout`` seconds."""
-        if not self._next():
+        if not self._next_size():
             try:
                 data = receive_some(self._socket, timeout)
             except TransportClosedError:
-                self._broken()
+                self._abort()
                 raise
             if data is None:
                 return
-            self.heard = time.monotonic()
+            self.last_activity_s = time.monotonic()
             if not data:
                 self._protocol.receive_eof()
-                self._take_events()
+                self._handle_events()
             self._unparsed += data
-        for _ in range(_MOST_FRAMES):
-            size = self._next()
+        for _ in range(_MAX_FRAMES_PER_READ):
+            size = self._next_size()
             if not size:
                 break
             data = bytes(self._unparsed[:size])
             del self._unparsed[:size]
-            self._rest = max(0, self._rest - size)
+            self._frame_rest = max(0, self._frame_rest - size)
             self._protocol.receive_data(data)
-            self._take_events()
-        self._flush(_AT_ONCE_S)
+            self._handle_events()
+        self._flush(_CONTROL_TIMEOUT_S)
         if self._credit < 0.0:
             self._protocol.fail(CloseCode.POLICY_VIOLATION)
-            self._flush(_AT_ONCE_S)
-            self._broken()
+            self._flush(_CONTROL_TIMEOUT_S)
+            self._abort()
             raise TransportClosedError("the server sends too many frames with too little data in them")
         if self._protocol.state in (State.CLOSING, State.CLOSED) and not self._messages:
             why = self._protocol.parser_exc or self._protocol.close_rcvd or "no close frame"
             raise TransportClosedError(f"the connection ended: {why}")
 
-    def _next(self) -> int:
-        """How many bytes to parse next: what is there of one frame, or of a line of the opening handshake."""
+    def _next_size(self) -> int:
+        """Number of bytes to parse next: the received part of one frame, or of a line of the opening handshake."""
         if self._protocol.state is State.CONNECTING:
             return self._unparsed.find(b"\n") + 1 or len(self._unparsed)
-        self._rest = self._rest or _frame_size(self._unparsed)
-        return min(self._rest, len(self._unparsed))
+        self._frame_rest = self._frame_rest or _frame_size(self._unparsed)
+        return min(self._frame_rest, len(self._unparsed))
 
-    def _take_events(self) -> None:
+    def _handle_events(self) -> None:
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
                 self._charge(event)
-                self._take(event)
+                self._handle_frame(event)
             elif not isinstance(event, Response):
                 raise InvalidMessage("unexpected event")
 
     def _charge(self, frame: Frame) -> None:
         now = time.monotonic()
-        earned = len(frame.data) / _EARNING_BYTES if frame.opcode in _DATA else 0.0
-        self._credit = min(_MOST_SAVED, self._credit + earned + (now - self._credited) / _EARNING_S) - 1.0
-        self._credited = now
+        earned = len(frame.data) / _CREDIT_BYTES if frame.opcode in _DATA else 0.0
+        self._credit = min(_MAX_CREDIT, self._credit + earned + (now - self._credited_s) / _CREDIT_S) - 1.0
+        self._credited_s = now
 
-    def _take(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.PONG:
-            self._after = bytes(frame.data)
+            self._last_pong = bytes(frame.data)
         if frame.opcode not in _DATA:
             return
         if frame.opcode is not Opcode.CONT:
@@ -222,16 +222,16 @@ class WebSocketTransport:
         if frame.data:
             self._parts.append(bytes(frame.data))
         if frame.fin:
-            self._messages.append(Message(b"".join(self._parts), self._text, self._after))
+            self._messages.append(Message(b"".join(self._parts), self._text, self._last_pong))
             self._parts.clear()
 
-    def _broken(self) -> None:
+    def _abort(self) -> None:
         self._protocol.state = State.CLOSED
         self._socket.close()
 
 
 def _frame_size(data: bytearray) -> int:
-    """Of the frame that begins here, its header included; 0 if not enough of that is there to tell (RFC 6455, 5.2)."""
+    """Size of the frame that starts here, with its header; 0 if the header is incomplete (RFC 6455, 5.2)."""
     if len(data) < 2:
         return 0
     length, head = data[1] & 0x7F, 2
@@ -244,7 +244,7 @@ def _frame_size(data: bytearray) -> int:
 
 
 def _refusal(response: Response) -> str:
-    """What the server says of it, if it is one of ours."""
+    """The server's error message, or the HTTP status if it is no specact server."""
     try:
         return read_error(json.decode(bytes(response.body or b""))).message
     except WireError:

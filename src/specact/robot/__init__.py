@@ -1,4 +1,4 @@
-"""The control loop of a robot, and what it asks for actions."""
+"""The control loop of a robot, and its sources of actions."""
 
 from specact.lazy import attach
 

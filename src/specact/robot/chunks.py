@@ -1,4 +1,4 @@
-"""A chunk policy on a robot: its actions are played as an execution says while the next chunk is inferred."""
+"""A chunk policy on a robot: plays its actions according to an execution while the next chunk is inferred."""
 
 from __future__ import annotations
 
@@ -25,37 +25,36 @@ Idle = Literal["hold_last", "stop_action", "nothing"]
 
 
 class ChunkRunner:
-    """Chooses a robot's actions for :func:`~specact.robot.loop.run_loop`; it never waits for the policy.
+    """Provides a robot's actions for :func:`~specact.robot.loop.run_loop`; it never blocks on the policy.
 
-    A control step without an action to play is idle. So the robot stands still while it thinks, in ``synchronous``
-    execution, and wherever a chunk comes too late.
+    A control step without an action to play is idle: during inferences in ``synchronous`` execution, and if a chunk
+    arrives too late.
 
     Args:
         inference: of the policy.
         execution: how its chunks are played.
         period_s: control period [s]; the policy's own if not given.
-        roll_forward: a model of the robot, which ``roll_forward`` execution needs: what the robot would see after the
-            actions ``[r, A]``, given an observation.
-        idle: what is sent in an idle control step: the last action again, the fallback's stop action, or nothing, for a
-            robot that holds by itself. Before the first action the last one is the stop action, or nothing where nobody
-            has said which that is.
-        fallback: ``stop`` stops the robot at the first inference that comes to nothing, and ``max_consecutive_misses``
-            after more than so many; control steps without a usable observation count as well. Otherwise what is left of
-            the chunk is played on.
-        deadline_s: an inference that takes longer is a miss, and what it gives is not used [s].
-        max_chunk_age_s: what is left of a chunk is dropped once its observation is older than this [s].
+        roll_forward: a model of the robot, needed for ``roll_forward`` execution: predicts the observation after the
+            actions ``[r, A]`` from the current one.
+        idle: what an idle control step sends: the last action again, the fallback's stop action, or nothing, for a
+            robot that holds its position by itself. Before the first action the stop action takes the place of the
+            last one, if there is one.
+        fallback: ``stop`` stops the robot at the first failed inference, ``max_consecutive_misses`` after more than so
+            many; control steps without a usable observation count as misses. Otherwise the chunk is played on.
+        deadline_s: a longer inference is a miss, and its chunk is dropped [s].
+        max_chunk_age_s: the remaining actions of a chunk are dropped when its observation is older than this [s].
         seed, robot: address of the random streams.
-        clock: what the time is read from.
+        clock: source of the time.
 
     Attributes:
-        counts: ``inferences`` that ended in a chunk, ``chunks`` of which an action was played, ``idle`` control steps,
-            and misses by cause, since it was made.
+        counts: totals since construction: successful ``inferences``, ``chunks`` of which an action was played, ``idle``
+            control steps, and misses by cause.
         stopped: whether the fallback stopped the robot; every action is the stop action then, until :meth:`reset`.
-        ended: the inference that ended last, in a chunk or a miss; None before the first of an episode.
+        ended: the last inference that has ended, in a chunk or a miss; None before the first of an episode.
         record: None; a policy without a draft and a gate has no step records.
 
     Raises:
-        ConfigError: if policy, execution and robot do not go together, or a number is out of range.
+        ConfigError: if policy, execution and robot are incompatible, or a number is out of range.
     """
 
     record: StepRecord | None = None
@@ -93,7 +92,7 @@ class ChunkRunner:
         self.counts: Counter[str] = Counter()
         self._latencies: list[float] = []
         self._ages: list[float] = []
-        self._inference, self._fallback, self._still, self._idle = inference, fallback, still, idle
+        self._inference, self._fallback, self._stop_action, self._idle = inference, fallback, still, idle
         self._deadline_s, self._max_chunk_age_s = deadline_s, max_chunk_age_s
         period_s = 1.0 / spec.rate_hz if period_s is None else period_s
         self._schedule = Schedule(execution, period_s, (spec.chunk, spec.actions))
@@ -107,31 +106,31 @@ class ChunkRunner:
         self._address = self._address._replace(episode=episode, step=0)
         self._schedule.reset()
         self._history.reset()
-        # Of the inference whose answer is of use, and since when the one under way has had time.
+        # Address of the inference whose result will be used, and start of the current one's deadline.
         self._expected: StepAddress | None = None
-        self._since_s = self._seen_s = self.clock.now()
-        # In a row: inferences that came to nothing, and control steps without a usable observation.
-        self._misses = self._unseen = 0
+        self._started_s = self._observed_s = self.clock.now()
+        # Consecutive failed inferences, and consecutive control steps without a usable observation.
+        self._misses = self._unusable = 0
         self._last: NDArray[np.float32] | None = None
         self._idling = self.stopped = False
         self.ended: Finished | None = None
 
     @property
     def stop_action(self) -> NDArray[np.float32] | None:
-        """What makes this robot stand still, ``[A]``, or None if nobody said."""
-        return None if self._still is None else np.array(self._still, np.float32)
+        """The fallback's stop action ``[A]``, or None if it has none."""
+        return None if self._stop_action is None else np.array(self._stop_action, np.float32)
 
     @property
     def origin(self) -> Origin | None:
-        """Where the action chosen last comes from: the policy, which is the target, or the rule for idle steps."""
+        """Origin of the last action: the policy, which is the target, or the rule for idle steps."""
         if self._last is None and not self._idling and not self.stopped:
             return None
-        return Origin.FALLBACK if self._idling or self.stopped or self._unseen else Origin.REPLACED
+        return Origin.FALLBACK if self._idling or self.stopped or self._unusable else Origin.REPLACED
 
     @property
     def expired(self) -> bool:
-        """Whether the action chosen last is of a chunk whose observation is older than ``max_chunk_age_s``."""
-        return not self._idling and self.clock.now() - self._seen_s > self._max_chunk_age_s
+        """Whether the observation behind the last action is older than ``max_chunk_age_s``."""
+        return not self._idling and self.clock.now() - self._observed_s > self._max_chunk_age_s
 
     def act(self, observation: Observation) -> NDArray[np.float32] | None:
         """One control step: the action ``[A]`` to execute now, in the environment's units; None to send nothing.
@@ -140,16 +139,16 @@ class ChunkRunner:
             observation: a mapping with every array that the policy needs, or one array, taken as ``state``.
 
         Raises:
-            ObservationError: if the observation cannot be used. No action is returned then.
+            ObservationError: if the observation cannot be used.
         """
         now, schedule = self.clock.now(), self._schedule
         self._history.sample(now, observation)
-        self._unseen = 0
+        self._unusable = 0
         self._collect()
         schedule.drop_older(now - self._max_chunk_age_s)
         schedule.advance(now)
         if not self.stopped and schedule.wants and not self._inference.busy:
-            self._begin(now)
+            self._start_inference(now)
             self._collect()
             schedule.advance(now)
         if self.stopped:
@@ -164,12 +163,12 @@ class ChunkRunner:
         if played.first:
             self.counts["chunks"] += 1
             self._ages.append(now - played.seen_s)
-        self._last, self._seen_s = played.action, played.seen_s
+        self._last, self._observed_s = played.action, played.seen_s
         self._history.play(played.action)
         return played.action
 
     def act_unseeing(self, error: ObservationError) -> NDArray[np.float32] | None:
-        """One control step whose observation cannot be used, instead of :meth:`act`: the last action is held.
+        """One control step without a usable observation, in place of :meth:`act`: the last action is held.
 
         Args:
             error: why the observation cannot be used.
@@ -179,22 +178,22 @@ class ChunkRunner:
         """
         if self._last is None:
             raise error
-        self._unseen += 1
+        self._unusable += 1
         self._idling = False
         self._stop_if_due()
         return self.stop_action if self.stopped else self._last
 
     def wait(self, seconds: float) -> bool:
-        """Where the robot is idle: waits for the chunk under way, for at most so long; returns whether it is there."""
+        """If idle, waits for the current inference for at most ``seconds``; returns whether a chunk has arrived."""
         return self._idling and not self.stopped and self._inference.wait(seconds) and self._collect()
 
     def summary(self) -> dict[str, Any]:
-        """What the inferences were like, as plain values.
+        """Statistics of the inferences, as plain values.
 
         Returns:
             ``inferences``, ``chunks`` and ``idle``, see :attr:`counts`; ``misses`` by cause; ``inference_ms``,
-            quantiles of an inference, the link included; and ``observation_age_ms``, the mean age of the observation
-            when the first action of its chunk is played.
+            quantiles of the inference latency, the link included; and ``observation_age_ms``, the mean age of the
+            observation when the first action of its chunk is played.
         """
         counted = ("inferences", "chunks", "idle")
         return {name: self.counts[name] for name in counted} | {
@@ -203,25 +202,25 @@ class ChunkRunner:
             "observation_age_ms": 1e3 * float(np.mean(self._ages)) if self._ages else None,
         }
 
-    def _begin(self, now: float) -> None:
+    def _start_inference(self, now: float) -> None:
         schedule = self._schedule
         window, inpainting = self._history.window(schedule.ahead), schedule.inpainting
-        self._expected, self._since_s = self._address, now
+        self._expected, self._started_s = self._address, now
         self._inference.begin(window, self._address, inpainting)
         schedule.ask(now)
         self._address = self._address.following
 
     def _collect(self) -> bool:
-        """Takes in an inference that has ended; returns whether it ended in a chunk that is of use."""
+        """Handles an inference that has ended or missed its deadline; whether it gave a usable chunk."""
         found = self._inference.take()
         if found is None:
-            waited_s = self.clock.now() - self._since_s
+            waited_s = self.clock.now() - self._started_s
             if self._inference.busy and waited_s > self._deadline_s:
                 self.ended = Finished(self._expected or self._address, Miss("deadline", OffloadTimes()), waited_s)
-                self._since_s, self._expected = self.clock.now(), None
+                self._started_s, self._expected = self.clock.now(), None
                 self._miss("deadline")
             return False
-        # Of an earlier episode, or after its deadline.
+        # The result belongs to an earlier episode, or missed its deadline.
         if found.address != self._expected:
             return False
         self._expected, self.ended = None, found
@@ -241,4 +240,4 @@ class ChunkRunner:
         self._stop_if_due()
 
     def _stop_if_due(self) -> None:
-        self.stopped = self.stopped or self._fallback.stops(self._misses + self._unseen)
+        self.stopped = self.stopped or self._fallback.stops(self._misses + self._unusable)

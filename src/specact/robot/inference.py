@@ -1,4 +1,4 @@
-"""Inferences of a chunk policy for a control loop, one at a time: beside it in a thread, or while it waits."""
+"""Inferences of a chunk policy for a control loop, one at a time: in a thread, or inline."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from specact.types import Miss, OffloadTimes
 
 
 class ChunkSource(Protocol):
-    """Where a robot's chunks come from: a policy in this process, or on a server."""
+    """Source of a robot's chunks: a policy in this process, or on a server."""
 
     @property
     def spec(self) -> ChunkSpec:
-        """What the policy needs to see, and what it gives."""
+        """The policy's observations and chunks."""
         ...
 
     @property
     def inpaints(self) -> bool:
-        """Whether :meth:`ask` understands inpainting."""
+        """Whether :meth:`ask` supports inpainting."""
         ...
 
     def ask(self, window: Window, address: StepAddress, inpainting: Inpainting | None = None) -> Chunk | Miss:
-        """The chunk ``[H, A]`` for a window, in the environment's units and finite; the caller waits for it."""
+        """The chunk ``[H, A]`` for a window, finite and in the environment's units; blocks."""
         ...
 
 
 class LocalSource:
-    """A chunk policy in this process, which draws what it would draw on a server.
+    """A chunk policy in this process, with the same random streams as on a server.
 
     Args:
         policy: the policy.
@@ -51,7 +51,7 @@ class LocalSource:
         """See :class:`ChunkSource`; a chunk that is not finite is a miss of cause ``invalid``.
 
         Raises:
-            BundleError: if the policy's answer is none of its spec.
+            BundleError: if the policy's chunk does not match its spec.
         """
         try:
             chunk = self._policy.infer(window, self._streams(Role.VERIFY, address), inpainting)
@@ -69,8 +69,8 @@ class Finished:
 
     Attributes:
         address: of its random stream.
-        answer: what came of it.
-        took_s: how long it took [s].
+        answer: its chunk, or a miss.
+        took_s: its latency [s].
     """
 
     address: StepAddress
@@ -79,16 +79,16 @@ class Finished:
 
 
 class Inference(Protocol):
-    """Inferences that go on while others act, one at a time."""
+    """Inferences that run concurrently with the control loop, one at a time."""
 
     @property
     def source(self) -> ChunkSource:
-        """Where the chunks come from."""
+        """Source of the chunks."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether one has begun whose end nobody has taken."""
+        """Whether an inference is running, or its result has not been taken."""
         ...
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
@@ -104,35 +104,35 @@ class Inference(Protocol):
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the end of the one that has begun, for at most ``seconds``; returns whether it has ended."""
+        """Waits for the current inference, for at most ``seconds``; whether it has ended."""
         ...
 
 
 class InlineInference:
-    """See :class:`Inference`; :meth:`begin` waits for the end, for loops in which the world waits as well.
+    """See :class:`Inference`; :meth:`begin` blocks, for simulated loops whose time stands still meanwhile.
 
     Args:
-        source: where the chunks come from.
+        source: of the chunks.
     """
 
     def __init__(self, source: ChunkSource) -> None:
         self.source = source
-        self._found: Finished | None = None
+        self._result: Finished | None = None
 
     @property
     def busy(self) -> bool:
         """See :class:`Inference`."""
-        return self._found is not None
+        return self._result is not None
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
         """See :class:`Inference`."""
         began = time.perf_counter()
         answer = self.source.ask(window, address, inpainting)
-        self._found = Finished(address, answer, time.perf_counter() - began)
+        self._result = Finished(address, answer, time.perf_counter() - began)
 
     def take(self) -> Finished | None:
         """See :class:`Inference`."""
-        found, self._found = self._found, None
+        found, self._result = self._result, None
         return found
 
     def wait(self, seconds: float) -> bool:
@@ -144,15 +144,15 @@ class InferenceThread:
     """See :class:`Inference`. Use it as a context manager, or call :meth:`close`.
 
     Args:
-        source: where the chunks come from; used in the thread alone.
+        source: of the chunks; used in the thread only.
     """
 
     def __init__(self, source: ChunkSource) -> None:
         self.source, self.busy = source, False
-        self._asked: SimpleQueue[tuple[Window, StepAddress, Inpainting | None] | None] = SimpleQueue()
-        self._ended = threading.Event()
-        self._found: Finished | Exception | None = None
-        # A daemon: a policy that never answers must not keep the process from ending.
+        self._requests: SimpleQueue[tuple[Window, StepAddress, Inpainting | None] | None] = SimpleQueue()
+        self._finished = threading.Event()
+        self._result: Finished | Exception | None = None
+        # A daemon: a policy that never answers must not block the process's exit.
         self._thread = threading.Thread(target=self._infer, name="specact inference", daemon=True)
         self._thread.start()
 
@@ -165,21 +165,21 @@ class InferenceThread:
         self.close()
 
     def close(self, within_s: float = 5.0) -> None:
-        """Ends the thread after the inference under way; waits for that for at most so long [s]."""
-        self._asked.put(None)
+        """Ends the thread after the current inference; waits for at most ``within_s`` [s]."""
+        self._requests.put(None)
         self._thread.join(within_s)
 
     def begin(self, window: Window, address: StepAddress, inpainting: Inpainting | None) -> None:
         """See :class:`Inference`."""
         self.busy = True
-        self._asked.put((window, address, inpainting))
+        self._requests.put((window, address, inpainting))
 
     def take(self) -> Finished | None:
         """See :class:`Inference`."""
-        if not self._ended.is_set():
+        if not self._finished.is_set():
             return None
-        found, self._found = self._found, None
-        self._ended.clear()
+        found, self._result = self._result, None
+        self._finished.clear()
         self.busy = False
         if isinstance(found, Exception):
             raise found
@@ -187,14 +187,14 @@ class InferenceThread:
 
     def wait(self, seconds: float) -> bool:
         """See :class:`Inference`."""
-        return self.busy and self._ended.wait(seconds)
+        return self.busy and self._finished.wait(seconds)
 
     def _infer(self) -> None:
-        while (asked := self._asked.get()) is not None:
+        while (asked := self._requests.get()) is not None:
             began = time.perf_counter()
             try:
                 answer = self.source.ask(*asked)
-                self._found = Finished(asked[1], answer, time.perf_counter() - began)
+                self._result = Finished(asked[1], answer, time.perf_counter() - began)
             except Exception as error:  # noqa: BLE001 - raised again where the answer is taken
-                self._found = error
-            self._ended.set()
+                self._result = error
+            self._finished.set()

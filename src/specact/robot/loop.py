@@ -1,6 +1,6 @@
-"""The control loop of a robot: observe, act, wait for the next tick; it is never early and never catches up.
+"""The control loop of a robot: observe, act, wait for the next tick. Missed ticks are not made up for.
 
-However it ends, the robot is told to stop.
+The robot is stopped at the end, also after an error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from specact.types import Origin, StepRecord
 class Robot(Protocol):
     """Anything with sensors and actuators.
 
-    It may also have ``stop()``, without arguments, which brings it to a standstill in its own way: :func:`run_loop`
-    calls it when it ends, instead of sending the stop action. And ``roll_forward(observation, actions)``, a model of
-    itself: the observation as it would be after the actions ``[r, A]`` if nothing else moved, which execution
-    ``roll_forward`` needs.
+    Optional methods: ``stop()``, without arguments, which :func:`run_loop` calls at its end instead of sending the stop
+    action; and ``roll_forward(observation, actions)``, which ``roll_forward`` execution needs: a model of the robot
+    that predicts the observation after the actions ``[r, A]`` if nothing else moved.
     """
 
     def observe(self) -> Observation:
@@ -39,9 +38,9 @@ class Robot(Protocol):
 
 
 class Acting(Protocol):
-    """What a control loop asks for actions.
+    """Source of a control loop's actions.
 
-    It is a :class:`~specact.policy.SpeculativePolicy` or a :class:`~specact.robot.chunks.ChunkRunner`.
+    A :class:`~specact.policy.SpeculativePolicy` or a :class:`~specact.robot.chunks.ChunkRunner`.
     """
 
     record: StepRecord | None
@@ -49,17 +48,17 @@ class Acting(Protocol):
 
     @property
     def stop_action(self) -> NDArray[np.float32] | None:
-        """What makes this robot stand still, ``[A]``, or None if nobody said."""
+        """The action that makes this robot stand still, ``[A]``, or None if unknown."""
         ...
 
     @property
     def origin(self) -> Origin | None:
-        """Where the action chosen last comes from; None before the first of an episode."""
+        """Origin of the last action; None before the first of an episode."""
         ...
 
     @property
     def expired(self) -> bool:
-        """Whether the action chosen last is made for an observation that is too old."""
+        """Whether the observation behind the last action is too old."""
         ...
 
     def reset(self, episode: int) -> None:
@@ -75,7 +74,7 @@ class Acting(Protocol):
         ...
 
     def act_unseeing(self, error: ObservationError) -> NDArray[np.float32] | None:
-        """The same where the observation cannot be used.
+        """As :meth:`act`, without a usable observation.
 
         Raises:
             ObservationError: ``error``, if no action of the episode has been chosen yet.
@@ -83,10 +82,10 @@ class Acting(Protocol):
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Waits for something to act on, where there is nothing, for at most so long.
+        """If there is no action to play, waits for one for at most ``seconds``.
 
         Returns:
-            Whether the next control step is to begin now; False at once where there is nothing to wait for.
+            Whether the next control step should start now; False immediately if there is nothing to wait for.
         """
         ...
 
@@ -96,11 +95,11 @@ class Tick:
     """One control period.
 
     Attributes:
-        late_s: how much later than planned it began [s].
-        stall_s: how long the policy took to choose the action [s].
-        record: of the inference in it, or None where the last chunk played on or nothing could be inferred.
-        acted: False where no action was sent because choosing it took so long that its observation was too old.
-        unusable: why the observation could not be used, or None. The fallback's action was sent then.
+        late_s: delay of its start [s].
+        stall_s: time that the policy took to choose the action [s].
+        record: of the inference in it, or None if there was none.
+        acted: False if the action was not sent because its observation had become too old.
+        unusable: why the observation could not be used, or None. The fallback's action is sent then.
     """
 
     late_s: float
@@ -111,7 +110,7 @@ class Tick:
 
 
 class Journal:
-    """What a control loop went through, in numbers; its :meth:`note` takes the ticks.
+    """Statistics of a control loop; :meth:`note` records its ticks.
 
     Args:
         period_s: the control period [s].
@@ -122,7 +121,7 @@ class Journal:
         self._stalls: list[float] = []
         self._lateness: list[float] = []
         self._inferences: list[float] = []
-        self._transmitted = self._ahead = self._outdated = 0
+        self._transmitted = self._sent_ahead = self._outdated = 0
         self._misses: Counter[str] = Counter()
         self._unusable: Counter[str] = Counter()
 
@@ -136,21 +135,21 @@ class Journal:
         if tick.record is not None:
             self._inferences.append(tick.stall_s)
             self._transmitted += tick.record.decision.transmit
-            self._ahead += tick.record.sent_ahead
+            self._sent_ahead += tick.record.sent_ahead
             if tick.record.miss is not None:
                 self._misses[tick.record.miss] += 1
 
     def control(self) -> dict[str, Any]:
-        """What the control loop was like, as plain values.
+        """Statistics of the control loop, as plain values.
 
         Returns:
-            ``ticks``; ``overruns``: control periods lost because ticks began late; ``longest_lateness_ms`` of a tick's
-            beginning; ``longest_stall_ms`` of the policy; ``unusable``: ticks without a usable observation, by cause;
-            and ``outdated``: ticks whose action came too late to be sent.
+            ``ticks``; ``overruns``: control periods lost because ticks started late; ``longest_lateness_ms`` of a
+            tick's start; ``longest_stall_ms`` of the policy; ``unusable``: ticks without a usable observation, by
+            cause; and ``outdated``: ticks whose action was too late to be sent.
         """
         return {
             "ticks": len(self._stalls),
-            # Every late tick moves all those after it.
+            # A late tick shifts all later ones.
             "overruns": int(sum(self._lateness) / self._period_s + 1e-9),
             "longest_lateness_ms": 1e3 * max(self._lateness, default=0.0),
             "longest_stall_ms": 1e3 * max(self._stalls, default=0.0),
@@ -159,24 +158,24 @@ class Journal:
         }
 
     def summary(self) -> dict[str, Any]:
-        """:meth:`control`, and what the inferences of a :class:`~specact.policy.SpeculativePolicy` were like.
+        """:meth:`control`, and statistics of the inferences of a :class:`~specact.policy.SpeculativePolicy`.
 
         Returns:
             Also ``inferences``, ``transmission_rate``, ``sent_ahead``; ``misses`` by cause; and ``inference_ms``,
-            quantiles of a tick that infers.
+            quantiles of the duration of a tick with an inference.
         """
         count = len(self._inferences)
         return self.control() | {
             "inferences": count,
             "transmission_rate": self._transmitted / count if count else None,
-            "sent_ahead": self._ahead / count if count else None,
+            "sent_ahead": self._sent_ahead / count if count else None,
             "misses": dict(self._misses),
             "inference_ms": quantiles_ms(self._inferences),
         }
 
 
 def quantiles_ms(seconds: list[float]) -> dict[str, float | None]:
-    """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None where there are none."""
+    """``p50``, ``p95`` and ``p99`` of times [s], in milliseconds; None for an empty list."""
     found = np.quantile(seconds, (0.5, 0.95, 0.99)).tolist() if seconds else (None, None, None)
     return {
         name: None if value is None else 1e3 * value for name, value in zip(("p50", "p95", "p99"), found, strict=True)
@@ -191,23 +190,22 @@ def run_loop(
     proceed: Callable[[], bool],
     note: Callable[[Tick], None],
 ) -> None:
-    """Runs until ``proceed`` says no, and stops the robot, however it ends: with ``stop()`` or with the stop action.
+    """Runs until ``proceed`` returns False; then, or after an error, stops the robot by ``stop()`` or the stop action.
 
-    An observation that cannot be used ends the loop before the first action of the policy's episode; later the fallback
-    says what is done, see :meth:`~specact.policy.SpeculativePolicy.act_unseeing`. An action whose observation is older
-    than the policy's ``max_chunk_age_s`` when it is chosen is not sent: the next tick begins at once, and sends what it
-    chooses.
+    An unusable observation before the first action of the episode ends the loop; later the fallback applies, see
+    :meth:`~specact.policy.SpeculativePolicy.act_unseeing`. An action whose observation has become older than the
+    policy's ``max_chunk_age_s`` is not sent: the next tick starts immediately, and its action is sent in any case.
 
-    In the main thread SIGINT, SIGTERM and SIGHUP end the loop with :class:`~specact.interrupts.Interrupted`; while the
-    robot is being stopped they wait.
+    In the main thread SIGINT, SIGTERM and SIGHUP end the loop with :class:`~specact.interrupts.Interrupted`; they are
+    deferred while the robot is being stopped.
 
     Args:
-        robot: what is controlled.
+        robot: the robot.
         policy: chooses the actions; reset by the caller.
         period_s: control period [s].
-        clock: what ticks.
-        proceed: asked before every tick.
-        note: told of every tick after it.
+        clock: of the ticks.
+        proceed: called before every tick; False ends the loop.
+        note: called with every tick after it.
 
     Raises:
         ConfigError: if the period is not positive.
@@ -218,13 +216,13 @@ def run_loop(
         raise ConfigError(f"a control period must be positive, got {period_s} s")
     with Interrupts() as interrupts:
         try:
-            # A signal whose exception the robot's own code swallowed ends the loop as well.
+            # A signal also ends the loop if the robot's own code swallowed its exception.
             _tick(robot, policy, period_s, clock, lambda: interrupts.received is None and proceed(), note)
         except BaseException as error:
             interrupts.held = True
             try:
                 stop(robot, policy)
-            except BaseException as second:  # noqa: BLE001 - what went wrong first is what has to be known
+            except BaseException as second:  # noqa: BLE001 - the first error is raised
                 error.add_note(f"the robot could not be stopped after this: {type(second).__name__}: {second}")
             raise
         interrupts.held = True
@@ -233,11 +231,11 @@ def run_loop(
 
 
 def stop(robot: Robot, policy: Acting) -> None:
-    """Makes a robot stand still, as far as that is known: its own ``stop()``, otherwise the policy's stop action.
+    """Stops a robot by its own ``stop()``, or otherwise by the policy's stop action if there is one.
 
-    Where ``stop()`` fails the stop action is sent before its error is raised.
+    If ``stop()`` fails, the stop action is sent before its error is raised.
     """
-    still = policy.stop_action
+    stop_action = policy.stop_action
     stopped = False
     try:
         own = getattr(robot, "stop", None)
@@ -245,8 +243,8 @@ def stop(robot: Robot, policy: Acting) -> None:
             own()
             stopped = True
     finally:
-        if not stopped and still is not None:
-            robot.act(still)
+        if not stopped and stop_action is not None:
+            robot.act(stop_action)
 
 
 def _tick(
@@ -267,7 +265,7 @@ def _tick(
         except ObservationError as error:
             unusable, action = error, policy.act_unseeing(error)
         stall = clock.now() - began
-        # One tick in a row at most: where every inference takes that long, late actions are all there is.
+        # At most one tick in a row, since late actions must be sent if every inference takes that long.
         outdated = unusable is None and not policy.stopped and not outdated and policy.expired
         if action is not None and not outdated:
             robot.act(action)
@@ -275,7 +273,7 @@ def _tick(
         planned = due = due + period_s
         now = clock.now()
         if now > due or outdated:
-            # Late: the next tick is due now; the ones that were missed are not made up for in a rush.
+            # Late: the next tick is due now; missed ticks are not made up for.
             due = now
         elif policy.wait(due - now):
             planned = due = clock.now()

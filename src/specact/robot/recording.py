@@ -1,7 +1,7 @@
-"""What a robot saw and did, as an MCAP file of ROS 2 messages, written beside the control loop.
+"""Recording of observations and actions as an MCAP file of ROS 2 messages, concurrent with the control loop.
 
-The control loop copies an observation and an action; everything else happens in a thread. What that thread cannot keep
-up with is dropped, step by step, and counted.
+The control loop copies an observation and an action; a thread does everything else. If it cannot keep up, whole steps
+are dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from specact.observation import Observation, ObservationSpec, read_observation
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Finished
 from specact.robot.loop import Acting, Robot, Tick
-from specact.robot.recording_file import FLUSHED_EVERY_S, Message, RecordingFile, Step
+from specact.robot.recording_file import FLUSH_INTERVAL_S, Message, RecordingFile, Step
 from specact.robot.ros import ACTION, ARRAY, CHUNK, CONTROL, EPISODE, IMAGE, INFERENCE, TEXT
 from specact.types import Miss, Origin, StepRecord
 
-_ROOM_BYTES = 1 << 26  # of what waits to be written
-_WRITTEN_WITHIN_S = 10.0
+_MAX_QUEUED_BYTES = 1 << 26
+_CLOSE_TIMEOUT_S = 10.0
 
 
 def topic_of(name: str) -> str:
-    """Where observations of this name are: ``image.front`` in ``/observation/image/front``."""
+    """Topic of an observation: ``image.front`` is ``/observation/image/front``."""
     return "/observation/" + name.replace(".", "/")
 
 
@@ -38,30 +38,34 @@ class Recorder:
     """Records a run. Use it as a context manager, or call :meth:`close`.
 
     Args:
-        path: of the file; none may be there.
-        observation: what is recorded of observations.
-        about: what the run is, as plain values.
-        room_bytes: how much may wait to be written.
+        path: of the file, which must not exist.
+        observation: spec of the recorded observations.
+        about: metadata of the run, as plain values.
+        max_queued_bytes: limit of the queue; steps beyond it are dropped.
 
     Raises:
-        ConfigError: if the file cannot be written, or is there already.
+        ConfigError: if the file cannot be written, or exists.
         MissingExtraError: if mcap, or for cameras Pillow, is not installed.
     """
 
     def __init__(
-        self, path: Path, observation: ObservationSpec, about: Mapping[str, Any], room_bytes: int = _ROOM_BYTES
+        self,
+        path: Path,
+        observation: ObservationSpec,
+        about: Mapping[str, Any],
+        max_queued_bytes: int = _MAX_QUEUED_BYTES,
     ) -> None:
-        self._path, self._observation, self._room_bytes = path, observation, room_bytes
+        self._path, self._observation, self._max_queued_bytes = path, observation, max_queued_bytes
         channels = {topic_of(name): IMAGE if each.is_image else ARRAY for name, each in observation.fields.items()}
         channels |= {
             "/instruction": TEXT, "/action": ACTION, "/inference": INFERENCE, "/chunk": CHUNK, "/control": CONTROL,
             "/episode": EPISODE,
         }  # fmt: skip
         self._file = RecordingFile(path, channels, dict(about) | {"observation": observation.describe()})
-        # Unix time that only goes forward.
+        # Offset from the performance counter to Unix time; the sum is monotonic.
         self._since_ns = time.time_ns() - time.perf_counter_ns()
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
-        self._sequence = self._noted = self._given_bytes = self._episode = 0
+        self._sequence = self._ticks = self._queued_bytes = self._episode = 0
         self._acting: Acting | None = None
         self._pending = Step(0)
         self._sent: tuple[int, NDArray[np.float32]] | None = None
@@ -83,48 +87,48 @@ class Recorder:
 
         Args:
             robot: the robot.
-            acting: what chooses its actions.
+            acting: source of its actions.
             episode: its number.
 
         Returns:
-            The robot to give to the control loop: what is observed and done there is recorded.
+            The robot for the control loop, whose observations and actions are recorded.
         """
         self._acting, self._episode = acting, episode
         self._record = self._ended = None
-        return _Recorded(robot, self)
+        return _RecordedRobot(robot, self)
 
     def note(self, tick: Tick) -> None:
-        """Records a control step, after it; never raises."""
+        """Records a control step after it has ended; never raises."""
         assert self._acting is not None, "begin comes first"
         try:
             self._add_tick(tick, self._acting)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the robot goes on without a recording
+        except Exception as error:  # noqa: BLE001 - the robot continues without a recording
             self._file.fail(error)
-        self._noted += 1
+        self._ticks += 1
         self._put()
 
-    def end(self, told: Mapping[str, Any]) -> None:
+    def end(self, result: Mapping[str, Any]) -> None:
         """Ends the episode.
 
         Args:
-            told: ``success`` and ``score`` where somebody judged it, otherwise nothing.
+            result: ``success`` and ``score`` if known, otherwise empty.
         """
         if self._acting is None:
             return
         self._acting = None
-        # What was sent after the last control step is the stop action.
+        # An action after the last control step is the stop action.
         self._add_action(Origin.FALLBACK)
-        success, score = bool(told.get("success", False)), float(told.get("score", 0.0))
+        success, score = bool(result.get("success", False)), float(result.get("score", 0.0))
         self._add(
-            "/episode", {"number": self._episode, "judged": "success" in told, "success": success, "score": score}
+            "/episode", {"number": self._episode, "judged": "success" in result, "success": success, "score": score}
         )
         self._put()
 
-    def close(self, within_s: float = _WRITTEN_WITHIN_S) -> dict[str, Any]:
-        """Writes what waits, for at most so long [s], and ends the file; one without a control step is removed.
+    def close(self, within_s: float = _CLOSE_TIMEOUT_S) -> dict[str, Any]:
+        """Writes the queued steps within a timeout [s] and closes the file; one without a control step is removed.
 
         Returns:
-            ``file``, ``steps`` in it, how many were ``dropped``, and the first ``error``, or None.
+            ``file``, its number of ``steps``, the number of ``dropped`` steps, and the first ``error``, or None.
         """
         self.end({})
         self._steps.put(None)
@@ -133,20 +137,20 @@ class Recorder:
         error = file.error
         if self._thread.is_alive():
             error = error or f"{self._path} could not be written within {within_s:g} s"
-        elif self._noted == 0:
+        elif self._ticks == 0:
             self._path.unlink(missing_ok=True)
         return {
-            "file": str(self._path), "steps": file.kept, "dropped": self._noted - file.kept, "error": error
+            "file": str(self._path), "steps": file.kept, "dropped": self._ticks - file.kept, "error": error
         }  # fmt: skip
 
     def _now(self) -> int:
         return self._since_ns + time.perf_counter_ns()
 
-    def _seen(self, observation: Observation) -> None:
-        """Copies an observation; one that cannot be used is not recorded."""
+    def _record_observation(self, observation: Observation) -> None:
+        """Copies an observation; an unusable one is not recorded."""
         try:
             arrays, instruction = read_observation(observation, self._observation)
-        except Exception:  # noqa: BLE001 - the policy, which is asked next, says what is wrong
+        except Exception:  # noqa: BLE001 - the policy raises the error next
             return
         now = self._now()
         for name, array in arrays.items():
@@ -155,8 +159,8 @@ class Recorder:
         if instruction is not None:
             self._add("/instruction", {"data": instruction}, now)
 
-    def _did(self, action: NDArray[np.float32]) -> None:
-        # A copy, which is read later.
+    def _record_action(self, action: NDArray[np.float32]) -> None:
+        # A copy: robots may reuse their buffers.
         self._sent = self._now(), np.array(action)
 
     def _add_action(self, origin: Origin | None) -> None:
@@ -190,12 +194,12 @@ class Recorder:
         self._pending.messages.append(Message(topic, self._now() if at_ns is None else at_ns, values))
 
     def _put(self) -> None:
-        """Hands the step over, or drops it where there is no room; never waits."""
+        """Queues the step, or drops it if the queue is full; never blocks."""
         step = self._pending
         control = any(message.topic == "/control" for message in step.messages)
-        # What does not belong to a control step is little, and without it the others say nothing.
-        if not control or self._given_bytes - self._file.taken_bytes + step.nbytes <= self._room_bytes:
-            self._given_bytes += step.nbytes
+        # Messages outside a control step are small and needed to interpret the others, so they are always queued.
+        if not control or self._queued_bytes - self._file.processed_bytes + step.nbytes <= self._max_queued_bytes:
+            self._queued_bytes += step.nbytes
             self._steps.put(step)
         self._sequence += 1
         self._pending = Step(self._sequence)
@@ -203,7 +207,7 @@ class Recorder:
     def _write(self) -> None:
         while True:
             try:
-                step = self._steps.get(timeout=FLUSHED_EVERY_S)
+                step = self._steps.get(timeout=FLUSH_INTERVAL_S)
             except Empty:
                 self._file.flush()
                 continue
@@ -213,20 +217,20 @@ class Recorder:
             self._file.write(step)
 
 
-class _Recorded:
-    """A robot whose observations and actions are recorded; everything else is its own."""
+class _RecordedRobot:
+    """A proxy of a robot that records its observations and actions."""
 
     def __init__(self, robot: Robot, recorder: Recorder) -> None:
         self._robot, self._recorder = robot, recorder
 
     def observe(self) -> Observation:
         seen = self._robot.observe()
-        # Now: acting may change its arrays.
-        self._recorder._seen(seen)
+        # Copied now: acting may change its arrays.
+        self._recorder._record_observation(seen)
         return seen
 
     def act(self, action: NDArray[np.float32]) -> Any:
-        self._recorder._did(action)
+        self._recorder._record_action(action)
         return self._robot.act(action)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The file of a recording: MCAP, whole at any time, and given up quietly where it cannot be written."""
+"""The MCAP file of a recording: valid after every flush; a write error ends the recording but raises nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from specact.errors import ConfigError, MissingExtraError
 from specact.robot.ros import IMAGE, MessageType
 from specact.wire.images import to_jpeg
 
-# Name and version of the metadata that say what a recording is of.
+# Name and version of the metadata record.
 METADATA, VERSION = "specact", "1"
 JPEG_QUALITY = 95
-FLUSHED_EVERY_S = 1.0
-# An MCAP file without a summary ends so: data end, footer, magic.
-_ENDING = (
+FLUSH_INTERVAL_S = 1.0
+# End of an MCAP file without a summary: data end, footer, magic.
+_FOOTER = (
     b"\x0f" + (4).to_bytes(8, "little") + bytes(4)
     + b"\x02" + (20).to_bytes(8, "little") + bytes(20)
     + b"\x89MCAP0\r\n"
@@ -40,7 +40,7 @@ class Message:
 
 @dataclass(slots=True)
 class Step:
-    """What is written together or not at all, with its size, roughly."""
+    """Messages that are written together or dropped, with their approximate size."""
 
     number: int
     messages: list[Message] = field(default_factory=list)
@@ -48,17 +48,17 @@ class Step:
 
 
 class RecordingFile:
-    """A file of control steps; nothing but its making and :meth:`close` raises.
+    """A file of control steps; only its construction raises.
 
     Args:
-        path: of the file; none may be there.
-        channels: type of the messages of every topic; images are camera frames.
-        about: what is recorded, as plain values.
+        path: of the file, which must not exist.
+        channels: message type of every topic; images are camera frames.
+        about: metadata of the recording, as plain values.
 
     Attributes:
-        kept: control steps that are in the file.
-        taken_bytes: of all steps that were written or given up.
-        error: why nothing more is written, or None.
+        kept: number of control steps in the file.
+        processed_bytes: size of all steps that were written or dropped.
+        error: why the recording ended early, or None.
     """
 
     def __init__(self, path: Path, channels: Mapping[str, MessageType], about: Mapping[str, Any]) -> None:
@@ -66,20 +66,20 @@ class RecordingFile:
             from mcap.writer import Writer
 
             if IMAGE in channels.values():
-                import PIL  # noqa: F401 - looked for before the robot moves
+                import PIL  # noqa: F401 - checked before the robot moves
         except ModuleNotFoundError as error:
             raise MissingExtraError("pillow" if error.name == "PIL" else "mcap", "record") from error
         self._types = channels
-        self.kept = self.taken_bytes = self._unflushed = 0
+        self.kept = self.processed_bytes = self._unflushed = 0
         self.error: str | None = None
         self._flushed_s = time.monotonic()
         try:
-            self._file = _WholeFile(path)
+            self._file = _ValidFile(path)
             self._writer: Any = cast("Any", Writer)(cast("IO[bytes]", self._file))
-            # What a file of ROS 2 messages calls itself; their readers refuse any other.
+            # The profile of ROS 2 messages, which their readers require.
             self._writer.start(profile="ros2", library="specact")
-            said = {name: json.dumps(value) for name, value in about.items()}
-            self._writer.add_metadata(METADATA, {"version": VERSION} | said)
+            metadata = {name: json.dumps(value) for name, value in about.items()}
+            self._writer.add_metadata(METADATA, {"version": VERSION} | metadata)
             self._writer.flush()
         except FileExistsError:
             raise ConfigError(f"{path} is there already; choose another name for the recording") from None
@@ -96,24 +96,24 @@ class RecordingFile:
         }
 
     def write(self, step: Step) -> None:
-        """Adds a step; from time to time what was added is flushed."""
+        """Adds a step; flushes once per interval."""
         if self.error is None:
             try:
-                # In the order of time, which readers of a file without a summary expect.
+                # In chronological order, which readers of a file without a summary expect.
                 for message in sorted(step.messages, key=lambda message: message.at_ns):
                     content = self._types[message.topic].encode(self._values(message))
                     self._writer.add_message(
                         self._channels[message.topic], message.at_ns, content, message.at_ns, step.number
                     )
                     self._unflushed += message.topic == "/control"
-                if time.monotonic() - self._flushed_s > FLUSHED_EVERY_S:
+                if time.monotonic() - self._flushed_s > FLUSH_INTERVAL_S:
                     self.flush()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the robot goes on without a recording
+            except Exception as error:  # noqa: BLE001 - the robot continues without a recording
                 self.fail(error)
-        self.taken_bytes += step.nbytes
+        self.processed_bytes += step.nbytes
 
     def flush(self) -> None:
-        """Everything until now is in the file, which is whole."""
+        """Writes all buffered steps; the file is valid afterwards."""
         if self.error is None and self._unflushed:
             try:
                 self._writer.flush()
@@ -122,7 +122,7 @@ class RecordingFile:
                 self.fail(error)
 
     def finish(self) -> None:
-        """Adds the summary, by which tools find what they look for, and closes the file."""
+        """Adds the summary with the index and closes the file."""
         if self.error is None:
             try:
                 self._writer.finish()
@@ -136,7 +136,7 @@ class RecordingFile:
         self.kept, self._unflushed, self._flushed_s = self.kept + self._unflushed, 0, time.monotonic()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more is written, for this reason."""
+        """Ends the recording with this error."""
         reason = error.strerror if isinstance(error, OSError) else None
         self.error = f"the recording ended early: {reason or f'{type(error).__name__}: {error}'}"
 
@@ -152,15 +152,16 @@ class RecordingFile:
         return {"sec": sec, "nanosec": nanosec, "frame_id": frame_id, "format": "jpeg", "data": data}
 
 
-class _WholeFile:
-    """A stream whose flushed part is a whole MCAP file on disk at any time, whatever becomes of the process.
+class _ValidFile:
+    """A stream whose flushed part is always a valid MCAP file on disk, even if the process is killed.
 
-    Behind what was flushed there is always an ending, which the next flush overwrites: last, and in one small write.
+    Flushed data is always followed by a footer. The next flush writes its new data first and then overwrites the old
+    footer, in one small write.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = FileIO(path, "x")
-        self._buffer, self._end, self._ending = bytearray(), 0, 0
+        self._buffer, self._end, self._footer_bytes = bytearray(), 0, 0
 
     def write(self, data: bytes) -> int:
         self._buffer += data
@@ -169,17 +170,17 @@ class _WholeFile:
     def tell(self) -> int:
         return self._end + len(self._buffer)
 
-    def flush(self, ending: bytes = _ENDING) -> None:
+    def flush(self, ending: bytes = _FOOTER) -> None:
         content = bytes(self._buffer) + ending
         try:
-            self._put(content[self._ending :], self._end + self._ending)
-            self._put(content[: self._ending], self._end)
+            self._put(content[self._footer_bytes :], self._end + self._footer_bytes)
+            self._put(content[: self._footer_bytes], self._end)
         except OSError:
             with suppress(OSError):
-                self._file.truncate(self._end + self._ending)
+                self._file.truncate(self._end + self._footer_bytes)
             raise
         self._end += len(self._buffer)
-        self._ending = len(ending)
+        self._footer_bytes = len(ending)
         self._buffer.clear()
 
     def close(self) -> None:

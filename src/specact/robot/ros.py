@@ -1,6 +1,6 @@
 """ROS 2 messages as bytes (CDR, little endian), and the types of a recording.
 
-Recordings hold ROS 2 messages because every tool that reads MCAP files reads these; nothing of ROS is needed for it.
+Recordings use ROS 2 messages because every MCAP tool reads them; ROS itself is not needed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class MessageType:
     """A type of messages.
 
     Attributes:
-        name: as ROS 2 has it, ``PACKAGE/msg/NAME``.
-        definition: one field a line, ``KIND NAME``. Lines after a line of ``=`` define the types that the field names
-            of :attr:`inlined` stand for.
-        inlined: fields of another type than a primitive one, and that type's own fields, which CDR writes in its place.
+        name: in ROS 2's form, ``PACKAGE/msg/NAME``.
+        definition: one field per line, ``KIND NAME``. Lines after a line of ``=`` define the types of the fields in
+            :attr:`inlined`.
+        inlined: fields of composite types, with the fields of that type, which CDR serialises in their place.
     """
 
     name: str
@@ -48,7 +48,7 @@ class MessageType:
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """Kind of every field that is written, by name, in the order in which they are."""
+        """Kind of every serialised field by name, in order."""
         lines = re.split(r"^=+$", self.definition, maxsplit=1, flags=re.MULTILINE)[0].split("\n")
         found: dict[str, str] = {}
         for kind, name in (line.split() for line in lines if line):
@@ -56,7 +56,7 @@ class MessageType:
         return found
 
     def encode(self, values: Mapping[str, Any]) -> bytes:
-        """A message; every field has a value."""
+        """Serialises a message; every field needs a value."""
         out = bytearray()
         for name, kind in self.fields.items():
             value = values[name]
@@ -77,7 +77,7 @@ class MessageType:
         """The values of a message; arrays are NumPy's.
 
         Raises:
-            DataError: if it is none of this type.
+            DataError: if it is not a message of this type.
         """
         if message[:4] != _HEADER:
             raise DataError(f"a message of type {self.name} is not little-endian CDR")
@@ -103,11 +103,11 @@ class MessageType:
         return values
 
 
-def _own(name: str, *fields: str) -> MessageType:
+def _message_type(name: str, *fields: str) -> MessageType:
     return MessageType(f"specact_msgs/msg/{name}", "\n".join(fields) + "\n", {})
 
 
-ARRAY = _own("Array", "uint32[] shape", "float32[] values")
+ARRAY = _message_type("Array", "uint32[] shape", "float32[] values")
 IMAGE = MessageType(
     "sensor_msgs/msg/CompressedImage",
     "std_msgs/Header header\nstring format\nuint8[] data\n"
@@ -118,10 +118,10 @@ IMAGE = MessageType(
     {"header": {"sec": "int32", "nanosec": "uint32", "frame_id": "string"}},
 )
 TEXT = MessageType("std_msgs/msg/String", "string data\n", {})
-# In the environment's units, as it was sent to the robot.
-ACTION = _own("Action", "float32[] values", "string origin")
-# One inference of a pair, see specact.types.StepRecord: chunks are normalised; written again where a verdict came late.
-INFERENCE = _own(
+# An action as sent to the robot, in the environment's units.
+ACTION = _message_type("Action", "float32[] values", "string origin")
+# One inference of a pair, see specact.types.StepRecord, with normalised chunks; repeated after a late verdict.
+INFERENCE = _message_type(
     "Inference",
     "uint32 step", "bool transmit", "float64 score", "float64 threshold", "string reason", "bool sent_ahead",
     "bool unsent", "string miss", "uint32 verified", "uint32 accepted", "float64 kept", "float32[] drafted",
@@ -129,9 +129,11 @@ INFERENCE = _own(
     "float64 draft_s", "float64 gate_s", "float64 encode_s", "float64 network_s", "float64 queue_s", "float64 target_s",
     "float64 finish_s",
 )  # fmt: skip
-# One inference of a chunk policy alone; the chunk is empty where it was missed.
-CHUNK = _own("Chunk", "uint32 step", "float64 took_s", "string miss", "uint32[] shape", "float32[] actions")
+# One inference of a chunk policy; the chunk is empty after a miss.
+CHUNK = _message_type("Chunk", "uint32 step", "float64 took_s", "string miss", "uint32[] shape", "float32[] actions")
 # One control step, see specact.robot.loop.Tick.
-CONTROL = _own("Control", "uint32 episode", "float64 late_s", "float64 stall_s", "bool acted", "string unusable")
-# At an episode's end; success and score count where it was judged.
-EPISODE = _own("Episode", "uint32 number", "bool judged", "bool success", "float64 score")
+CONTROL = _message_type(
+    "Control", "uint32 episode", "float64 late_s", "float64 stall_s", "bool acted", "string unusable"
+)
+# At an episode's end; success and score are valid if judged is true.
+EPISODE = _message_type("Episode", "uint32 number", "bool judged", "bool success", "float64 score")

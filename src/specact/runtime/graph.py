@@ -1,9 +1,9 @@
-"""What an ONNX file may hold: networks whose work is known before they run. Nothing here executes them.
+"""Checks of an untrusted ONNX file before it runs: allowed operators and bounded computation.
 
-A bundle may come from anyone. A file passes where it has no control flow, no operators but those of ONNX and a few of
-ONNX Runtime, no data in other files, and where the size of everything it computes follows from the sizes of its inputs
-and stays below a limit. The first is read from the file's bytes; the second is what ONNX Runtime infers, without
-optimisation (which would execute what is constant), for a copy of the graph without the shapes the file declares.
+A file passes if it has no control flow, only operators of ONNX and some of ONNX Runtime, no external data, and if the
+sizes of all intermediate results follow from the input sizes and stay below a limit. The operators are read from the
+file's bytes; the sizes are inferred by ONNX Runtime, without optimisation (which would execute constant parts), for a
+copy of the graph without declared shapes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Protocol
 from specact.errors import BundleError
 from specact.runtime.protobuf import BYTES, VARINT, Field, field, fields, numbers
 
-# Numbers that a network may compute for one row of a batch, over all of its operators: 2 GiB in single precision.
-MOST_COMPUTED = 1 << 29
-# Rows of a batch for which sizes are inferred: more than one, so that what grows faster than the batch is seen.
+# Maximum of computed numbers per row of a batch, over all operators: 2 GiB in single precision.
+MAX_COMPUTED = 1 << 29
+# Batch size for the inference of sizes; above 1, to detect sizes that grow faster than the batch.
 ROWS = 64
 _SHAPE_OF = "specact:shape of "
-# ONNX adds up the axes of a concatenation in 32 bits: with these it cannot overflow.
-_LONGEST_AXIS, _MOST_INPUTS = 1 << 24, 100
-_MOST_BYTES = (1 << 31) - 1  # of a protocol buffer
-_MOST_FIELDS = 1_000_000
-_MOST_AXES = 32
+# ONNX sums the axes of a concatenation in 32 bits; these limits prevent an overflow.
+_MAX_AXIS, _MAX_INPUTS = 1 << 24, 100
+_MAX_BYTES = (1 << 31) - 1  # of a protocol buffer
+_MAX_FIELDS = 1_000_000
+_MAX_AXES = 32
 
-# Of the domain com.microsoft: what quantisation and the fusion of layers make.
-_RUNTIMES_OWN = frozenset(
+# Allowed operators of the domain com.microsoft, which quantisation and layer fusion produce.
+_RUNTIME_OPERATORS = frozenset(
     (
         "Attention", "BiasGelu", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "FastGelu",
         "FusedConv", "FusedGemm", "FusedMatMul", "Gelu", "GroupQueryAttention", "MatMulIntegerToFloat", "MatMulNBits",
@@ -42,7 +42,7 @@ _RUNTIMES_OWN = frozenset(
 
 
 class Value(Protocol):
-    """What ONNX Runtime says of an output."""
+    """An output as described by ONNX Runtime."""
 
     name: str
     type: str
@@ -51,12 +51,12 @@ class Value(Protocol):
 
 @dataclass(frozen=True)
 class Outline:
-    """A model that tells the size of everything it computes.
+    """A copy of a model for the inference of sizes.
 
     Attributes:
-        content: the same model, except that it declares no shapes, that everything it computes is an output, and so is
-            the shape of that: ONNX Runtime describes what has no axes and what has any number of them alike.
-        free: names of the sizes that its inputs leave open, such as that of a batch. Infer it with :data:`ROWS` each.
+        content: the model without declared shapes, with every intermediate result and its shape as outputs; the shapes
+            are needed because ONNX Runtime describes scalars and tensors of unknown rank alike.
+        free: names of the symbolic input sizes, such as the batch size. Infer with :data:`ROWS` for each.
     """
 
     content: bytes
@@ -64,10 +64,10 @@ class Outline:
 
 
 def outline_of(path: Path, content: bytes) -> Outline:
-    """Looks through an ONNX file.
+    """Checks an ONNX file's structure.
 
     Raises:
-        BundleError: if the file is malformed, or holds what a bundle may not.
+        BundleError: if the file is malformed or has a part that is not allowed.
     """
     try:
         return _Reader(path).model(content)
@@ -76,10 +76,10 @@ def outline_of(path: Path, content: bytes) -> Outline:
 
 
 def check_sizes(path: Path, outputs: Sequence[Value]) -> None:
-    """Refuses a network by what is inferred for the outputs of its outline.
+    """Refuses a network by the inferred sizes of its outline's outputs.
 
     Raises:
-        BundleError: if the size of something is not known before it runs, is too large, or is no tensor of numbers.
+        BundleError: if a size is unknown before it runs or too large, or an output is no tensor of numbers.
     """
     axes = {entry.name: list(entry.shape) for entry in outputs if entry.name.startswith(_SHAPE_OF)}
     computed = 0
@@ -96,32 +96,32 @@ def check_sizes(path: Path, outputs: Sequence[Value]) -> None:
                 f"{path}: the size of {entry.name!r} is known only when the network runs; "
                 "export it with fixed sizes except for the batch"
             )
-        if max(sizes, default=0) > _LONGEST_AXIS:
+        if max(sizes, default=0) > _MAX_AXIS:
             raise BundleError(
                 f"{path} needs too much computation: {entry.name!r} has {max(sizes)} entries along one axis for {ROWS} "
-                f"observations, a bundle's network at most {_LONGEST_AXIS}; export a smaller one"
+                f"observations, a bundle's network at most {_MAX_AXIS}; export a smaller one"
             )
         computed += math.prod(sizes)
-    if computed > MOST_COMPUTED * ROWS:
+    if computed > MAX_COMPUTED * ROWS:
         raise BundleError(
             f"{path} needs too much computation: {computed / ROWS:.1e} numbers for one observation, a "
-            f"bundle's network at most {MOST_COMPUTED:.1e}; export a smaller one"
+            f"bundle's network at most {MAX_COMPUTED:.1e}; export a smaller one"
         )
 
 
 class _Reader:
-    """Walks through one model. Field numbers are those of onnx.proto."""
+    """Parses one model. Field numbers are those of onnx.proto."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._left = _MOST_FIELDS
+        self._left = _MAX_FIELDS
         self._computed: list[bytes] = []
         self._free: set[str] = set()
 
     def model(self, content: bytes) -> Outline:
-        if len(content) > _MOST_BYTES:
+        if len(content) > _MAX_BYTES:
             raise BundleError(
-                f"{self._path} has {len(content)} bytes, but a bundle's network may have at most {_MOST_BYTES}"
+                f"{self._path} has {len(content)} bytes, but a bundle's network may have at most {_MAX_BYTES}"
             )
         kept: list[bytes | memoryview] = []
         graph: list[bytes | memoryview] = []
@@ -170,10 +170,10 @@ class _Reader:
     def _node(self, message: memoryview) -> None:
         parts = list(self._fields(message))
         operators, domains = ([_text(part) for part in parts if part.number == number] for number in (4, 7))
-        # Of a field that is there twice, the last counts; here all have to be allowed.
+        # If a field is repeated the last one counts; all of them have to be allowed.
         for operator in operators:
             for domain in domains or [""]:
-                if domain not in ("", "ai.onnx") and not (domain == "com.microsoft" and operator in _RUNTIMES_OWN):
+                if domain not in ("", "ai.onnx") and not (domain == "com.microsoft" and operator in _RUNTIME_OPERATORS):
                     raise BundleError(
                         f"{self._path} uses the operator {domain}.{operator}, which is not allowed in a bundle; "
                         "export the network with operators of ONNX"
@@ -183,9 +183,9 @@ class _Reader:
                 f"{self._path} computes sizes when it runs, with the operator {'/'.join(operators)}; "
                 "export it with fixed sizes except for the batch"
             )
-        if sum(part.number == 1 for part in parts) > _MOST_INPUTS:
+        if sum(part.number == 1 for part in parts) > _MAX_INPUTS:
             raise BundleError(
-                f"{self._path}: an operator {'/'.join(operators)} has more than {_MOST_INPUTS} inputs; "
+                f"{self._path}: an operator {'/'.join(operators)} has more than {_MAX_INPUTS} inputs; "
                 "export the network with several smaller ones"
             )
         for part in parts:
@@ -211,7 +211,7 @@ class _Reader:
         name = ""
         for part in self._fields(message):
             if part.number == 1 and part.kind in (VARINT, BYTES):
-                sizes += numbers(part, most=_MOST_AXES + 1)
+                sizes += numbers(part, most=_MAX_AXES + 1)
             elif part.number == 8:
                 name = _text(part)
             elif part.number == 13 or (part.number == 14 and part.value != 0):
@@ -219,8 +219,8 @@ class _Reader:
                     f"{self._path} keeps the tensor {name!r} in another file; export the network with its weights "
                     "inside"
                 )
-        # Two elements of 4 bits share a byte; nothing is smaller.
-        if len(sizes) > _MOST_AXES or min(sizes, default=0) < 0 or math.prod(sizes) > 2 * len(message):
+        # The smallest elements have 4 bits.
+        if len(sizes) > _MAX_AXES or min(sizes, default=0) < 0 or math.prod(sizes) > 2 * len(message):
             raise BundleError(
                 f"{self._path}: the tensor {name!r} of shape {sizes[:8]} is larger than its data; copy the bundle again"
             )
@@ -229,7 +229,7 @@ class _Reader:
         for part in fields(message):
             self._left -= 1
             if self._left < 0:
-                raise BundleError(f"{self._path} has more than {_MOST_FIELDS} parts; export a smaller network")
+                raise BundleError(f"{self._path} has more than {_MAX_FIELDS} parts; export a smaller network")
             yield part
 
 

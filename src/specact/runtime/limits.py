@@ -1,4 +1,4 @@
-"""What the numbers of a manifest may be."""
+"""Limits of the numbers in a manifest."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from specact.errors import BundleError
 from specact.ranges import Range
 
-# No window, vector, codebook or chunk is larger; what follows from them stays a number that a machine can hold.
+# Maximum size of a window, vector, codebook or chunk, so that computed sizes do not overflow.
 MOST = 1 << 20
-# Control rates [Hz]: what a machine can wait for.
+# Allowed control rates [Hz].
 RATES_HZ = Range(1e-3, 1e6)
 
 
-def check_whole(name: str, value: object, least: int, most: int = MOST) -> None:
-    """Refuses what is no whole number of this range.
+def check_integer(name: str, value: object, least: int, most: int = MOST) -> None:
+    """Refuses a value that is not an integer in this range.
 
     Raises:
         BundleError: for such a value.
@@ -26,12 +26,12 @@ def check_whole(name: str, value: object, least: int, most: int = MOST) -> None:
 
 
 def check_positive(name: str, value: object) -> None:
-    """Refuses what is no positive finite number.
+    """Refuses a value that is not a positive finite number.
 
     Raises:
         BundleError: for such a value.
     """
-    # A whole number of any length can be compared, but not converted.
+    # A huge integer can be compared, but not converted to float.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0.0 < value <= sys.float_info.max:  # type: ignore[operator]
         raise BundleError(f"a bundle's {name} must be positive and finite, but its manifest says {value!r:.60}")

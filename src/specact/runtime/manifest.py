@@ -1,4 +1,4 @@
-"""A bundle's manifest: what kind of bundle it is, and which files it was written for."""
+"""A bundle's manifest: its kind, its spec and the fingerprints of its files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specact.errors import BundleError
 from specact.files import is_name, read_at_most, write_json
 
 FORMAT = 2
-# Bytes of a bundle's JSON files, and of its others: a protocol buffer's limit.
-MOST_JSON, MOST_PART = 1 << 24, (1 << 31) - 1
+# Maximum size of a bundle's JSON files, and of its other files: a protocol buffer's limit.
+MAX_JSON_BYTES, MAX_PART_BYTES = 1 << 24, (1 << 31) - 1
 Kind = Literal["pair", "flow", "regression", "tokens", "drafters", "flash", "freqcache", "chunks", "split"]
 _KINDS: dict[Kind, str] = {
     "pair": "a pair of draft and target, which load_bundle reads",
@@ -27,7 +27,7 @@ _KINDS: dict[Kind, str] = {
     "chunks": "a pair of chunk policies, which load_pair reads",
     "split": "a target in stages, which specact split writes and specact serve serves",
 }
-# What is read of a manifest, and what it must be.
+# Types of the entries of a manifest.
 _ENTRIES: dict[type, tuple[str, ...]] = {
     str: ("name", "kind", "env", "head"),
     dict: (
@@ -43,10 +43,10 @@ _ENTRIES: dict[type, tuple[str, ...]] = {
         "words",
     ),
 }
-_CALLED: dict[type, str] = {str: "a text", dict: "an object"}
+_TYPE_NAMES: dict[type, str] = {str: "a text", dict: "an object"}
 
 
-class Described(Protocol):
+class Describable(Protocol):
     """A spec."""
 
     def describe(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Described(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class BundleFolder:
-    """What every loaded bundle is, whatever kind of policy it holds.
+    """The base class of loaded bundles.
 
     Attributes:
         path: its folder.
@@ -68,7 +68,7 @@ class BundleFolder:
 
     @property
     def source(self) -> str:
-        """What it is loaded by."""
+        """The path that it is loaded by."""
         return str(self.path)
 
     @property
@@ -82,20 +82,20 @@ class BundleFolder:
 
     @property
     def fingerprint(self) -> str:
-        """Of all parts together: what a calibration has to have been made for."""
+        """Joint fingerprint of all parts; a calibration is valid for this fingerprint alone."""
         return hashlib.sha256("".join(self.manifest["fingerprints"].values()).encode()).hexdigest()[:16]
 
 
 def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest of a bundle whose parts are all there and are those it was written for.
+    """The manifest of a bundle, after checking that its parts exist and match their fingerprints.
 
     Args:
         path: the bundle's folder.
-        kind: what it must hold.
-        parts: the files that belong to it, by the name of the part.
+        kind: required kind.
+        parts: its files, by the name of the part.
 
     Raises:
-        BundleError: if a part is missing or another, the manifest cannot be read, or the bundle is of another kind.
+        BundleError: if a part is missing or does not match, the manifest cannot be read, or the kind is another one.
     """
     manifest, file = _parsed(path), path / "manifest.json"
     found = _kind(manifest)
@@ -118,7 +118,7 @@ def read_manifest(path: Path, kind: Kind, parts: Mapping[str, str]) -> dict[str,
 
 
 def check_weights(source: str, found: str, wanted: str) -> None:
-    """Refuses a bundle that is not the one that another process meant by that name.
+    """Refuses a bundle that differs from the one of that name in another process.
 
     Args:
         source: name or path.
@@ -132,13 +132,13 @@ def check_weights(source: str, found: str, wanted: str) -> None:
 
 
 def left_out(manifest: Mapping[str, Any]) -> Sequence[str]:
-    """The parts that this copy of a bundle does without; its fingerprints are those of the whole bundle."""
+    """The parts that are missing in this copy of a bundle; its fingerprints are those of the complete bundle."""
     found: Sequence[str] = manifest.get("left_out", ())
     return found
 
 
-def write_manifest(path: Path, manifest: dict[str, Any], spec: Described, parts: Mapping[str, str]) -> None:
-    """Completes a manifest with format, spec and fingerprints of the parts in ``path`` and writes it."""
+def write_manifest(path: Path, manifest: dict[str, Any], spec: Describable, parts: Mapping[str, str]) -> None:
+    """Adds format, spec and the fingerprints of the parts in ``path`` to a manifest, and writes it."""
     complete = {
         "format": FORMAT,
         **manifest,
@@ -149,7 +149,7 @@ def write_manifest(path: Path, manifest: dict[str, Any], spec: Described, parts:
 
 
 def kind_of(path: Path) -> Kind:
-    """What a bundle's folder holds, as far as its manifest says.
+    """The kind of a bundle, from its manifest.
 
     Raises:
         BundleError: if the manifest cannot be read.
@@ -161,12 +161,12 @@ def fingerprint_of(path: Path) -> str:
     """First 16 hex digits of the SHA-256 of a file's content.
 
     Raises:
-        BundleError: if it cannot be read, or is larger than a bundle's files may be.
+        BundleError: if it cannot be read, or is too large.
     """
     return hashlib.sha256(read_part(path)).hexdigest()[:16]
 
 
-def read_part(path: Path, most: int = MOST_PART) -> bytes:
+def read_part(path: Path, most: int = MAX_PART_BYTES) -> bytes:
     """The content of a bundle's file.
 
     Raises:
@@ -179,7 +179,7 @@ def read_part(path: Path, most: int = MOST_PART) -> bytes:
 
 
 def _kind(manifest: dict[str, Any]) -> Kind:
-    kind: Kind = manifest.get("kind", "pair")  # pairs were there first, and their manifests do not say it
+    kind: Kind = manifest.get("kind", "pair")  # manifests of pairs have no kind
     return kind
 
 
@@ -201,8 +201,8 @@ def _parsed(path: Path) -> dict[str, Any]:
             raise BundleError(
                 f"{path} is not a bundle: it has no manifest.json; name the bundle's own folder, as in RUN/bundles/NAME"
             )
-        manifest = json.loads(read_part(file, MOST_JSON))
-    except (ValueError, RecursionError) as error:  # of text, of JSON, or of a number; or lists in lists in lists
+        manifest = json.loads(read_part(file, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:  # invalid text, JSON or number; or too deep
         raise BundleError(f"{file} is not valid JSON ({error}); copy the bundle again") from None
     if not isinstance(manifest, dict):
         raise BundleError(f"{file} holds no JSON object; copy the bundle again, or export it again")
@@ -212,18 +212,18 @@ def _parsed(path: Path) -> dict[str, Any]:
     for kind, keys in _ENTRIES.items():
         for key in keys:
             if key in manifest and not isinstance(manifest[key], kind):
-                raise _unfit(file, key, _CALLED[kind], manifest[key])
+                raise _invalid(file, key, _TYPE_NAMES[kind], manifest[key])
     if not is_name(manifest["name"]):
-        raise _unfit(file, "name", "1 to 64 of the characters A-Z a-z 0-9 . _ + -", manifest["name"])
+        raise _invalid(file, "name", "1 to 64 of the characters A-Z a-z 0-9 . _ + -", manifest["name"])
     for part, fingerprint in manifest["fingerprints"].items():
         if not isinstance(fingerprint, str):
-            raise _unfit(file, f"fingerprint of {part}", "a text", fingerprint)
+            raise _invalid(file, f"fingerprint of {part}", "a text", fingerprint)
     if manifest.get("left_out", ["target"]) != ["target"]:
-        raise _unfit(file, "left_out", '["target"]', manifest["left_out"])
+        raise _invalid(file, "left_out", '["target"]', manifest["left_out"])
     return manifest
 
 
-def _unfit(file: Path, key: str, wanted: str, found: object) -> BundleError:
+def _invalid(file: Path, key: str, wanted: str, found: object) -> BundleError:
     return BundleError(
         f"the {key} in {file} must be {wanted}, but is {found!r:.60}; copy the bundle again, or export it again"
     )

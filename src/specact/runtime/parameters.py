@@ -1,4 +1,4 @@
-"""How many parameters an exported network has, read from its file."""
+"""Number of parameters of an exported network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _INDICES = (6, 7, 9)  # int32, int64, bool: shapes, axes and masks
 
 
 def count_parameters(path: Path) -> int:
-    """The numbers that an ONNX file stores as weights, constants of the normalisation included.
+    """The number of weights in an ONNX file, constants of the normalisation included.
 
-    ONNX Runtime does not tell them, and the ``onnx`` package is not part of what an evaluation needs.
+    ONNX Runtime does not report them, and an evaluation does not depend on the ``onnx`` package.
 
     Args:
         path: a file that ONNX Runtime has loaded.
@@ -35,7 +35,7 @@ def _size_of(tensor: bytes) -> int:
         if field == _TYPE and value in _INDICES:
             return 0
         if field == _DIMS:
-            # Repeated numbers come one by one, or packed into one field.
+            # Repeated numbers are separate fields, or packed into one.
             dims += [value] if isinstance(value, int) else _packed(value)
     return math.prod(dims)
 

@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers, as far as it takes to look into an ONNX file before anything executes it."""
+"""A parser of the protocol buffer wire format, to check an ONNX file before it is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fields(message: memoryview) -> Iterator[Field]:
     """The fields of a message, in order.
 
     Raises:
-        ValueError: if it is cut short or malformed; groups, which ONNX does not use, count as malformed.
+        ValueError: if it is truncated or malformed; groups, which ONNX does not use, count as malformed.
     """
     at = 0
     while at < len(message):

@@ -1,4 +1,4 @@
-"""What a new connection meets first: a place among the others, TLS, and then HTTP."""
+"""Acceptance of a new connection: connection limits, TLS, then HTTP."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from specact.server.transport import BoundedHttp
 from specact.wire import json
 from specact.wire.checks import ErrorCode
 
-_HANDSHAKE_WITHIN_S, _SHUTDOWN_WITHIN_S = 10.0, 5.0
-# Not loop.start_tls: it takes a moment to begin, and loses what comes in it. Nor create_server's ssl: it shows a
-# connection only after the handshake, so that nobody could count those that never finish theirs.
+_HANDSHAKE_TIMEOUT_S, _SHUTDOWN_TIMEOUT_S = 10.0, 5.0
+# Not loop.start_tls, which loses data that arrives before it starts. Nor create_server's ssl, which reports a
+# connection only after the handshake, so that unfinished handshakes could not be limited.
 _SSLProtocol: Any = uvloop.loop.SSLProtocol  # type: ignore[attr-defined]
 
 
 class Acceptor(asyncio.Protocol):
-    """Takes the place of uvicorn's protocol for HTTP, and hands over to that who is let in.
+    """Replaces uvicorn's protocol for HTTP, and hands accepted connections over to it.
 
     Args:
-        connections: where a new one is counted.
-        certificate: for TLS; None without.
+        connections: registry of connections.
+        certificate: for TLS, or None.
         config, server_state, app_state, _loop: what uvicorn passes to its protocols.
     """
 
@@ -48,7 +48,7 @@ class Acceptor(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast(asyncio.Transport, transport)
         connection = Connection(plain)
-        if not self._connections.enter(connection):
+        if not self._connections.add(connection):
             if self._certificate is None:
                 plain.write(_no_room())
                 plain.close()
@@ -62,18 +62,18 @@ class Acceptor(asyncio.Protocol):
 
 
 class _Tls(_SSLProtocol):  # type: ignore[misc]
-    """TLS, above which HTTP begins when the handshake is over."""
+    """TLS; HTTP starts after its handshake."""
 
     def __init__(self, http: BoundedHttp, certificate: Certificate) -> None:
         super().__init__(
             http.loop, http, certificate.context, None, server_side=True,
-            ssl_handshake_timeout=_HANDSHAKE_WITHIN_S, ssl_shutdown_timeout=_SHUTDOWN_WITHIN_S,
+            ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S, ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
         )  # fmt: skip
         self._http = http
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # HTTP is not told where it had not begun.
+        # HTTP is not notified if it had not started.
         self._http.closed()
 
 

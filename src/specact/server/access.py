@@ -1,4 +1,4 @@
-"""Who may talk to the server: the bearer of a token, and no web page of somebody else."""
+"""Access control: bearer tokens, and a check of the Origin and Host headers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from fastapi.security import HTTPBearer
 from specact.errors import ConfigError, WireError
 from specact.wire.checks import ErrorCode
 
-SHORTEST_TOKEN = 16
-_LONGEST_NAME, _MOST = 64, 10_000
-# How a client of openpi's shows its token.
+MIN_TOKEN_CHARS = 16
+_MAX_NAME_CHARS, _MAX_TOKENS = 64, 10_000
+# Authorization scheme of openpi's client.
 _API_KEY = b"Api-Key "
 
 
 def check_token(token: str) -> None:
-    """Raises for a token that is too short, or that no device could send.
+    """Refuses a token that is too short or cannot be sent in a header.
 
     Raises:
-        ConfigError: if it has fewer than 16 characters, or others than printable ASCII.
+        ConfigError: if it has fewer than 16 characters, or characters that are not printable ASCII.
     """
-    if len(token) < SHORTEST_TOKEN:
-        raise ConfigError(f"a token needs at least {SHORTEST_TOKEN} characters, this one has {len(token)}")
+    if len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(f"a token needs at least {MIN_TOKEN_CHARS} characters, this one has {len(token)}")
     if not (token.isascii() and token.isprintable()):
         raise ConfigError("a token must be one line of printable ASCII")
 
 
 def read_tokens(file: Path) -> dict[str, str]:
-    """Token by name.
+    """Tokens by name.
 
-    A line holds a name, white space, and the name's token; empty lines and those that begin with ``#`` are skipped.
+    A line holds a name, white space, and the name's token; empty lines and those that start with ``#`` are skipped.
 
     Raises:
         ConfigError: if the file cannot be read, or a line is not of this form, or a name or token occurs twice; the
@@ -56,8 +56,8 @@ def read_tokens(file: Path) -> dict[str, str]:
             if len(words) != 2:
                 raise ConfigError("a line must hold a name and its token, separated by a space")
             name, token = words
-            if len(name) > _LONGEST_NAME or not name.isprintable():
-                raise ConfigError(f"a name must have at most {_LONGEST_NAME} printable characters")
+            if len(name) > _MAX_NAME_CHARS or not name.isprintable():
+                raise ConfigError(f"a name must have at most {_MAX_NAME_CHARS} printable characters")
             check_token(token)
             if name in found:
                 raise ConfigError(f"the name {name} occurs twice; give each robot its own line")
@@ -67,32 +67,33 @@ def read_tokens(file: Path) -> dict[str, str]:
             raise ConfigError(f"{file}, line {number}: {error}") from None
         found[name] = token
         taken.add(token)
-    if not 0 < len(found) <= _MOST:
-        raise ConfigError(f"{file} holds {len(found)} tokens; it needs between 1 and {_MOST}")
+    if not 0 < len(found) <= _MAX_TOKENS:
+        raise ConfigError(f"{file} holds {len(found)} tokens; it needs between 1 and {_MAX_TOKENS}")
     return found
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose request it is.
+    """An authenticated caller.
 
     Attributes:
-        name: that goes with the token; None for the one token of all, and where none is needed.
+        name: of its token; None for the shared token, or if no token is needed.
+        credentials: the expected Authorization header.
     """
 
     name: str | None = None
-    shown: bytes = field(default=b"", repr=False)
+    credentials: bytes = field(default=b"", repr=False)
 
 
 class Access:
-    """Decides on a request's headers.
+    """Authenticates requests by their headers.
 
     Args:
-        token: a bearer token for everybody, or None.
-        tokens: a file with a token for each robot, or None; without both, loopback is protection enough.
+        token: a shared bearer token, or None.
+        tokens: a file with a token for each robot, or None; without both, access is open, for servers on loopback.
 
     Attributes:
-        described: dependencies of the routes that want a token.
+        dependencies: of the routes that need a token, for OpenAPI.
 
     Raises:
         ConfigError: if the file cannot be used.
@@ -101,15 +102,15 @@ class Access:
     def __init__(self, token: str | None, tokens: Path | None = None) -> None:
         self._token, self._tokens = token, tokens
         self._open = token is None and tokens is None
-        # For OpenAPI; it is caller() that decides.
-        self.described = [] if self._open else [Depends(HTTPBearer(auto_error=False))]
+        # Documents the scheme in OpenAPI; caller() authenticates.
+        self.dependencies = [] if self._open else [Depends(HTTPBearer(auto_error=False))]
         self.reload()
 
     def reload(self) -> None:
         """Reads the file again.
 
         Raises:
-            ConfigError: if it cannot be used; then what was read before stays valid.
+            ConfigError: if it cannot be used; the previous tokens stay valid.
         """
         named = {} if self._tokens is None else read_tokens(self._tokens)
         pairs: list[tuple[str | None, str]] = [*named.items()]
@@ -122,8 +123,8 @@ class Access:
         self._callers = [Caller(name, f"Bearer {token}".encode()) for name, token in pairs]
 
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
-        """Who it is, if the token is right and the origin our own; every token takes the same time."""
-        # A page of another site could otherwise reach a server on the user's loopback through the user's browser.
+        """The caller, or None if the token is wrong or the origin is foreign; takes constant time for every token."""
+        # Otherwise another site's page could reach a server on the user's loopback through the user's browser.
         origin, host = headers.get("origin"), headers.get("host", "")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return None
@@ -133,24 +134,24 @@ class Access:
         if shown.startswith(_API_KEY):
             shown = b"Bearer " + shown.removeprefix(_API_KEY)
         found = None
-        # All of them, also after one was right.
+        # No early exit: constant time.
         for caller in self._callers:
-            if hmac.compare_digest(shown, caller.shown):
+            if hmac.compare_digest(shown, caller.credentials):
                 found = caller
         return found
 
     @property
     def names(self) -> set[str]:
-        """That go with a token."""
+        """Names of the tokens."""
         return {caller.name for caller in self._callers if caller.name is not None}
 
-    def knows(self, caller: Caller) -> bool:
-        """Whether it would still be let in under this name."""
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether its token is still valid."""
         return self._open or caller in self._callers
 
 
 def unauthorized() -> WireError:
-    """The one refusal for all of it."""
+    """The error for every failed authentication."""
     return WireError(
         ErrorCode.UNAUTHORIZED,
         "the token is wrong or missing: SPECACT_TOKEN or --token-file must hold the same on both sides; a server "
@@ -159,7 +160,7 @@ def unauthorized() -> WireError:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a Host header holds an address or localhost: any other name its owner could have pointed here."""
+    """Whether a Host header holds an address or localhost; any other name could be DNS rebinding."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name) is not None

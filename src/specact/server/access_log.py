@@ -1,4 +1,4 @@
-"""One JSON object per line about who came, who went and who was refused."""
+"""The access log: one JSON object per line for each connection, disconnection and refusal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import IO, Any
 
 from specact.errors import ConfigError
 
-# Refusals of one code per second; what is beyond is counted, so that a flood does not fill the disk.
-_MOST_PER_S = 20
+# Logged refusals of one code per second; the rest is counted, so that a flood does not fill the disk.
+_MAX_REFUSALS_PER_S = 20
 _log = logging.getLogger("specact.server")
 
 
 class AccessLog:
-    """Writes events to a file; without one it writes nothing. Used on the event loop only.
+    """Appends events to a file. Used on the event loop only.
 
     Args:
-        file: where to append; None for nowhere.
-        steps: whether answered requests are events, too.
+        file: the log; None disables logging.
+        steps: whether answered requests are logged too.
 
     Raises:
         ConfigError: if the file cannot be opened.
@@ -35,10 +35,10 @@ class AccessLog:
         self.reopen()
 
     def reopen(self) -> None:
-        """Opens the file anew: it may have been moved away.
+        """Reopens the file, after log rotation.
 
         Raises:
-            ConfigError: if it cannot be opened; the one that was open stays so.
+            ConfigError: if it cannot be opened; the current one stays open.
         """
         if self._file is None:
             return
@@ -56,27 +56,27 @@ class AccessLog:
             self._output = None
 
     def write(self, event: str, **fields: Any) -> None:
-        """One event with what is known of it."""
+        """Writes an event."""
         if self._output is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         try:
-            # ASCII: what a peer called itself cannot change the lines.
+            # ASCII, so that a peer's name cannot inject lines.
             self._output.write(json.dumps({"time": now, "event": event, **fields}) + "\n")
         except OSError as error:
             _log.error("the access log %s ends here: %s", self._file, error.strerror)
             self._output = None
 
-    def refused(self, what: str, code: str, peer: str | None, why: str, robot: str | None = None) -> None:
-        """An error reply, or a connection that was closed; at most so many per second and code."""
+    def write_refusal(self, what: str, code: str, peer: str | None, why: str, robot: str | None = None) -> None:
+        """Writes an error reply or a dropped connection, limited per second and code."""
         if self._output is None:
             return
         second = int(time.monotonic())
         if second != self._second:
             for other, count in self._refused.items():
-                if count > _MOST_PER_S:
-                    self.write("refused", code=other, more=count - _MOST_PER_S)
+                if count > _MAX_REFUSALS_PER_S:
+                    self.write("refused", code=other, more=count - _MAX_REFUSALS_PER_S)
             self._second, self._refused = second, Counter()
         self._refused[code] += 1
-        if self._refused[code] <= _MOST_PER_S:
+        if self._refused[code] <= _MAX_REFUSALS_PER_S:
             self.write("refused", what=what, code=code, peer=peer, robot=robot, why=why[:200])

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 
 from specact import __version__
 from specact.errors import WireError
-from specact.server.http import STATUS, let_in, message_routes, peer
+from specact.server.http import STATUS, authenticate, message_routes, peer
 from specact.server.openapi import refusals
 from specact.server.openpi import serve_openpi
 from specact.server.service import Service, refusal
@@ -22,7 +22,7 @@ from specact.server.stream import serve_stream
 from specact.wire.checks import ErrorCode
 
 _PAGE = Path(__file__).with_name("status.html")
-# The page brings everything with it and talks to nobody but us.
+# The page is self-contained and connects to this server only.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -40,7 +40,7 @@ def create_app(service: Service) -> FastAPI:
         service.batcher.stop()
         service.log.close()
 
-    described = service.access.described
+    described = service.access.dependencies
     page_text = _PAGE.read_text(encoding="utf-8")
     app = FastAPI(title="specact", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(message_routes(service))
@@ -66,7 +66,7 @@ def create_app(service: Service) -> FastAPI:
         dependencies=described,
     )
     async def metrics(request: Request) -> Response:
-        let_in(request, service)
+        authenticate(request, service)
         return Response(service.telemetry.prometheus(service.batcher.queued), media_type="text/plain; version=0.0.4")
 
     @app.get(
@@ -76,18 +76,18 @@ def create_app(service: Service) -> FastAPI:
         dependencies=described,
     )
     async def status(request: Request) -> Response:
-        let_in(request, service)
+        authenticate(request, service)
         ready = service.batcher.ready and not service.draining
         return JSONResponse(service.telemetry.status(service.batcher.queued, ready))
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> Response:
-        # The page itself holds no secret; its numbers need the token.
+        # The page holds no data; its requests need the token.
         return HTMLResponse(page_text, headers={"Content-Security-Policy": _POLICY})
 
     @app.exception_handler(WireError)
     async def refused(request: Request, error: WireError) -> Response:
-        service.log.refused(request.url.path, error.code, peer(request.scope), str(error))
+        service.log.write_refusal(request.url.path, error.code, peer(request.scope), str(error))
         return JSONResponse(refusal(error), STATUS[ErrorCode(error.code)])
 
     @app.exception_handler(HTTPException)

@@ -1,4 +1,4 @@
-"""Micro-batching: the target takes what is queued when it becomes free, and computes nothing in vain."""
+"""Micro-batching: when the target becomes free it takes the queued requests, except expired and cancelled ones."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from specact.wire.dialect import Arrays
 from specact.wire.messages import Request, Responder, ServerTimes
 
 _log = logging.getLogger("specact.server")
-_WARM_UP = 20
+_WARM_UP_RUNS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the target made of a request.
+    """The target's result for a request.
 
     Attributes:
         arrays: of the reply.
-        queued_s, target_s: how long the request waited, and the inference took.
-        batch: requests in that inference.
+        queued_s, target_s: durations of queueing and of the inference.
+        batch: number of requests in that inference.
     """
 
     arrays: Arrays
@@ -37,7 +37,7 @@ class Result:
     batch: int
 
     def times(self, arrived: float) -> ServerTimes:
-        """As the reply tells them, if it leaves now; ``arrived`` is that of the job."""
+        """Times for a reply that is sent now; ``arrived`` is the job's."""
         total_ms = 1e3 * (time.monotonic() - arrived)
         return ServerTimes(max(0.0, 1e3 * self.queued_s), 1e3 * self.target_s, total_ms, self.batch)
 
@@ -47,13 +47,13 @@ Outcome = Result | WireError
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request that was taken on.
+    """A queued request.
 
     Attributes:
         request: itself.
-        arrived: when its frame came in [s, monotonic clock].
-        finish: told what came of it, on the event loop.
-        wanted: whether somebody waits for that; nobody does where the connection is gone.
+        arrived: when its frame arrived [s, monotonic clock].
+        finish: called with the outcome, on the event loop.
+        wanted: False after cancellation, when the connection has ended.
     """
 
     request: Request
@@ -62,16 +62,16 @@ class Job:
     wanted: bool = True
 
     def alive(self, now: float) -> bool:
-        """Whether its time is not up, and somebody waits."""
+        """Whether it is neither expired nor cancelled."""
         return self.wanted and now - self.arrived <= self.request.deadline_ms / 1e3
 
 
 class Batcher:
-    """Micro-batching without waiting: the batch is what came in while the last one was computed, robots in turn.
+    """Micro-batching without waiting: a batch holds the requests that arrived during the last one, robots in turn.
 
     Args:
         responder: the target.
-        settings: how many requests it takes on, and how large batches are.
+        settings: limits of the queue and of batches.
     """
 
     def __init__(self, responder: Responder, settings: ServerSettings) -> None:
@@ -83,25 +83,25 @@ class Batcher:
         self._closing = False
         self._inline = self._scheduled = self._warm = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._work, name="specact target", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="specact target", daemon=True)
         self.ready = False
 
     def warm_up(self) -> None:
-        """Lets the target answer a few times; a target that fails or blocks does so here."""
+        """Runs a few inferences, so that a target that fails or blocks does so before serving."""
         idle = Request("infer", 0, 0.0, self._responder.dialect.observation.zeros(), StepAddress(0, 0, 0, 0))
         times = []
-        for _ in range(_WARM_UP):
+        for _ in range(_WARM_UP_RUNS):
             started = time.perf_counter()
             self._responder.respond([idle])
             times.append(time.perf_counter() - started)
-        # A target this fast is done before a thread could be told of the request. Somebody else's may wait for a file
-        # or a lock the next time, and would hold up every connection.
+        # For a target this fast a thread switch takes longer than the inference. A third-party target keeps its thread:
+        # it may block on a file or a lock, which would stall every connection.
         steady = getattr(self._responder, "steady", False)
-        self._inline = steady and not self._max_wait_s and sorted(times)[_WARM_UP // 2] < self._inline_below_s
+        self._inline = steady and not self._max_wait_s and sorted(times)[_WARM_UP_RUNS // 2] < self._inline_below_s
         self._warm = True
 
     def start(self) -> None:
-        """Starts taking requests; warms the target up if nobody has."""
+        """Starts serving; warms the target up if necessary."""
         if not self._warm:
             self.warm_up()
         if not self._inline:
@@ -111,7 +111,7 @@ class Batcher:
         self.ready = True
 
     def stop(self) -> None:
-        """Ends the thread, where there is one; what is still queued is answered first."""
+        """Answers the queued requests and ends the thread, if there is one."""
         with self._changed:
             self._closing, self.ready = True, False
             self._changed.notify()
@@ -122,22 +122,22 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """Requests that wait now."""
+        """Number of queued requests."""
         return len(self._queue)
 
     def lane(self) -> Lane[Job]:
-        """Where the requests of one robot wait; robots are served in turn."""
+        """A new queue for the requests of one robot; robots are served in turn."""
         return self._queue.lane()
 
     def submit(self, lane: Lane[Job], request: Request, arrived: float, finish: Callable[[Outcome], None]) -> Job:
-        """Queues a request; call it on the one event loop of the server.
+        """Queues a request; call it on the server's event loop.
 
         Args:
             lane: of the robot, from :meth:`lane`.
-            request: checked already.
-            arrived: when its frame came in, in seconds of the monotonic clock.
-            finish: called on the event loop, later, with the result or an error: ``overloaded`` if it made room for a
-                robot that has less in the queue, ``expired`` if the deadline passed first, ``internal`` if the target
+            request: already validated.
+            arrived: when its frame arrived, in seconds of the monotonic clock.
+            finish: called later on the event loop with the result or an error: ``overloaded`` if it was displaced by a
+                robot with fewer queued requests, ``expired`` if the deadline passed first, ``internal`` if the target
                 failed. Not called for a job that is no longer ``wanted``.
 
         Raises:
@@ -162,14 +162,14 @@ class Batcher:
         asyncio.get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        """On the event loop: a batch of what came in since the last one; connections are read before the next."""
+        """Computes one batch on the event loop; connections are read before the next one."""
         self._scheduled = False
         now = time.monotonic()
         _finish(self._outcomes(*self._queue.take(self._max_batch, lambda job: job.alive(now))))
         if self._queue and not self._closing and not self._scheduled:
             self._schedule()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while batch := self._take():
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(_finish, self._outcomes(*batch))
@@ -183,7 +183,7 @@ class Batcher:
         return outcomes
 
     def _take(self) -> tuple[list[Job], list[Job]] | None:
-        """The next batch, and what needs no answer any more; None when it is time to end."""
+        """The next batch, and expired or cancelled jobs; None at the end."""
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
@@ -201,7 +201,7 @@ class Batcher:
     def _answer(self, jobs: Sequence[Job], started: float) -> list[Outcome]:
         try:
             found = list(zip(jobs, self._responder.respond([job.request for job in jobs]), strict=True))
-        # The border of the process: whatever the target raises, the server lives on and says nothing of its inside.
+        # Process boundary: a target's exception must not end the server or be disclosed to clients.
         except (Exception, SystemExit):  # noqa: BLE001
             _log.exception("the target failed")
             return [WireError(ErrorCode.INTERNAL, "the target failed; see the server's log") for _ in jobs]

@@ -1,4 +1,4 @@
-"""How many connections there may be, of whom, and which one makes room for another."""
+"""Limits on connections, in total and per address, with eviction of pending ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Connection:
 
     Attributes:
         peer: address and port, for logs.
-        host: what counts as one address: an IPv4 address, or the /64 network of an IPv6 address.
+        host: unit of the per-address limit: an IPv4 address, or the /64 network of an IPv6 address.
     """
 
     __slots__ = ("_transport", "host", "peer", "was_closing")
@@ -29,35 +29,35 @@ class Connection:
 
     @property
     def closing(self) -> bool:
-        """Whether it was closed; what was written may still wait for the peer to read it."""
+        """Whether it was closed; written data may still be unsent."""
         return self._transport.is_closing()
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Closes it immediately."""
         self._transport.abort()
 
 
 class Connections:
-    """The connections that there are. Those that have not proved themselves are *pending* and make room for new ones.
+    """The open connections. Those that are not admitted yet are *pending* and can be evicted for new ones.
 
-    A connection is pending until its first request with the right token, or its hello. Of the address with most pending
-    connections the oldest is closed where there are too many, so no number of them keeps another address out. Used on
-    the event loop only.
+    A connection is pending until its first request with the right token, or its hello. If there are too many, the
+    oldest pending connection of the address with most of them is closed, so that one address cannot exclude another.
+    Used on the event loop only.
 
     Args:
-        most: connections in all.
-        most_pending: of them pending.
-        most_per_address: from one address.
-        dropped: told of each connection that was refused or had to make room, and why.
+        most: maximum number of connections.
+        most_pending: maximum number of pending ones.
+        most_per_address: maximum number from one address.
+        dropped: called with each connection that was refused or evicted, and the reason.
     """
 
     def __init__(
         self, most: int, most_pending: int, most_per_address: int, dropped: Callable[[Connection, str], None]
     ) -> None:
-        self._most, self._most_pending, self._most_per_address = most, most_pending, most_per_address
+        self._max_connections, self._max_pending, self._max_per_address = most, most_pending, most_per_address
         self._dropped = dropped
         self._all: set[Connection] = set()
-        self._of: Counter[str] = Counter()
+        self._per_address: Counter[str] = Counter()
         # By address, oldest first.
         self._pending: dict[str, dict[Connection, None]] = {}
         self._pending_count = 0
@@ -66,34 +66,34 @@ class Connections:
         return len(self._all)
 
     def allow(self, most: int, most_pending: int) -> None:
-        """Sets how many there may be, and how many of them pending."""
-        self._most, self._most_pending = most, most_pending
+        """Sets the maximum number of connections, and of pending ones."""
+        self._max_connections, self._max_pending = most, most_pending
 
     @property
     def pending(self) -> int:
-        """How many have not proved themselves."""
+        """Number of pending connections."""
         return self._pending_count
 
-    def enter(self, connection: Connection) -> bool:
-        """Counts a new connection, as pending; False if there is no room for it."""
+    def add(self, connection: Connection) -> bool:
+        """Adds a new connection, as pending; False if it is refused."""
         host = connection.host
-        if self._of[host] >= self._most_per_address:
-            room = self._make_room(host, f"more than {self._most_per_address} connections from this address")
-        elif len(self._all) >= self._most or self._pending_count >= self._most_pending:
-            room = self._make_room(self._most_crowded(), "too many connections")
+        if self._per_address[host] >= self._max_per_address:
+            room = self._make_room(host, f"more than {self._max_per_address} connections from this address")
+        elif len(self._all) >= self._max_connections or self._pending_count >= self._max_pending:
+            room = self._make_room(self._address_with_most_pending(), "too many connections")
         else:
             room = True
         if not room:
             self._dropped(connection, "no room for another connection")
             return False
         self._all.add(connection)
-        self._of[host] += 1
+        self._per_address[host] += 1
         self._pending.setdefault(host, {})[connection] = None
         self._pending_count += 1
         return True
 
-    def prove(self, connection: Connection) -> None:
-        """Notes that it showed the right token, or a hello that fits: it no longer makes room for others."""
+    def admit(self, connection: Connection) -> None:
+        """Marks a connection with a valid token or hello as no longer pending, so that it is not evicted."""
         waiting = self._pending.get(connection.host, {})
         if connection in waiting:
             del waiting[connection]
@@ -101,30 +101,30 @@ class Connections:
             if not waiting:
                 del self._pending[connection.host]
 
-    def leave(self, connection: Connection) -> None:
-        """Forgets it; may be called twice."""
-        self.prove(connection)
+    def remove(self, connection: Connection) -> None:
+        """Removes it; idempotent."""
+        self.admit(connection)
         if connection in self._all:
             self._all.remove(connection)
-            self._of[connection.host] -= 1
-            if not self._of[connection.host]:
-                del self._of[connection.host]
+            self._per_address[connection.host] -= 1
+            if not self._per_address[connection.host]:
+                del self._per_address[connection.host]
 
     def drop(self, connection: Connection, why: str) -> None:
-        """Ends it at once."""
-        self.leave(connection)
+        """Closes and removes it."""
+        self.remove(connection)
         connection.abort()
         self._dropped(connection, why)
 
     def sweep(self) -> None:
-        """Ends those that were closed before the last sweep already, and whose peer does not read what is left."""
+        """Aborts connections that were already closing at the last sweep, because their peer does not read."""
         for connection in list(self._all):
             if connection.was_closing:
                 connection.abort()
             connection.was_closing = connection.closing
 
     def abort_all(self) -> None:
-        """Ends all of them at once."""
+        """Aborts all of them."""
         for connection in list(self._all):
             connection.abort()
 
@@ -135,17 +135,17 @@ class Connections:
         self.drop(next(iter(waiting)), why)
         return True
 
-    def _most_crowded(self) -> str | None:
+    def _address_with_most_pending(self) -> str | None:
         return max(self._pending, key=lambda host: len(self._pending[host]), default=None)
 
 
-def remember(state: dict[str, Any], connection: Connection) -> None:
-    """Writes down whose request it is, in the state of its ASGI scope."""
+def set_connection(state: dict[str, Any], connection: Connection) -> None:
+    """Stores a request's connection in the state of its ASGI scope."""
     state[_STATE] = connection
 
 
 def connection_of(scope: Mapping[str, Any]) -> Connection | None:
-    """Whose request it is; None without a transport of ours."""
+    """A request's connection; None if the server is not specact's own."""
     found = scope.get("state", {}).get(_STATE)
     return found if isinstance(found, Connection) else None
 
@@ -159,5 +159,5 @@ def _network(host: str) -> str:
         return str(address)
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    # One customer has a whole /64.
+    # A customer usually owns a whole /64.
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))

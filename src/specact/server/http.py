@@ -14,13 +14,13 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from specact.errors import WireError
 from specact.server.access import Caller, unauthorized
 from specact.server.connections import connection_of
-from specact.server.openapi import described
+from specact.server.openapi import route_schema
 from specact.server.service import Fields, Sender, Service, refusal
 from specact.wire import json
 from specact.wire.checks import ErrorCode
 
-_BODY_WITHIN_S = 5.0
-# How an error reply is told in HTTP, so that a proxy in between understands it too.
+_BODY_TIMEOUT_S = 5.0
+# HTTP status of each error code.
 STATUS = {
     ErrorCode.BAD_MESSAGE: 400,
     ErrorCode.UNSUPPORTED_PROTOCOL: 400,
@@ -36,13 +36,13 @@ STATUS = {
 
 def message_routes(service: Service) -> APIRouter:
     """``POST /v1/hello``, ``/v1/infer`` and, for families that verify at the server, ``/v1/verify``."""
-    router = APIRouter(dependencies=service.access.described)
+    router = APIRouter(dependencies=service.access.dependencies)
 
     def endpoint(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def post(request: Request) -> Response:
             arrived, body = time.monotonic(), None
             try:
-                caller = let_in(request, service)
+                caller = authenticate(request, service)
                 body = await _body(request, service.limit)
                 fields = json.decode(body)
                 if fields.get("type") != kind:
@@ -52,10 +52,10 @@ def message_routes(service: Service) -> APIRouter:
                 else:
                     reply = await _answer(service, fields, arrived, Sender(service.lane(caller), peer(request.scope)))
             except WireError as error:
-                service.refuse(kind, error, peer(request.scope))
+                service.record_error(kind, error, peer(request.scope))
                 reply = refusal(error)
             except ClientDisconnect:
-                # There is nobody to tell.
+                # The client has disconnected.
                 return Response()
             status = STATUS[ErrorCode(reply["code"])] if reply["type"] == "error" else 200
             return _response(reply, status, whole=body is not None)
@@ -70,7 +70,7 @@ def message_routes(service: Service) -> APIRouter:
             name=kind,
             summary=f"A message of type {kind}, see docs/protocol.md",
             response_class=Response,
-            **described(kind, service.dialect),
+            **route_schema(kind, service.dialect),
         )
     return router
 
@@ -82,12 +82,12 @@ async def _answer(service: Service, fields: Fields, arrived: float, sender: Send
         return await replied
     except asyncio.CancelledError:
         if job is not None:
-            service.forget(job)
+            service.cancel(job)
         raise
 
 
-def let_in(request: HTTPConnection, service: Service) -> Caller:
-    """Who asks; its connection is then no longer pending.
+def authenticate(request: HTTPConnection, service: Service) -> Caller:
+    """The request's caller; marks its connection as no longer pending.
 
     Raises:
         WireError: ``unauthorized``.
@@ -95,12 +95,12 @@ def let_in(request: HTTPConnection, service: Service) -> Caller:
     caller = caller_of(request, service)
     connection = connection_of(request.scope)
     if connection is not None:
-        service.connections.prove(connection)
+        service.connections.admit(connection)
     return caller
 
 
 def caller_of(request: HTTPConnection, service: Service) -> Caller:
-    """Who asks.
+    """The request's caller.
 
     Raises:
         WireError: ``unauthorized``.
@@ -112,7 +112,7 @@ def caller_of(request: HTTPConnection, service: Service) -> Caller:
 
 
 def peer(scope: Mapping[str, Any]) -> str | None:
-    """Address and port of who asks."""
+    """Address and port of the request's peer."""
     connection = connection_of(scope)
     return None if connection is None else connection.peer
 
@@ -120,20 +120,20 @@ def peer(scope: Mapping[str, Any]) -> str | None:
 async def _body(request: Request, limit: int) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise WireError(ErrorCode.BAD_MESSAGE, "the body must be application/json")
-    # The size that is announced is checked before anything is read, the size that comes while it is read.
+    # The announced size is checked before reading, the actual size while reading.
     announced = request.headers.get("content-length", "0")
-    # Not as a number before its length is checked: it may have thousands of digits.
+    # Its length is checked before the conversion: it may have thousands of digits.
     if not announced.isdecimal() or len(digits := announced.lstrip("0")) > 18 or int(digits or "0") > limit:
         raise _too_large(limit)
     body = bytearray()
     try:
-        async with asyncio.timeout(_BODY_WITHIN_S):
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
                 if len(body) > limit:
                     raise _too_large(limit)
     except TimeoutError:
-        raise WireError(ErrorCode.BAD_MESSAGE, f"the body did not arrive within {_BODY_WITHIN_S:g} s") from None
+        raise WireError(ErrorCode.BAD_MESSAGE, f"the body did not arrive within {_BODY_TIMEOUT_S:g} s") from None
     return bytes(body)
 
 
@@ -142,6 +142,6 @@ def _too_large(limit: int) -> WireError:
 
 
 def _response(reply: dict[str, Any], status: int, whole: bool) -> Response:
-    # What was not read of a request is not waited for.
+    # An unread body is not drained; the connection is closed.
     headers = {} if whole else {"Connection": "close"}
     return Response(json.encode(reply), status, headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The messages of one robot's WebSocket, past our own transport or over ASGI alone, as within Ray Serve."""
+"""The messages of one robot's WebSocket, over specact's transport or over plain ASGI, as within Ray Serve."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from websockets.frames import CloseCode
 
 from specact.server.transport import Requests, websocket_of
 
-# Replies that wait for the robot to read, when no more of its messages are taken on.
-_MOST_UNREAD = 16
+# Unsent replies above which no more of a robot's messages are handled.
+_MAX_UNSENT = 16
 
 
 class Messages(Protocol):
-    """A WebSocket after its opening."""
+    """A WebSocket after its opening handshake."""
 
     def write(self, payload: bytes | str) -> None:
-        """Sends a message, text as a text frame, if the connection still takes one."""
+        """Sends a message, text as a text frame; does nothing if the connection is closing."""
         ...
 
     def refuse(self, text: str, code: CloseCode) -> None:
-        """Sends a text that says why, and closes; nothing that came since is taken on."""
+        """Sends the reason as text and closes; pending messages are dropped."""
         ...
 
-    def hand_over(self) -> None:
-        """Says that there may be room for another request."""
+    def deliver(self) -> None:
+        """Delivers pending messages as far as there is capacity."""
         ...
 
     async def serve(self, socket: WebSocket, requests: Requests) -> None:
-        """Hands over messages until the robot is gone."""
+        """Delivers messages until the robot disconnects."""
         ...
 
 
 def messages_of(socket: WebSocket, limit: int) -> Messages:
-    """Those of a WebSocket; ``limit`` is the number of bytes of the largest."""
+    """Messages of a WebSocket; ``limit`` is the maximum size [bytes]."""
     return websocket_of(socket.scope) or AsgiMessages(limit)
 
 
 class AsgiMessages:
-    """A WebSocket behind whatever speaks ASGI; what a peer can make that keep is bounded there, or not.
+    """A WebSocket over any ASGI server, whose own buffers this class cannot limit.
 
     Args:
-        limit: bytes of a message.
+        limit: maximum size of a message [bytes].
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._unsent = asyncio.Queue[dict[str, Any]]()
-        self._room = asyncio.Event()
+        self._can_take = asyncio.Event()
         self._closing = False
 
     def write(self, payload: bytes | str) -> None:
@@ -61,8 +61,8 @@ class AsgiMessages:
         self.write(text)
         self._close(code)
 
-    def hand_over(self) -> None:
-        self._room.set()
+    def deliver(self) -> None:
+        self._can_take.set()
 
     async def serve(self, socket: WebSocket, requests: Requests) -> None:
         sending = asyncio.get_running_loop().create_task(self._send(socket))
@@ -71,9 +71,9 @@ class AsgiMessages:
                 payload = message.get("bytes")
                 if payload is not None and len(payload) > self._limit:
                     self._close(CloseCode.MESSAGE_TOO_BIG)
-                while not self._closing and (requests.full or self._unsent.qsize() >= _MOST_UNREAD):
-                    self._room.clear()
-                    await self._room.wait()
+                while not self._closing and (requests.full or self._unsent.qsize() >= _MAX_UNSENT):
+                    self._can_take.clear()
+                    await self._can_take.wait()
                 if not self._closing:
                     requests.take(payload)
         finally:
@@ -83,13 +83,13 @@ class AsgiMessages:
         if not self._closing:
             self._unsent.put_nowait({"type": "websocket.close", "code": int(code)})
         self._closing = True
-        self._room.set()
+        self._can_take.set()
 
     async def _send(self, socket: WebSocket) -> None:
         try:
             while True:
                 await socket.send(await self._unsent.get())
-                self._room.set()
+                self._can_take.set()
         except (WebSocketDisconnect, RuntimeError):
-            # Gone, or closed: receiving ends as well.
+            # Disconnected or closed: receiving ends as well.
             return

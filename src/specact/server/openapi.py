@@ -1,4 +1,4 @@
-"""What the JSON messages look like, for OpenAPI: shapes are those of the bundle that is served."""
+"""OpenAPI schemas of the JSON messages, with the shapes of the served bundle."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from specact.wire.checks import LARGEST_ID, PROTOCOL, ErrorCode
+from specact.wire.checks import MAX_ID, PROTOCOL, ErrorCode
 from specact.wire.dialect import ArraySpec, Dialect
-from specact.wire.messages import LONGEST_DEADLINE_MS, MOST_INSTRUCTION, REPORTED
+from specact.wire.messages import MAX_DEADLINE_MS, MAX_INSTRUCTION_CHARS, REPORT_COUNTERS
 
 Schema = dict[str, Any]
 
 _NUMBER: Schema = {"type": "number"}
 _TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": LARGEST_ID}
+_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_ID}
 _PIXEL: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
 _TYPES: dict[type[np.generic], str] = dict.fromkeys((np.int16, np.int64, np.uint8), "integer")
-_LARGEST_FLOAT32 = 3.4028234663852886e38
-_FLOAT32: Schema = {"type": "number", "minimum": -_LARGEST_FLOAT32, "maximum": _LARGEST_FLOAT32}
+_MAX_FLOAT32 = 3.4028234663852886e38
+_FLOAT32: Schema = {"type": "number", "minimum": -_MAX_FLOAT32, "maximum": _MAX_FLOAT32}
 
 
-def described(kind: str, dialect: Dialect) -> dict[str, Any]:
-    """Arguments for a route: body and replies of one kind of message."""
+def route_schema(kind: str, dialect: Dialect) -> dict[str, Any]:
+    """OpenAPI arguments of a route: body and replies of one kind of message."""
     body, reply = (_hello(), _welcome()) if kind == "hello" else (_request(kind, dialect), _reply(kind, dialect))
     errors = {400: "not a valid message", 401: "wrong token", 409: "device and server do not fit", 413: "too large",
               500: "the target failed", 503: "overloaded or shutting down", 504: "the deadline passed"}  # fmt: skip
@@ -69,14 +69,14 @@ def _request(kind: str, dialect: Dialect) -> Schema:
     }
     fields: Schema = {
         "id": _COUNT,
-        "deadline_ms": {"type": "number", "minimum": 0, "maximum": LONGEST_DEADLINE_MS},
+        "deadline_ms": {"type": "number", "minimum": 0, "maximum": MAX_DEADLINE_MS},
         "observation": _object(seen),
         "address": _array((4,), word),
         **_arrays(dialect.exchanges[kind].request),
     }
     if dialect.observation.instruction:
-        fields["instruction"] = {"type": "string", "maxLength": MOST_INSTRUCTION}
-    report = {"type": "object", "properties": dict.fromkeys(REPORTED, _COUNT), "additionalProperties": False}
+        fields["instruction"] = {"type": "string", "maxLength": MAX_INSTRUCTION_CHARS}
+    report = {"type": "object", "properties": dict.fromkeys(REPORT_COUNTERS, _COUNT), "additionalProperties": False}
     return _message(kind, fields, {"report": report})
 
 

@@ -17,11 +17,11 @@ from specact.wire.messages import Responder
 
 
 class Replica:
-    """One of the servers, in a process of its own, which loads the target itself.
+    """One replica of the server, in its own process, with its own target.
 
     Args:
         load: loads the target.
-        settings: see :class:`~specact.server.settings.ServerSettings`; where it listens is the affair of Serve's proxy.
+        settings: see :class:`~specact.server.settings.ServerSettings`; host and port are those of Serve's proxy.
     """
 
     def __init__(self, load: Callable[[], Responder], settings: ServerSettings) -> None:
@@ -31,13 +31,13 @@ class Replica:
         return create_app(self._service)
 
     async def check_health(self) -> None:
-        """Asked by Serve, which puts another replica in the place of one that fails here."""
+        """Called by Serve, which replaces a replica that fails here."""
         if not self._service.batcher.ready:
             raise ConfigError("the target takes no requests")
 
 
 class Asked(BaseModel, extra="forbid", frozen=True):
-    """What ``serve run`` and ``serve deploy`` say of an application.
+    """Arguments of an application for ``serve run`` and ``serve deploy``.
 
     Attributes:
         target: a bundle, whose target is served, or a policy; see ``specact serve --help``.
@@ -64,7 +64,7 @@ class Asked(BaseModel, extra="forbid", frozen=True):
 
 
 def read_arguments(args: Mapping[str, Any]) -> Asked:
-    """The arguments of an application; on a command line all of them are texts.
+    """The arguments of an application; on a command line all of them are strings.
 
     Raises:
         ConfigError: for one that is missing, unknown, or of the wrong type.
@@ -72,27 +72,27 @@ def read_arguments(args: Mapping[str, Any]) -> Asked:
     try:
         return Asked.model_validate(args)
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ConfigError(f"{told}. An application takes {', '.join(Asked.model_fields)}, as NAME=VALUE") from None
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"{problems}. An application takes {', '.join(Asked.model_fields)}, as NAME=VALUE") from None
 
 
 def application(
     load: Callable[[], Responder], settings: ServerSettings, replicas: int, resources: Mapping[str, float]
 ) -> Application:
-    """What ``serve.run`` runs.
+    """The application for ``serve.run``.
 
-    Robots speak to Serve's proxy as they do to a server. A WebSocket stays with the replica that took it; a new one
-    goes to the replica with fewer, of two. Requests of one replica's robots share its batches, made by
-    :class:`~specact.server.batcher.Batcher`, which knows robots and deadlines; ``serve.batch`` knows neither.
+    Robots connect to Serve's proxy as to a server. A WebSocket stays with its replica; a new one goes to the less
+    loaded of two replicas. Requests of one replica's robots share its batches, made by
+    :class:`~specact.server.batcher.Batcher`, which takes account of robots and deadlines, unlike ``serve.batch``.
 
     Args:
-        load: loads the target, in each replica; a function of a module, or a partial of one.
-        settings: of each replica. Robots, queues and connections are counted in each for itself.
+        load: loads the target, in each replica; a module-level function, or a partial of one.
+        settings: of each replica; limits of robots, queues and connections apply per replica.
         replicas: their number.
         resources: of each: ``num_cpus`` and ``num_gpus``.
 
     Raises:
-        ConfigError: for less than one replica, or settings that are Serve's own affair: certificates.
+        ConfigError: for less than one replica, or a certificate, which Serve's proxy needs instead.
     """
     if replicas < 1:
         raise ConfigError(f"replicas must be at least 1, got {replicas}")
@@ -102,7 +102,7 @@ def application(
         serve.ingress()(Replica),
         name="specact",
         num_replicas=replicas,
-        # A stream is one request for as long as it lasts.
+        # For Serve a stream counts as one ongoing request.
         max_ongoing_requests=settings.max_robots + settings.max_pending,
         ray_actor_options=dict(resources),
     )

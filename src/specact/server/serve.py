@@ -1,4 +1,4 @@
-"""Runs the application on a socket until it is told to stop, and stops without losing what is under way."""
+"""Runs the application on a socket until a signal, and then drains the requests in flight."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from specact.server.transport import BoundedWebSocket
 
 _log = logging.getLogger("specact.server")
 _KEEP_ALIVE_S, _PING_S, _SWEEP_S = 75, 20.0, 5.0
-# What the process opens besides connections, with room to spare: libraries, devices, the event loop, logs.
-_OWN_DESCRIPTORS, _FEWEST_CONNECTIONS = 64, 16
-# How long connections may take to close once everything is answered.
-_GOODBYE_S = 6.0
+# File descriptors reserved for libraries, devices, the event loop and logs.
+_OWN_DESCRIPTORS, _MIN_CONNECTIONS = 64, 16
+# Timeout for closing connections after draining.
+_CLOSE_TIMEOUT_S = 6.0
 
 
 def serve(service: Service, announce: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT; then answers what is under way and returns.
+    """Serves until SIGTERM or SIGINT; then drains the requests in flight and returns.
 
     Args:
-        service: what is served.
-        announce: told the address when the server listens.
+        service: with the target.
+        announce: called with the address when the server listens.
 
     Raises:
-        ConfigError: if the address cannot be bound, or certificate and key are none.
+        ConfigError: if the address cannot be bound, or certificate and key are invalid.
         BundleError: if the target cannot answer.
     """
     settings = service.settings
@@ -51,7 +51,7 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another port or host"
         ) from None
-    service.fit(_descriptors(settings.max_robots + settings.max_pending))
+    service.limit_connections(_descriptors(settings.max_robots + settings.max_pending))
     try:
         certificate = Certificate(settings.certificate, settings.key) if settings.certificate and settings.key else None
     except ConfigError:
@@ -63,14 +63,14 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
         ws=BoundedWebSocket,
         loop="uvloop",
         ws_max_size=service.limit,
-        # Compression would cost more time than a few kilobytes save.
+        # Compressing a few kilobytes takes longer than sending them.
         ws_per_message_deflate=False,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        # By then every connection was ended; what is left is a fault of ours and must not keep the process.
-        timeout_graceful_shutdown=int(_GOODBYE_S) + 2,
-        # Whatever a peer does wrong is in the access log.
+        # All connections are closed by then; a remaining one must not block the exit.
+        timeout_graceful_shutdown=int(_CLOSE_TIMEOUT_S) + 2,
+        # Faults of peers are in the access log.
         log_level="error",
         access_log=False,
         server_header=False,
@@ -82,35 +82,35 @@ def serve(service: Service, announce: Callable[[str], None]) -> None:
     host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
     server.announce = lambda: announce(f"{scheme}://{host}:{listener.getsockname()[1]}")
     with listener:
-        # While the server starts no signal could end a target that blocks, and its error would be a traceback.
+        # Before startup, where a blocking target cannot be interrupted and its error would be a traceback.
         service.batcher.warm_up()
-        # What is there now stays: the collector would walk through all of it again and again, and the robots wait.
+        # Excludes the loaded objects from garbage collection, whose pauses delay robots.
         gc.collect()
         gc.freeze()
         server.run(sockets=[listener])
 
 
 def _descriptors(wanted: int) -> int:
-    """How many connections this process has file descriptors for, after asking for more where it may have them.
+    """Number of connections that this process has file descriptors for, after raising the soft limit.
 
     Raises:
-        ConfigError: if there are next to none.
+        ConfigError: if there are too few.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OWN_DESCRIPTORS
     if resource.RLIM_INFINITY != soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft != resource.RLIM_INFINITY and soft < _OWN_DESCRIPTORS + _FEWEST_CONNECTIONS:
+    if soft != resource.RLIM_INFINITY and soft < _OWN_DESCRIPTORS + _MIN_CONNECTIONS:
         raise ConfigError(
-            f"this process may open {soft} files, and a server needs {_OWN_DESCRIPTORS + _FEWEST_CONNECTIONS} at "
+            f"this process may open {soft} files, and a server needs {_OWN_DESCRIPTORS + _MIN_CONNECTIONS} at "
             "least; raise the limit with ulimit -n"
         )
     return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - _OWN_DESCRIPTORS)
 
 
 class _DrainingServer(uvicorn.Server):
-    """Before it closes the connections it lets their requests finish; a second signal cuts that short."""
+    """Drains requests in flight before it closes the connections; a second signal ends that."""
 
     def __init__(self, config: uvicorn.Config, service: Service, certificate: Certificate | None) -> None:
         super().__init__(config)
@@ -123,7 +123,7 @@ class _DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         settings = self._service.settings
         if self._certificate or settings.tokens or settings.access_log:
-            # Otherwise it ends the server, as it does when a terminal closes.
+            # Without files to reload, SIGHUP keeps its default and ends the server.
             signal.signal(signal.SIGHUP, lambda *_: self._reload_soon())
         await super().startup(sockets)
         if self.started:
@@ -147,16 +147,16 @@ class _DrainingServer(uvicorn.Server):
         asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(_GOODBYE_S, self._hang_up)
+        asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, self._abort_connections)
         await super().shutdown(sockets)
 
-    def _hang_up(self) -> None:
-        # Who does not read what it is sent, or does not send what it began, would keep us.
+    def _abort_connections(self) -> None:
+        # Peers that do not read, or never complete a request, would block the shutdown.
         self._service.connections.abort_all()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._service.draining:
-            self._service.give_up()
+            self._service.abandon()
             super().handle_exit(sig, frame)
             return
         self._service.draining = True

@@ -1,4 +1,4 @@
-"""From a message to its reply: the one way through the server, for the stream and for HTTP."""
+"""From a request to its reply, for both the stream and HTTP."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Sender:
     """Who sent a request.
 
     Attributes:
-        lane: where its requests wait.
-        peer: address and port, where they are known.
-        robot: its entry on the status page, where it has one.
+        lane: queue of its requests.
+        peer: address and port, if known.
+        robot: its entry on the status page, if it has one.
     """
 
     lane: Lane[Job]
@@ -44,19 +44,19 @@ class Sender:
 
     @property
     def name(self) -> str | None:
-        """The robot's, where it is known."""
+        """The robot's name, if known."""
         return None if self.robot is None else self.robot.name
 
 
 class Service:
-    """A target, its worker, and the books on both.
+    """A target, its batcher, access control, logs and telemetry.
 
     Args:
-        responder: the target that is served.
-        settings: how much the server takes on.
+        responder: the served target.
+        settings: limits of the server.
 
     Attributes:
-        abandoned: requests that were not answered when the server stopped waiting for them.
+        abandoned: number of requests in flight when the server stopped waiting for them.
     """
 
     def __init__(self, responder: Responder, settings: ServerSettings) -> None:
@@ -74,13 +74,13 @@ class Service:
         )
         self.max_robots = settings.max_robots
         self.draining = False
-        self._under_way = self.abandoned = 0
+        self._in_flight = self.abandoned = 0
         self._lanes: dict[str, Lane[Job]] = {}
-        self._present: dict[int, tuple[Caller, Callable[[], Coroutine[Any, Any, None]]]] = {}
-        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._streams: dict[int, tuple[Caller, Callable[[], Coroutine[Any, Any, None]]]] = {}
+        self._disconnecting: set[asyncio.Task[None]] = set()
 
-    def fit(self, descriptors: int) -> None:
-        """Takes on no more connections than there are file descriptors for them."""
+    def limit_connections(self, descriptors: int) -> None:
+        """Limits connections to the number of available file descriptors."""
         most = min(self.settings.max_robots + self.settings.max_pending, descriptors)
         pending = min(self.settings.max_pending, most // 4)
         self.connections.allow(most, pending)
@@ -92,46 +92,46 @@ class Service:
             )  # fmt: skip
 
     def reload(self) -> None:
-        """Reads tokens again and opens the access log anew; who is connected with a token that is gone has to leave."""
+        """Reloads the tokens and reopens the access log; robots whose token was removed are disconnected."""
         for step in (self.access.reload, self.log.reopen):
             try:
                 step()
             except ConfigError as error:
                 _log.error("what was read before stays valid: %s", error)
         self._lanes = {name: lane for name, lane in self._lanes.items() if name in self.access.names}
-        for caller, dismiss in self._present.values():
-            if not self.access.knows(caller):
-                task = asyncio.get_running_loop().create_task(dismiss())
-                self._goodbyes.add(task)
-                task.add_done_callback(self._goodbyes.discard)
+        for caller, disconnect in self._streams.values():
+            if not self.access.is_valid(caller):
+                task = asyncio.get_running_loop().create_task(disconnect())
+                self._disconnecting.add(task)
+                task.add_done_callback(self._disconnecting.discard)
 
     @contextmanager
     def robot(
-        self, caller: Caller, said: str, peer: str | None, dismiss: Callable[[], Coroutine[Any, Any, None]]
+        self, caller: Caller, name: str, peer: str | None, disconnect: Callable[[], Coroutine[Any, Any, None]]
     ) -> Iterator[Sender]:
-        """A robot's time on its stream.
+        """Registers a robot while its stream is open.
 
         Args:
-            caller: by its token.
-            said: what it calls itself; the name that goes with its token counts more.
+            caller: from its token.
+            name: from its hello; the token's name takes precedence.
             peer: its address and port.
-            dismiss: ends the stream, if its token is no longer valid.
+            disconnect: closes the stream when its token is no longer valid.
         """
-        key = self.telemetry.connected(caller.name or said)
+        key = self.telemetry.connected(caller.name or name)
         robot = self.telemetry.robots[key]
-        self._present[key] = caller, dismiss
+        self._streams[key] = caller, disconnect
         self.log.write("connected", peer=peer, robot=robot.name)
         try:
             yield Sender(self.lane(caller), peer, robot)
         finally:
-            del self._present[key]
+            del self._streams[key]
             self.telemetry.disconnected(key)
             seconds = round(time.monotonic() - robot.since, 3)
-            books = {"seconds": seconds, "requests": robot.requests, "errors": robot.errors}
-            self.log.write("disconnected", peer=peer, robot=robot.name, **books)
+            totals = {"seconds": seconds, "requests": robot.requests, "errors": robot.errors}
+            self.log.write("disconnected", peer=peer, robot=robot.name, **totals)
 
     def lane(self, caller: Caller) -> Lane[Job]:
-        """Where requests wait: one lane for each name that goes with a token, otherwise a new one."""
+        """The queue of a caller's requests: one for each token name, otherwise a new one."""
         if caller.name is None:
             return self.batcher.lane()
         return self._lanes.setdefault(caller.name, self.batcher.lane())
@@ -140,39 +140,39 @@ class Service:
         """The robot's name and the welcome.
 
         Raises:
-            WireError: if device and server do not fit together.
+            WireError: if device and server are incompatible.
         """
         hello = read_hello(fields)
         check_hello(hello, self.dialect)
         return hello.robot, welcome_fields(self.welcome)
 
     def answer(self, fields: Fields, arrived: float, sender: Sender, reply: Callable[[Fields], None]) -> Job | None:
-        """Answers a request; with an error where there is no result, never with an exception.
+        """Answers a request; failures become error replies, never exceptions.
 
         Args:
             fields: the decoded message.
-            arrived: when its frame came in, in seconds of the monotonic clock.
-            sender: whose request it is.
-            reply: called once with the reply, now or later.
+            arrived: when its frame arrived, in seconds of the monotonic clock.
+            sender: of the request.
+            reply: called once with the reply, immediately or later.
 
         Returns:
-            What :meth:`forget` takes; None where the reply was given already.
+            The job, for :meth:`cancel`; None if the reply was immediate.
         """
-        said = fields.get("type")
-        kind = said if isinstance(said, str) and said in self.dialect.exchanges else "other"
+        named = fields.get("type")
+        kind = named if isinstance(named, str) and named in self.dialect.exchanges else "other"
 
         def finish(outcome: Outcome) -> None:
-            self._under_way -= 1
+            self._in_flight -= 1
             try:
                 if isinstance(outcome, WireError):
                     raise outcome
                 times = outcome.times(arrived)
                 reply(reply_fields(Reply(request.id, self.dialect.exchanges[kind].answer, outcome.arrays, times)))
             except Exception as error:  # noqa: BLE001
-                reply(self.refused(kind, error, fields, sender))
+                reply(self.error_reply(kind, error, fields, sender))
             else:
                 # After the reply: nobody waits for the books.
-                self._note(kind, times, sender)
+                self._record_reply(kind, times, sender)
 
         try:
             request = read_request(fields, self.dialect)
@@ -181,53 +181,53 @@ class Service:
             if self.draining:
                 raise WireError(ErrorCode.SHUTTING_DOWN, "the server is shutting down")
             job = self.batcher.submit(sender.lane, request, arrived, finish)
-        # The border of the process: no message may cost its sender more than an error reply.
+        # Process boundary: any failure becomes an error reply.
         except Exception as error:  # noqa: BLE001
-            reply(self.refused(kind, error, fields, sender))
+            reply(self.error_reply(kind, error, fields, sender))
             return None
-        self._under_way += 1
+        self._in_flight += 1
         return job
 
-    def forget(self, job: Job) -> None:
-        """Notes that nobody waits for the reply any more."""
+    def cancel(self, job: Job) -> None:
+        """Cancels a request, after its sender has disconnected."""
         job.wanted = False
-        self._under_way -= 1
+        self._in_flight -= 1
 
-    def _note(self, kind: str, times: ServerTimes, sender: Sender) -> None:
-        self.telemetry.answered(kind, times, sender.robot)
+    def _record_reply(self, kind: str, times: ServerTimes, sender: Sender) -> None:
+        self.telemetry.record_reply(kind, times, sender.robot)
         if self.log.steps:
-            written = {"queue_ms": times.queue_ms, "total_ms": times.total_ms, "batch": times.batch}
-            self.log.write("step", what=kind, peer=sender.peer, robot=sender.name, **written)
+            spent = {"queue_ms": times.queue_ms, "total_ms": times.total_ms, "batch": times.batch}
+            self.log.write("step", what=kind, peer=sender.peer, robot=sender.name, **spent)
 
-    def refused(self, kind: str, error: Exception, fields: Fields, sender: Sender) -> Fields:
-        """The reply to a request that cannot be answered, noted in the books; what went wrong inside is not said."""
+    def error_reply(self, kind: str, error: Exception, fields: Fields, sender: Sender) -> Fields:
+        """The reply to a request that failed, recorded in telemetry and log; internal errors are not disclosed."""
         if not isinstance(error, WireError):
             _log.error("a request failed", exc_info=error)
             error = WireError(ErrorCode.INTERNAL, "the request failed; see the server's log")
-        self.refuse(kind, error, sender.peer, sender.robot)
+        self.record_error(kind, error, sender.peer, sender.robot)
         return reply_fields(ErrorReply(request_id(fields), ErrorCode(error.code), str(error)))
 
-    def refuse(self, what: str, error: WireError, peer: str | None, robot: Robot | None = None) -> None:
-        """Notes an error reply in the books and in the log."""
-        self.telemetry.refused(what, error.code, robot)
-        self.log.refused(what, error.code, peer, str(error), None if robot is None else robot.name)
+    def record_error(self, what: str, error: WireError, peer: str | None, robot: Robot | None = None) -> None:
+        """Records an error reply in telemetry and log."""
+        self.telemetry.record_error(what, error.code, robot)
+        self.log.write_refusal(what, error.code, peer, str(error), None if robot is None else robot.name)
 
     def _dropped(self, connection: Connection, why: str) -> None:
-        self.log.refused("connection", "dropped", connection.peer, why)
+        self.log.write_refusal("connection", "dropped", connection.peer, why)
 
     async def drain(self) -> None:
-        """Refuses what is new and waits for what is under way, for ``drain_s`` seconds at most."""
+        """Refuses new requests and waits for those in flight, for at most ``drain_s`` seconds."""
         self.draining = True
         until = time.monotonic() + self.settings.drain_s
-        while self._under_way and time.monotonic() < until:
+        while self._in_flight and time.monotonic() < until:
             await asyncio.sleep(0.005)
-        self.give_up()
+        self.abandon()
 
-    def give_up(self) -> None:
-        """Notes what is still under way: nobody waits for it any longer."""
-        self.abandoned = self._under_way
+    def abandon(self) -> None:
+        """Records the number of requests still in flight as abandoned."""
+        self.abandoned = self._in_flight
 
 
 def refusal(error: WireError) -> Fields:
-    """An error that belongs to no request."""
+    """An error reply without a request's id."""
     return reply_fields(ErrorReply(None, ErrorCode(error.code), str(error)))

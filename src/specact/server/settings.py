@@ -1,4 +1,4 @@
-"""What a server is told when it starts."""
+"""Settings of a server."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from specact.server.access import check_token
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How a server listens, whom it lets in, and how much it takes on.
+    """Address, access control and limits of a server.
 
     Attributes:
         host, port: where it listens; port 0 takes a free one.
-        token: bearer token every device and reader must show; needed where others than this machine can connect.
-        tokens: file of names and tokens, one robot per line, besides or instead of the one token.
+        token: shared bearer token; needed if other machines can connect, unless ``tokens`` is given.
+        tokens: file of names and tokens, one robot per line, in addition to or instead of the shared token.
         certificate, key: PEM files for TLS; both or none.
-        max_batch: requests answered by one inference, at most.
-        max_queue: requests that may wait; more are refused as ``overloaded``.
-        max_under_way: requests of one robot that may be under way; meanwhile no more is read of its connection.
-        max_wait_ms: how long the target waits for a batch to fill; 0 takes what is queued when it becomes free.
-        inline_below_ms: a network of ours whose inference takes less runs on the event loop, because handing it to a
-            thread would take as long; 0 gives every target its thread, as all other policies have.
-        max_robots: streams at a time.
-        max_pending: connections that have not shown a token or said hello yet; the oldest make room for new ones.
-        max_per_address: connections from one address.
+        max_batch: maximum number of requests in one inference.
+        max_queue: maximum number of queued requests; more are refused as ``overloaded``.
+        max_under_way: maximum number of requests of one robot in flight; above it its connection is not read.
+        max_wait_ms: how long the target waits for a batch to fill; 0 takes the queued requests when it becomes free.
+        inline_below_ms: a built-in network with a shorter inference runs on the event loop, because a thread switch
+            would take as long; 0 runs every target in a thread, as all other policies are.
+        max_robots: maximum number of streams.
+        max_pending: maximum number of connections without a valid token or hello; the oldest are closed for new ones.
+        max_per_address: maximum number of connections from one address.
         access_log: file for a line of JSON about each connection and refusal.
         log_steps: whether it also has a line about each answered request.
-        drain_s: how long a shutdown waits for what is under way.
+        drain_s: how long a shutdown waits for requests in flight.
 
     Raises:
-        ConfigError: for a value outside its range, or a bind that would let strangers in.
+        ConfigError: for a value outside its range, or a host that other machines can reach without a token.
     """
 
     host: str = "127.0.0.1"
@@ -81,7 +81,7 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a socket bound there."""
+    """Whether a host is a loopback address, which only this machine can reach."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The WebSocket stream: one robot's connection, from hello to hang-up."""
+"""The WebSocket stream: one robot's connection, from the hello to its end."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from specact.server.service import Fields, Sender, Service, refusal
 from specact.wire import msgpack
 from specact.wire.checks import ErrorCode
 
-_HELLO_WITHIN_S, _GOODBYE_WITHIN_S = 5.0, 5.0
+_HELLO_TIMEOUT_S, _CLOSE_TIMEOUT_S = 5.0, 5.0
 
 
 async def serve_stream(socket: WebSocket, service: Service) -> None:
-    """Lets a robot in, agrees on what is spoken, and answers its requests as they come, each on its own."""
+    """Authenticates a robot, performs the handshake, and answers its requests independently of each other."""
     try:
         caller = caller_of(socket, service)
         check_room(service)
     except WireError as error:
-        service.refuse("hello", error, peer(socket.scope))
+        service.record_error("hello", error, peer(socket.scope))
         await socket.send_denial_response(JSONResponse(refusal(error), STATUS[ErrorCode(error.code)]))
         return
     await socket.accept()
     try:
-        agreed = await _agree(socket, service, caller)
+        agreed = await _handshake(socket, service, caller)
         if agreed is None:
             return
         name, welcome = agreed
-        with service.robot(caller, name, peer(socket.scope), lambda: _dismiss(socket)) as sender:
+        with service.robot(caller, name, peer(socket.scope), lambda: _disconnect(socket)) as sender:
             if (connection := connection_of(socket.scope)) is not None:
-                service.connections.prove(connection)
+                service.connections.admit(connection)
             await socket.send_bytes(msgpack.encode(welcome))
             await _serve_requests(socket, service, sender)
     except (WebSocketDisconnect, RuntimeError):
-        # Gone, or closed while a reply was on its way: there is nobody to tell.
+        # The robot has disconnected.
         return
 
 
 async def _serve_requests(socket: WebSocket, service: Service, sender: Sender) -> None:
-    """Answers what comes until the robot is gone."""
+    """Answers requests until the robot disconnects."""
     messages = messages_of(socket, service.limit)
-    requests = Requests(service, sender, messages.write, messages.hand_over)
+    requests = Requests(service, sender, messages.write, messages.deliver)
     try:
         await messages.serve(socket, requests)
     finally:
         requests.end()
 
 
-async def _dismiss(socket: WebSocket) -> None:
-    """Closes the stream of a robot whose token is no longer valid, without waiting for the robot."""
+async def _disconnect(socket: WebSocket) -> None:
+    """Closes the stream of a robot whose token is no longer valid, within a timeout."""
     try:
-        async with asyncio.timeout(_GOODBYE_WITHIN_S):
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await socket.send_bytes(msgpack.encode(refusal(unauthorized())))
             await socket.close(1008)
     except (WebSocketDisconnect, RuntimeError):
@@ -71,7 +71,7 @@ async def _dismiss(socket: WebSocket) -> None:
 
 
 def check_room(service: Service) -> None:
-    """Raises where there is no room for another robot.
+    """Refuses another robot if the server is full or shutting down.
 
     Raises:
         WireError: ``shutting_down`` or ``overloaded``.
@@ -82,83 +82,82 @@ def check_room(service: Service) -> None:
         raise WireError(ErrorCode.OVERLOADED, f"the server accepts at most {service.max_robots} robots")
 
 
-async def _agree(socket: WebSocket, service: Service, caller: Caller) -> tuple[str, Fields] | None:
-    """The robot's name and its welcome, or None if it does not fit."""
+async def _handshake(socket: WebSocket, service: Service, caller: Caller) -> tuple[str, Fields] | None:
+    """The robot's name and its welcome, or None if it is refused."""
     try:
-        name, welcome = service.hello(await _first(socket))
-        # Again: others may have come in, and tokens gone, while this one was silent.
+        name, welcome = service.hello(await _receive_hello(socket))
+        # Checked again: the server may have become full, or the token invalid, before the hello arrived.
         check_room(service)
-        if not service.access.knows(caller):
+        if not service.access.is_valid(caller):
             raise unauthorized()
     except WireError as error:
-        service.refuse("hello", error, peer(socket.scope))
+        service.record_error("hello", error, peer(socket.scope))
         await socket.send_bytes(msgpack.encode(refusal(error)))
         await socket.close(1008)
         return None
     return name, welcome
 
 
-async def _first(socket: WebSocket) -> Fields:
+async def _receive_hello(socket: WebSocket) -> Fields:
     try:
-        frame = await asyncio.wait_for(socket.receive(), _HELLO_WITHIN_S)
+        frame = await asyncio.wait_for(socket.receive(), _HELLO_TIMEOUT_S)
     except TimeoutError:
-        raise WireError(ErrorCode.BAD_MESSAGE, f"no hello came within {_HELLO_WITHIN_S:g} s") from None
+        raise WireError(ErrorCode.BAD_MESSAGE, f"no hello came within {_HELLO_TIMEOUT_S:g} s") from None
     if frame["type"] != "websocket.receive":
         raise WebSocketDisconnect
     return _decode(frame.get("bytes"))
 
 
 class Requests:
-    """The requests of one robot on its stream: each is answered when its result is there.
+    """The requests of one robot on its stream, answered as their results arrive.
 
     Args:
         service: answers them.
         sender: the robot.
-        send: takes the bytes of a reply.
-        more: called after each reply that came late: there is room for another request.
+        send: sends the bytes of a reply.
+        on_capacity: called after each asynchronous reply, when another request can be handled.
     """
 
     def __init__(
-        self, service: Service, sender: Sender, send: Callable[[bytes], None], more: Callable[[], None]
+        self, service: Service, sender: Sender, send: Callable[[bytes], None], on_capacity: Callable[[], None]
     ) -> None:
-        self._service, self._sender, self._send, self._more = service, sender, send, more
-        self._most = service.settings.max_under_way
-        self._under_way: dict[int, Job] = {}
-        self._taken = 0
+        self._service, self._sender, self._send, self._on_capacity = service, sender, send, on_capacity
+        self._max_in_flight = service.settings.max_under_way
+        self._in_flight: dict[int, Job] = {}
+        self._count = 0
 
     @property
     def full(self) -> bool:
-        """Whether the next has to wait: a flood waits in its own socket."""
-        return len(self._under_way) >= self._most
+        """Whether too many requests are in flight; further ones wait in the socket."""
+        return len(self._in_flight) >= self._max_in_flight
 
     def take(self, payload: bytes | None) -> None:
-        """Takes on what came in one message; None for one of text."""
+        """Handles a message; None for a text message."""
         service, arrived = self._service, time.monotonic()
         try:
             fields = _decode(payload)
         except WireError as error:
-            service.refuse("other", error, self._sender.peer, self._sender.robot)
+            service.record_error("other", error, self._sender.peer, self._sender.robot)
             self._send(msgpack.encode(refusal(error)))
             return
-        self._taken += 1
-        number = self._taken
+        self._count += 1
+        number = self._count
 
-        # By its number: a reply that knew its job would be a cycle, for the garbage collector to find, and robots wait
-        # meanwhile.
+        # By number: a closure over its job would be a reference cycle, and garbage collection delays robots.
         def reply(fields: Fields) -> None:
             self._send(msgpack.encode(fields))
-            if self._under_way.pop(number, None) is not None:
-                self._more()
+            if self._in_flight.pop(number, None) is not None:
+                self._on_capacity()
 
         job = service.answer(fields, arrived, self._sender, reply)
         if job is not None:
-            self._under_way[number] = job
+            self._in_flight[number] = job
 
     def end(self) -> None:
-        """Forgets what is under way: the robot is gone."""
-        for job in self._under_way.values():
-            self._service.forget(job)
-        self._under_way.clear()
+        """Cancels the requests in flight, after the robot has disconnected."""
+        for job in self._in_flight.values():
+            self._service.cancel(job)
+        self._in_flight.clear()
 
 
 def _decode(payload: bytes | None) -> Fields:

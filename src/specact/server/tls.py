@@ -1,4 +1,4 @@
-"""The certificate the server shows; it can change while the server runs."""
+"""The server's certificate, which can be reloaded while the server runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Certificate:
         certificate, key: PEM files.
 
     Attributes:
-        context: for the connections that come; those that are open keep what they began with.
+        context: for new connections; open ones keep theirs.
 
     Raises:
         ConfigError: if the files cannot be used.
@@ -29,15 +29,15 @@ class Certificate:
         """Reads the files again.
 
         Raises:
-            ConfigError: if they cannot be used; then what was read before stays valid.
+            ConfigError: if they cannot be used; the previous certificate stays valid.
         """
         self.context = self._load()
 
     def _load(self) -> ssl.SSLContext:
-        # A new one: loading into one that is in use could leave it with the certificate of one key and another key.
+        # A new context: a failed load into the current one could leave it with a certificate and key that do not match.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # Without a password OpenSSL would ask for one on the terminal.
+            # Without a password OpenSSL would prompt on the terminal.
             context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot use {self._certificate} and {self._key} for TLS: {error}") from None

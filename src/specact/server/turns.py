@@ -1,4 +1,4 @@
-"""A queue of many lanes that are served in turn, so that a long lane delays nobody but its owner."""
+"""A fair queue: one lane per robot, served in turn, so that a long lane does not delay the others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Item = TypeVar("Item")
 
 
 class Lane(Generic[Item]):
-    """What waits of one robot, oldest first; made by :meth:`FairQueue.lane`.
+    """The queued items of one robot, oldest first; made by :meth:`FairQueue.lane`.
 
     Attributes:
-        items: what waits.
-        served: the number of the turn in which it was served last, or was made.
+        items: in the queue.
+        served: number of the turn in which it was last served, or created.
     """
 
     __slots__ = ("items", "served")
@@ -29,21 +29,21 @@ class Lane(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Takes one item per turn from the lane that was served longest ago. Not safe for several threads.
+    """Takes one item per turn from the least recently served lane. Not thread-safe.
 
-    A lane that was idle goes before those that are never empty. A new lane counts as served when it was made, so that
-    many short-lived ones cannot keep an old one waiting: only a finite number of items is ever ahead of another.
+    An idle lane goes before those that are never empty. A new lane counts as served at its creation, so that many
+    short-lived lanes cannot starve an old one.
 
     Args:
-        most: items of all lanes.
-        most_per_lane: items of one lane.
+        most: maximum number of items of all lanes.
+        most_per_lane: maximum number of items of one lane.
     """
 
     def __init__(self, most: int, most_per_lane: int) -> None:
-        self._most, self._most_per_lane = most, most_per_lane
-        # Of every lane that is not empty: its last turn, a number that decides between equals, and itself.
+        self._max_items, self._max_per_lane = most, most_per_lane
+        # Heap of the non-empty lanes: last turn, tie-breaker, lane.
         self._waiting: list[tuple[int, int, Lane[Item]]] = []
-        self._size = self._turn = self._entries = 0
+        self._size = self._turn = self._pushes = 0
 
     def __len__(self) -> int:
         return self._size
@@ -56,31 +56,31 @@ class FairQueue(Generic[Item]):
         """Adds an item at the end of its lane.
 
         Returns:
-            The newest item of the longest lane, where that had to make room.
+            The newest item of the longest lane, if that was displaced.
 
         Raises:
-            WireError: ``overloaded`` if the lane is full, or everything is and no lane is longer than this one.
+            WireError: ``overloaded`` if the lane is full, or the queue is full and no lane is longer than this one.
         """
-        if len(lane.items) >= self._most_per_lane:
+        if len(lane.items) >= self._max_per_lane:
             raise WireError(
                 ErrorCode.OVERLOADED,
-                f"{self._most_per_lane} requests of this robot are already waiting; wait for a reply first",
+                f"{self._max_per_lane} requests of this robot are already waiting; wait for a reply first",
             )
         displaced = None
-        if self._size >= self._most:
+        if self._size >= self._max_items:
             longest = max((entry[2] for entry in self._waiting), key=lambda other: len(other.items))
             if len(longest.items) <= len(lane.items) + 1:
-                raise queue_full(self._most)
+                raise queue_full(self._max_items)
             displaced = longest.items.pop()
             self._size -= 1
         lane.items.append(item)
         self._size += 1
         if len(lane.items) == 1:
-            self._wait(lane)
+            self._push(lane)
         return displaced
 
     def take(self, most: int, alive: Callable[[Item], bool]) -> tuple[list[Item], list[Item]]:
-        """The next items, ``most`` of those alive, and the others met on the way, which cost no turn."""
+        """The next items, at most ``most`` that are alive, and the dead ones before them, which take no turn."""
         taken: list[Item] = []
         dead: list[Item] = []
         while self._waiting and len(taken) < most:
@@ -94,15 +94,15 @@ class FairQueue(Generic[Item]):
                     break
                 dead.append(item)
             if lane.items:
-                self._wait(lane)
+                self._push(lane)
         self._size -= len(taken) + len(dead)
         return taken, dead
 
-    def _wait(self, lane: Lane[Item]) -> None:
-        self._entries += 1
-        heapq.heappush(self._waiting, (lane.served, self._entries, lane))
+    def _push(self, lane: Lane[Item]) -> None:
+        self._pushes += 1
+        heapq.heappush(self._waiting, (lane.served, self._pushes, lane))
 
 
 def queue_full(most: int) -> WireError:
-    """What is said to whom there was no room for, or no longer."""
+    """The error for a request that is refused or displaced."""
     return WireError(ErrorCode.OVERLOADED, f"{most} requests are waiting already; ask again later")

@@ -1,4 +1,4 @@
-"""Checks of single fields, strict about types: what msgpack or JSON delivered is taken as it is or refused."""
+"""Strict checks of single fields from msgpack or JSON; values are never converted to another type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROTOCOL = 2
 
 
 class ErrorCode(StrEnum):
-    """Why a request was not answered with a result."""
+    """Code of an error reply."""
 
     BAD_MESSAGE = "bad_message"
     UNSUPPORTED_PROTOCOL = "unsupported_protocol"
@@ -29,29 +29,29 @@ class ErrorCode(StrEnum):
     INTERNAL = "internal"
 
 
-LARGEST_ID = 2**63 - 1
-# Of an array: a history of camera frames has four.
-MOST_DIMENSIONS = 4
+MAX_ID = 2**63 - 1
+# Maximum for an array: a history of camera frames has four.
+MAX_DIMENSIONS = 4
 
 
 def check_head(fields: dict[str, Any], *types: str) -> str:
-    """The message's type, one of ``types``, after its protocol version was found to be ours."""
+    """The message's type, one of ``types``, after checking its protocol version."""
     version, kind = fields.get("v"), fields.get("type")
     if not is_integer(version, 2**63) or version != PROTOCOL:
         raise WireError(
             ErrorCode.UNSUPPORTED_PROTOCOL,
-            f"this side uses protocol {PROTOCOL}, but the message says {said(version)}; "
+            f"this side uses protocol {PROTOCOL}, but the message says {quoted(version)}; "
             "install the same version of specact on both",
         )
     if not isinstance(kind, str) or kind not in types:
-        raise bad(f"expected a message of type {' or '.join(types)}, got {said(kind)}")
+        raise bad(f"expected a message of type {' or '.join(types)}, got {quoted(kind)}")
     return kind
 
 
 def request_id(fields: dict[str, Any]) -> int | None:
-    """The id of a message that may be broken elsewhere, or None."""
+    """The id of a message that may otherwise be malformed, or None."""
     value = fields.get("id")
-    return value if is_integer(value, LARGEST_ID + 1) else None
+    return value if is_integer(value, MAX_ID + 1) else None
 
 
 def array(fields: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
@@ -68,19 +68,19 @@ def array(fields: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: t
 
 
 class NestedList(list[Any]):
-    """A list out of a JSON message, which may stand for an array; JSON itself knows only numbers."""
+    """A list from a JSON message, which may encode an array."""
 
     def array(self, name: str, dtype: type[np.generic]) -> NDArray[Any]:
-        """The array it stands for.
+        """The array that it encodes.
 
         Raises:
-            WireError: ``bad_message`` if it is none of this dtype.
+            WireError: ``bad_message`` if it does not encode one of this dtype.
         """
         kinds = {np.bool_: (bool,), np.int64: (int,), np.int16: (int,), np.uint8: (int,)}.get(dtype, (int, float))
-        if not _holds(self, kinds, MOST_DIMENSIONS):
-            raise bad(f"{name} is a nested list of {np.dtype(dtype)}, at most {MOST_DIMENSIONS} deep")
+        if not _holds(self, kinds, MAX_DIMENSIONS):
+            raise bad(f"{name} is a nested list of {np.dtype(dtype)}, at most {MAX_DIMENSIONS} deep")
         try:
-            # Too large for float32 becomes infinite, which is refused where the field is read.
+            # Numbers beyond float32 become infinite, which is refused when the field is read.
             with np.errstate(over="ignore"):
                 return np.array(self, dtype=dtype)
         except (ValueError, OverflowError) as error:
@@ -109,7 +109,7 @@ def is_integer(value: Any, limit: int) -> TypeGuard[int]:
 
 
 def is_plain(value: Any, depth: int = 6) -> bool:
-    """Whether it is a number, a text, a boolean, nothing, or a list or map of such, not too deep."""
+    """Whether it is a number, text, boolean, None, or a list or map of these, nested at most ``depth`` deep."""
     if isinstance(value, list):
         return depth > 0 and all(is_plain(entry, depth - 1) for entry in value)
     if isinstance(value, dict):
@@ -117,16 +117,16 @@ def is_plain(value: Any, depth: int = 6) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def said(value: Any) -> str:
-    """What a stranger said, in few and printable characters."""
+def quoted(value: Any) -> str:
+    """A peer's value for an error message, short and printable."""
     return ascii(value)[:32] if value is None or isinstance(value, int | float | str) else type(value).__name__
 
 
 def printable(text: str, limit: int = 500) -> str:
-    """A stranger's text as a terminal may show it: its first characters, with a question mark for what controls one."""
+    """A peer's text made safe for a terminal: truncated, with a question mark for each non-printable character."""
     return "".join(char if char.isprintable() else "?" for char in text[:limit])
 
 
 def bad(message: str) -> WireError:
-    """A ``bad_message`` that says what is allowed."""
+    """A ``bad_message`` error; the message should state what is allowed."""
     return WireError(ErrorCode.BAD_MESSAGE, message)

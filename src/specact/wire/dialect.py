@@ -1,4 +1,4 @@
-"""What one family of policies says on the wire, as data: which arrays cross with a request and with its reply."""
+"""A family's wire schema as data: the arrays of a request and of its reply."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ArraySpec:
     """One array of a message.
 
     Attributes:
-        shape: exactly.
-        dtype: NumPy's, exactly.
-        low, high: the smallest and the largest number allowed, inclusive.
+        shape: exact shape.
+        dtype: exact NumPy dtype.
+        low, high: smallest and largest value allowed, inclusive.
         distribution: whether every row along the last axis is a distribution.
     """
 
@@ -40,12 +40,12 @@ class ArraySpec:
         """The array of this name.
 
         Raises:
-            WireError: ``bad_message`` where it is missing or another.
+            WireError: ``bad_message`` if it is missing or does not match.
         """
         found = array(fields, name, self.shape, self.dtype)
         if self.distribution:
-            # In this order: the sum of huge numbers could overflow. Reductions of ufuncs take half the time that the
-            # methods of the array take where there are few numbers.
+            # The range is checked first because a sum could overflow. On small arrays ufunc.reduce takes half the time
+            # of the array method.
             low, high = np.minimum.reduce(found, None), np.maximum.reduce(found, None)
             off = np.abs(np.add.reduce(found, -1) - 1.0) if high <= 2.0 else np.array(math.inf)
             if low < 0.0 or not np.maximum.reduce(off, None) <= 1e-6:
@@ -72,14 +72,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What device and server of one pair say to each other.
+    """The wire schema of a pair, shared by device and server.
 
     Attributes:
         family: its name.
-        agreed: what both must have in common, as plain values; compared in the handshake.
-        observation: what the target needs to see; it crosses with every request.
+        agreed: settings that must be equal on both sides, as plain values; compared in the handshake.
+        observation: the target's observation spec; part of every request.
         exchanges: by the request's type; ``infer`` is always one of them.
-        asks: the type that a step's request has.
+        asks: type of a step's request.
     """
 
     family: str
@@ -90,11 +90,11 @@ class Dialect:
 
 
 class Codec(Protocol[A_co]):
-    """A family's answers as arrays."""
+    """Converts a family's answers from arrays."""
 
     @property
     def dialect(self) -> Dialect:
-        """What is said."""
+        """The wire schema."""
         ...
 
     def read(self, arrays: Arrays) -> A_co:
@@ -104,14 +104,14 @@ class Codec(Protocol[A_co]):
 
 @runtime_checkable
 class VerifyingCodec(Codec[A_co], Protocol[A_co]):
-    """A family whose verification can be left to the server, with requests of type ``verify``."""
+    """A codec of a family that can verify on the server, with requests of type ``verify``."""
 
     def question(self, proposal: Proposal) -> Arrays:
-        """What the request says of the proposal."""
+        """The request's arrays for a proposal."""
         ...
 
     def outcome(self, arrays: Arrays, times: OffloadTimes) -> Outcome:
-        """What is to be executed, from the reply."""
+        """The outcome from the reply's arrays."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The handshake: a device says what it speaks, the server agrees or says what differs."""
+"""The handshake: a device sends its family and spec; the server accepts or reports the differences."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from specact.errors import WireError
-from specact.wire.checks import PROTOCOL, ErrorCode, bad, check_head, is_integer, is_plain, said
+from specact.wire.checks import PROTOCOL, ErrorCode, bad, check_head, is_integer, is_plain, quoted
 from specact.wire.dialect import Dialect
 from specact.wire.messages import read_error
 
-# Of what differs between device and server.
-_MOST_NAMED = 4
+# Number of differences listed in an error.
+_MAX_DIFFERENCES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a device: what it speaks, so that a pair that does not fit is refused before it acts.
+    """The first message of a device, so that an incompatible pair is refused before it acts.
 
     Attributes:
         robot: a name for the status page, at most 64 characters.
-        family: of its policies, or None to be told.
-        spec: what both must have in common, see :class:`~specact.wire.dialect.Dialect`; empty to be told.
+        family: of its policies, or None to query the server's.
+        spec: the ``agreed`` settings of its :class:`~specact.wire.dialect.Dialect`; empty to query the server's.
     """
 
     robot: str
@@ -32,13 +32,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The server's consent.
+    """The server's acceptance.
 
     Attributes:
-        bundle, target: name of what is served and fingerprint of its target.
+        bundle, target: name of the served bundle and fingerprint of its target.
         version: of the server's package.
         max_message_bytes: the largest message it reads.
-        family, spec: what it speaks.
+        family, spec: of its dialect.
     """
 
     bundle: str
@@ -51,8 +51,7 @@ class Welcome:
 
 def hello_fields(hello: Hello) -> dict[str, Any]:
     """As a map of plain values."""
-    said_of_it = {"robot": hello.robot, "family": hello.family, "spec": dict(hello.spec)}
-    return {"v": PROTOCOL, "type": "hello", **said_of_it}
+    return {"v": PROTOCOL, "type": "hello", "robot": hello.robot, "family": hello.family, "spec": dict(hello.spec)}
 
 
 def welcome_fields(welcome: Welcome) -> dict[str, Any]:
@@ -89,51 +88,51 @@ def read_hello(fields: dict[str, Any]) -> Hello:
 
 
 def check_hello(hello: Hello, dialect: Dialect) -> None:
-    """Compares what a device speaks with what the server speaks; a device that says nothing is told.
+    """Compares a device's family and spec with the server's; a device without both is accepted.
 
     Raises:
-        WireError: ``mismatch``, naming what differs.
+        WireError: ``mismatch``, with the differences.
     """
     if hello.family is None and not hello.spec:
         return
     if hello.family != dialect.family:
         raise WireError(
             ErrorCode.MISMATCH,
-            f"the device has policies of the family {said(hello.family)}, the server {dialect.family}; deploy the same "
-            "bundle on both",
+            f"the device has policies of the family {quoted(hello.family)}, the server {dialect.family}; deploy the "
+            "same bundle on both",
         )
     differs = [text for name, ours in dialect.agreed.items() for text in _differences(name, hello.spec, name, ours)]
     if differs:
-        more = f" and {len(differs) - _MOST_NAMED} more" if len(differs) > _MOST_NAMED else ""
+        more = f" and {len(differs) - _MAX_DIFFERENCES} more" if len(differs) > _MAX_DIFFERENCES else ""
+        listed = ", ".join(differs[:_MAX_DIFFERENCES])
         raise WireError(
-            ErrorCode.MISMATCH,
-            f"device and server differ in {', '.join(differs[:_MOST_NAMED])}{more}; deploy the same bundle on both",
+            ErrorCode.MISMATCH, f"device and server differ in {listed}{more}; deploy the same bundle on both"
         )
 
 
 def _differences(path: str, given: Mapping[str, Any], name: str, ours: Any) -> list[str]:
-    """What differs from ours in the device's value of this name, down to the last map."""
+    """Differences between the device's value of this name and ours, recursively."""
     if name not in given:
         return [f"{path} None / {ascii(ours)[:60]}"]
     theirs = given[name]
     if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
         return [] if _same(theirs, ours) else [f"{path} {ascii(theirs)[:60]} / {ascii(ours)[:60]}"]
-    unknown = [f"{path}.{said(key)} / None" for key in theirs if key not in ours]
+    unknown = [f"{path}.{quoted(key)} / None" for key in theirs if key not in ours]
     return [text for key in ours for text in _differences(f"{path}.{key}", theirs, key, ours[key])] + unknown
 
 
 def _same(theirs: Any, ours: Any) -> bool:
-    """Whether two plain values are equal; 1 is 1.0, but not True, as it is in Python."""
+    """Whether two plain values are equal; 1 equals 1.0 but, unlike in Python, not True."""
     if isinstance(ours, list):
         return isinstance(theirs, list) and len(theirs) == len(ours) and all(map(_same, theirs, ours))
     return bool(theirs == ours) and isinstance(theirs, bool) == isinstance(ours, bool)
 
 
 def read_welcome(fields: dict[str, Any]) -> Welcome:
-    """The server's consent.
+    """The server's acceptance.
 
     Raises:
-        WireError: ``bad_message``, or the server's own refusal.
+        WireError: ``bad_message``, or the server's error.
     """
     kind = fields.get("type")
     if isinstance(kind, str) and kind == "error":

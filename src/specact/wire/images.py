@@ -1,4 +1,4 @@
-"""Camera frames on the wire: raw, or as JPEG where the link is narrow."""
+"""Camera frames on the wire: raw, or as JPEG to save bandwidth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specact.wire.checks import NestedList, array, bad
 
 
 def to_jpeg(frames: NDArray[np.uint8], quality: int) -> list[bytes]:
-    """Frames ``[T, H, W, 3]`` as JPEG, one file each; lossy, so the target sees what the draft did not.
+    """Frames ``[T, H, W, 3]`` as JPEG, one file each; lossy, so draft and target see different pixels.
 
     Raises:
         MissingExtraError: if Pillow is not installed.
@@ -31,7 +31,7 @@ def read_image(value: Any, name: str, shape: tuple[int, ...]) -> NDArray[np.uint
     """Frames of exactly this shape, ``(T, H, W, 3)`` or ``(H, W, 3)``, from an array or from as many JPEG files.
 
     Raises:
-        WireError: ``bad_message`` for anything else; a file's size is read from its header before it is unpacked.
+        WireError: ``bad_message`` for anything else; a file's size is checked in its header before it is decoded.
         MissingExtraError: if there are JPEG files and no Pillow.
     """
     if isinstance(value, np.ndarray | NestedList):
@@ -47,12 +47,12 @@ def _read_jpeg(file: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint
     from PIL.JpegImagePlugin import JpegImageFile
 
     try:
-        # Not Image.open: for a huge size in the header that one raises an error of its own kind, or warns.
+        # Not Image.open, which warns or raises DecompressionBombError for a huge size in the header.
         with JpegImageFile(io.BytesIO(file)) as opened:
             if opened.size != size:
                 raise bad(f"{name} must be a JPEG of {size} pixels, got {opened.size}")
             return np.asarray(opened.convert("RGB"))
-    # Pillow raises many kinds for damaged files, all of them among these.
+    # The kinds of errors that Pillow raises for damaged files.
     except (OSError, ValueError, SyntaxError, EOFError, IndexError) as error:
         raise bad(f"{name} is not a readable JPEG ({type(error).__name__})") from None
 

@@ -1,4 +1,4 @@
-"""The two messages of every step: a request, and its reply."""
+"""The messages of a step: a request and its reply."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 from specact.errors import WireError
 from specact.observation import ObservationSpec, Window
 from specact.rng import StepAddress
-from specact.wire.checks import LARGEST_ID, PROTOCOL, ErrorCode, array, bad, check_head, is_integer, number, request_id
+from specact.wire.checks import MAX_ID, PROTOCOL, ErrorCode, array, bad, check_head, is_integer, number, request_id
 from specact.wire.dialect import Arrays, Dialect, Exchange, read_address, read_arrays
 from specact.wire.images import read_image, to_jpeg
 
-LONGEST_DEADLINE_MS = 60_000.0
-MOST_INSTRUCTION = 1000
-# What a device may say of itself: inferences, those transmitted, those missed; units verified, those accepted.
-REPORTED = ("steps", "transmitted", "missed", "verified", "accepted")
+MAX_DEADLINE_MS = 60_000.0
+MAX_INSTRUCTION_CHARS = 1000
+# Counters that a device may report: inferences, those transmitted, those missed; units verified, those accepted.
+REPORT_COUNTERS = ("steps", "transmitted", "missed", "verified", "accepted")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Asks the target about one window.
+    """A request to the target for one window.
 
     Attributes:
-        kind: ``infer`` for the target's answer, ``verify`` for a verdict that the server draws, as in ADAHI's paper.
-        id: chosen by the device, never used twice; the reply carries it.
-        deadline_ms: how long after its arrival an answer is still of use [ms].
-        window: what the target needs to see.
-        address: seed, robot, episode and step of the random stream, so that the server draws what the device would.
-        arrays: what the family says besides.
-        report: the device's counters so far, for the server's status page; of these :data:`REPORTED` cross.
+        kind: ``infer`` for the target's answer, ``verify`` for verification on the server, as in ADAHI's paper.
+        id: chosen by the device, unique on its connection; the reply contains it.
+        deadline_ms: deadline of the reply, from the request's arrival [ms].
+        window: the target's input.
+        address: seed, robot, episode and step of the random stream, so that the server samples as the device would.
+        arrays: the family's additional arrays.
+        report: the device's counters, for the server's status page; only :data:`REPORT_COUNTERS` are sent.
     """
 
     kind: str
@@ -45,25 +45,25 @@ class Request:
 
 
 class Responder(Protocol):
-    """The pure function at the target: requests in, answers out; no robot's state is kept."""
+    """Computes replies to requests; a pure function without state per robot."""
 
     @property
     def name(self) -> str:
-        """Of what is served."""
+        """Name of the served pair or policy."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Of the target."""
+        """Fingerprint of the target."""
         ...
 
     @property
     def dialect(self) -> Dialect:
-        """What is said."""
+        """The wire schema."""
         ...
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Arrays | WireError]:
-        """The arrays of each reply, in one batch; an error where one request cannot be answered."""
+        """The arrays of each reply, in one batch; an error for a request that cannot be answered."""
         ...
 
 
@@ -72,8 +72,8 @@ def request_fields(request: Request, spec: ObservationSpec, jpeg_quality: int | 
 
     Args:
         request: the request.
-        spec: what of its window crosses.
-        jpeg_quality: camera frames become JPEG files of this quality; None keeps them as they are.
+        spec: the part of its window that is sent.
+        jpeg_quality: camera frames are sent as JPEG files of this quality; None sends them raw.
 
     Raises:
         MissingExtraError: if a quality is given and Pillow is not installed.
@@ -95,22 +95,22 @@ def request_fields(request: Request, spec: ObservationSpec, jpeg_quality: int | 
     if window.instruction is not None:
         fields["instruction"] = window.instruction
     if request.report:
-        fields["report"] = {name: request.report[name] for name in REPORTED if name in request.report}
+        fields["report"] = {name: request.report[name] for name in REPORT_COUNTERS if name in request.report}
     return fields
 
 
 def read_request(fields: dict[str, Any], dialect: Dialect) -> Request:
-    """A request, with shapes as the dialect says and every number finite.
+    """A request, with the dialect's shapes and finite numbers.
 
     Raises:
         WireError: ``bad_message``, or ``unsupported_protocol``.
     """
     kind = check_head(fields, *dialect.exchanges)
-    deadline_ms = number(fields, "deadline_ms", 0.0, LONGEST_DEADLINE_MS)
+    deadline_ms = number(fields, "deadline_ms", 0.0, MAX_DEADLINE_MS)
     window = _read_window(fields, dialect.observation)
     identity = request_id(fields)
     if identity is None:
-        raise bad(f"id must be an integer from 0 to {LARGEST_ID}")
+        raise bad(f"id must be an integer from 0 to {MAX_ID}")
     arrays = read_arrays(fields, dialect.exchanges[kind].request)
     return Request(kind, identity, deadline_ms, window, read_address(fields), arrays, _read_report(fields))
 
@@ -118,9 +118,9 @@ def read_request(fields: dict[str, Any], dialect: Dialect) -> Request:
 def _read_report(fields: dict[str, Any]) -> Mapping[str, int]:
     report = fields.get("report", {})
     if not isinstance(report, dict) or not all(
-        name in REPORTED and is_integer(value, 2**63) for name, value in report.items()
+        name in REPORT_COUNTERS and is_integer(value, 2**63) for name, value in report.items()
     ):
-        raise bad(f"report must be a map of {', '.join(REPORTED)} to counts")
+        raise bad(f"report must be a map of {', '.join(REPORT_COUNTERS)} to counts")
     return report
 
 
@@ -137,20 +137,20 @@ def _read_window(fields: dict[str, Any], spec: ObservationSpec) -> Window:
     if not spec.instruction:
         return Window(arrays)
     instruction = fields.get("instruction")
-    if not isinstance(instruction, str) or len(instruction) > MOST_INSTRUCTION:
-        raise bad(f"instruction must be text of at most {MOST_INSTRUCTION} characters")
+    if not isinstance(instruction, str) or len(instruction) > MAX_INSTRUCTION_CHARS:
+        raise bad(f"instruction must be text of at most {MAX_INSTRUCTION_CHARS} characters")
     return Window(arrays, instruction)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
-    """Where a request's time went at the server [ms]; only durations, so that no two clocks are compared.
+    """A request's time at the server by stage [ms]; only durations, so that no two clocks are compared.
 
     Attributes:
         queue_ms: until the target was free.
-        target_ms: the target's inference (of the whole batch), and sampling where the server does it.
-        total_ms: from the frame's arrival to the reply's leaving.
-        batch: requests answered by the same inference.
+        target_ms: the target's inference (of the whole batch), including sampling where the server samples.
+        total_ms: from the arrival of the request to the sending of its reply.
+        batch: number of requests in the same inference.
     """
 
     queue_ms: float
@@ -161,7 +161,7 @@ class ServerTimes:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answers a request: ``arrays`` as its family's :class:`~specact.wire.dialect.Exchange` says."""
+    """A successful reply; ``arrays`` match its family's :class:`~specact.wire.dialect.Exchange`."""
 
     id: int
     kind: str
@@ -171,7 +171,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """A refusal; ``id`` is None where the request could not be read that far."""
+    """An error reply; ``id`` is None if the request's id could not be read."""
 
     id: int | None
     code: ErrorCode
@@ -190,7 +190,7 @@ def reply_fields(reply: Reply | ErrorReply) -> dict[str, Any]:
 
 
 def read_reply(fields: dict[str, Any], exchange: Exchange) -> Reply | ErrorReply:
-    """A reply, with shapes as the exchange says and every number finite: nothing else may move a robot.
+    """A reply, with the exchange's shapes and finite numbers; anything else must not move a robot.
 
     Raises:
         WireError: ``bad_message``.
@@ -216,7 +216,7 @@ def _read_times(fields: dict[str, Any]) -> ServerTimes:
 
 
 def read_error(fields: dict[str, Any]) -> ErrorReply:
-    """An error, whether an answer to a request or to a hello."""
+    """An error reply to a request or to a hello."""
     code, message = fields.get("code"), fields.get("message")
     if not isinstance(code, str) or code not in list(ErrorCode) or not isinstance(message, str):
         raise bad("an error must have one of the known codes and a message")

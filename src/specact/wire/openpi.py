@@ -1,7 +1,7 @@
 """openpi's messages: msgpack maps with NumPy arrays as maps, in the three forms that are in use.
 
-Written are openpi's own markers. Those of vLLM and of the package msgpack-numpy are read as well, and keys of all three
-as text or as bytes. There are no objects and no pickles; whoever reads bounds the frame first.
+Arrays are written with openpi's own markers. Those of vLLM and of the package msgpack-numpy are read as well, with keys
+as text or as bytes. Objects and pickles are refused; callers limit the size of a frame before decoding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from specact.wire.checks import MOST_DIMENSIONS, bad, is_plain
+from specact.wire.checks import MAX_DIMENSIONS, bad, is_plain
 from specact.wire.dialect import ArraySpec, Dialect
 from specact.wire.handshake import Welcome
 
@@ -24,8 +24,8 @@ _DTYPES = {
     for dtype in map(np.dtype, ("?", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8"))
     for name in (dtype.str, dtype.name)
 }
-_MOST_KEYS, _MOST_ENTRIES, _MOST_MAPS = 64, 1024, 128
-# Name of a chunk among the arrays of a reply of ours.
+_MAX_KEYS, _MAX_ENTRIES, _MAX_MAPS = 64, 1024, 128
+# Name of a chunk among the arrays of a specact reply.
 CHUNK = "chunk"
 
 
@@ -44,9 +44,9 @@ def decode(payload: bytes) -> dict[str, Any]:
     maps = count(1)
 
     def unpack(given: dict[Any, Any]) -> Any:
-        # Each costs a call, and a frame has room for a map per byte.
-        if next(maps) > _MOST_MAPS:
-            raise bad(f"a message has at most {_MOST_MAPS} maps, arrays included")
+        # Each map costs a call, and a frame can hold one per byte.
+        if next(maps) > _MAX_MAPS:
+            raise bad(f"a message has at most {_MAX_MAPS} maps, arrays included")
         return _unpack(given)
 
     try:
@@ -55,11 +55,11 @@ def decode(payload: bytes) -> dict[str, Any]:
             object_hook=unpack,
             ext_hook=_no_extension,
             strict_map_key=False,
-            max_map_len=_MOST_KEYS,
-            max_array_len=_MOST_ENTRIES,
+            max_map_len=_MAX_KEYS,
+            max_array_len=_MAX_ENTRIES,
             timestamp=0,
         )
-    # What msgpack raises for truncated, oversized, too deep or otherwise broken input has only ValueError in common.
+    # msgpack raises many subclasses of ValueError for malformed input.
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad(f"the frame is not a msgpack message ({type(error).__name__}: {error})"[:200]) from None
     if not isinstance(fields, dict):
@@ -68,12 +68,12 @@ def decode(payload: bytes) -> dict[str, Any]:
 
 
 def chunk_of(dialect: Dialect) -> ArraySpec | None:
-    """The chunk of actions ``[H, A]`` that answers a plain request, or None where the answer holds none."""
+    """Spec of the chunk ``[H, A]`` in the reply to ``infer``, or None if it has none."""
     return dialect.exchanges["infer"].reply.get(CHUNK)
 
 
 def metadata(welcome: Welcome, dialect: Dialect) -> dict[str, Any]:
-    """What a server of ours says first to a client of openpi's: the welcome of the stream, and what is in it by name.
+    """A specact server's first message to a client of openpi's: its welcome and action and observation spec.
 
     Args:
         welcome: of the stream.
@@ -84,21 +84,21 @@ def metadata(welcome: Welcome, dialect: Dialect) -> dict[str, Any]:
         "fingerprint": welcome.target,
         "specact": welcome.version,
         "max_message_bytes": welcome.max_message_bytes,
-        **_agreed(dialect),
+        **_shared_metadata(dialect),
     }
 
 
-def differing(said: Mapping[str, Any], dialect: Dialect) -> list[str]:
-    """What the metadata of a server of ours says otherwise than this device; what others say means what they like."""
-    ours = _agreed(dialect) if "specact" in said else {}
+def metadata_differences(theirs: Mapping[str, Any], dialect: Dialect) -> list[str]:
+    """Differences between a specact server's metadata and this device's dialect; none for any other server."""
+    ours = _shared_metadata(dialect) if "specact" in theirs else {}
     return [
-        f"{name} {ascii(said.get(name))[:80]} / {ascii(wanted)[:80]}"
+        f"{name} {ascii(theirs.get(name))[:80]} / {ascii(wanted)[:80]}"
         for name, wanted in ours.items()
-        if not is_plain(said.get(name)) or said.get(name) != wanted
+        if not is_plain(theirs.get(name)) or theirs.get(name) != wanted
     ]
 
 
-def _agreed(dialect: Dialect) -> dict[str, Any]:
+def _shared_metadata(dialect: Dialect) -> dict[str, Any]:
     chunk = chunk_of(dialect)
     assert chunk is not None, "looked at before"
     horizon, actions = chunk.shape
@@ -134,14 +134,14 @@ def _unpack(given: dict[Any, Any]) -> Any:
 def _array(fields: Mapping[str, Any], named: str) -> NDArray[Any]:
     dtype, shape, data = _dtype(fields.get(named)), fields.get("shape"), fields.get("data")
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    if not isinstance(shape, list) or not whole or len(shape) > MOST_DIMENSIONS or not isinstance(data, bytes):
-        raise bad(f"an array needs data (bytes) and shape (at most {MOST_DIMENSIONS} integers of at least 0)")
-    # Plain integers: a product of huge dimensions cannot wrap around.
+    if not isinstance(shape, list) or not whole or len(shape) > MAX_DIMENSIONS or not isinstance(data, bytes):
+        raise bad(f"an array needs data (bytes) and shape (at most {MAX_DIMENSIONS} integers of at least 0)")
+    # Python integers: a product of huge dimensions cannot overflow.
     if math.prod(shape) * dtype.itemsize != len(data):
         raise bad(f"an array of {dtype} {ascii(shape)[:60]} does not have {len(data)} bytes of content")
     if dtype.kind == "b" and max(data, default=0) > 1:
         raise bad("the bytes of a bool array must be 0 or 1")
-    # A copy is aligned, can be written to, and keeps nothing else of the frame alive.
+    # A copy is aligned, writable, and does not reference the frame.
     array: NDArray[Any] = np.ndarray(shape, dtype, data).copy()
     return array
 

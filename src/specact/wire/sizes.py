@@ -1,4 +1,4 @@
-"""How large messages are."""
+"""Sizes of messages."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from specact.observation import Field
 from specact.rng import StepAddress
 from specact.wire import msgpack
 from specact.wire.dialect import ArraySpec, Dialect
-from specact.wire.messages import MOST_INSTRUCTION, Reply, Request, ServerTimes, reply_fields, request_fields
+from specact.wire.messages import MAX_INSTRUCTION_CHARS, Reply, Request, ServerTimes, reply_fields, request_fields
 
-# Of a hello and a welcome, whatever they say.
+# Maximum size of a hello and a welcome.
 HANDSHAKE_BYTES = 65536
 
 
 def max_message_bytes(dialect: Dialect) -> int:
-    """What the largest valid message needs as JSON, rounded up, and 8 kB for all that is not an array.
+    """Upper bound on the size of a valid message as JSON, with 8 kB for everything but arrays.
 
-    A number takes up to 23 characters, a comma, and brackets where an axis has length 1. A pixel takes up to 18
-    characters for its three numbers, and a JPEG, which need not be smaller than its pixels, has a head. A character of
-    a name or an instruction takes up to 12.
+    A number takes up to 23 characters, a comma, and brackets if an axis has length 1. A pixel takes up to 18 characters
+    for its three numbers, and a JPEG, which can be as large as its pixels, has a header. A character of a name or an
+    instruction takes up to 12.
     """
     seen = sum(16 + 12 * len(name) + _field_bytes(field) for name, field in dialect.observation.fields.items()) + (
-        12 * MOST_INSTRUCTION if dialect.observation.instruction else 0
+        12 * MAX_INSTRUCTION_CHARS if dialect.observation.instruction else 0
     )
     requests = max(seen + 30 * _numbers(exchange.request) for exchange in dialect.exchanges.values())
     replies = max(30 * _numbers(exchange.reply) for exchange in dialect.exchanges.values())
@@ -33,7 +33,7 @@ def max_message_bytes(dialect: Dialect) -> int:
 
 
 def exchange_bytes(dialect: Dialect) -> int:
-    """Bytes of a step's request and of its reply over the stream; frames count as they are, uncompressed."""
+    """Bytes of a step's request and of its reply over the stream, with uncompressed camera frames."""
     exchange = dialect.exchanges[dialect.asks]
     window, arrays = dialect.observation.zeros(), _zeros(exchange.request)
     request = Request(dialect.asks, 2**32, 1.0, window, StepAddress(0, 0, 0, 0), arrays)
@@ -43,7 +43,7 @@ def exchange_bytes(dialect: Dialect) -> int:
 
 
 def array_bytes(dialect: Dialect) -> tuple[int, int]:
-    """Bytes of the arrays of a step's request and of its reply, as float32 and without any message around them."""
+    """Bytes of the arrays of a step's request and of its reply, as float32 and without message overhead."""
     exchange = dialect.exchanges[dialect.asks]
     return dialect.observation.nbytes + 4 * _numbers(exchange.request), 4 * _numbers(exchange.reply)
 

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specact.families.freqcache.frequency import (
-    STILL,
+    NO_MOTION,
     Motion,
     Plane,
-    carried,
     edge_energy,
     luma,
     patches_of,
     phase_correlation,
     reuse_budget,
     reused,
+    source_patches,
     spectral_entropy,
     spectrum,
 )
@@ -94,7 +94,7 @@ def test_noise_and_what_enters_at_the_edges_are_borne(
 
 @given(down=st.integers(-5, 5), right=st.integers(-5, 5))
 def test_places_are_carried_along_and_never_from_outside(down: int, right: int) -> None:
-    earlier = carried(Motion(16 * down, 16 * right, 9.0), PATCH, GRID).reshape(GRID)
+    earlier = source_patches(Motion(16 * down, 16 * right, 9.0), PATCH, GRID).reshape(GRID)
     for row in range(4):
         for column in range(4):
             inside = 0 <= row - down < 4 and 0 <= column - right < 4
@@ -102,10 +102,10 @@ def test_places_are_carried_along_and_never_from_outside(down: int, right: int) 
 
 
 def test_motion_is_rounded_to_whole_patches() -> None:
-    still = carried(STILL, PATCH, GRID)
+    still = source_patches(NO_MOTION, PATCH, GRID)
     np.testing.assert_array_equal(still, np.arange(16))
-    np.testing.assert_array_equal(carried(Motion(7, -7, 9.0), PATCH, GRID), still)
-    assert carried(Motion(9, 0, 9.0), PATCH, GRID)[4] == 0
+    np.testing.assert_array_equal(source_patches(Motion(7, -7, 9.0), PATCH, GRID), still)
+    assert source_patches(Motion(9, 0, 9.0), PATCH, GRID)[4] == 0
 
 
 @pytest.mark.parametrize(("down", "right"), [(16, 0), (0, -16), (32, 16)])
@@ -116,9 +116,9 @@ def test_carried_patches_show_the_same_and_with_the_wrong_sign_or_without_the_ov
     now = np.roll(before, (down, right), (0, 1))[:SIZE, :SIZE]
     before = before[:SIZE, :SIZE]
     old, new = patches_of(before, GRID), patches_of(now, GRID)
-    earlier = carried(Motion(down, right, 9.0), PATCH, GRID)
+    earlier = source_patches(Motion(down, right, 9.0), PATCH, GRID)
     np.testing.assert_array_equal(old[earlier[earlier >= 0]], new[earlier >= 0])
-    backwards = carried(Motion(-down, -right, 9.0), PATCH, GRID)
+    backwards = source_patches(Motion(-down, -right, 9.0), PATCH, GRID)
     assert np.abs(old[backwards[backwards >= 0]] - new[backwards >= 0]).mean() > 0.3
     # Without the mask of the overlap, -1 is the last patch of the frame.
     assert np.abs(old[earlier[earlier < 0]] - new[earlier < 0]).mean() > 0.3

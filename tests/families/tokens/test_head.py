@@ -145,9 +145,9 @@ def test_with_one_of_each_it_is_the_greedy_chain_and_every_tree_begins_with_it(h
 
 def test_of_equals_the_parent_is_kept() -> None:
     """A child that is certain is as likely as its parent."""
-    from specact.families.tokens.head import _best
+    from specact.families.tokens.head import _most_likely
 
-    tree = _best(np.array([7, 8, 9]), np.array([-1, 0, 1]), np.array([-0.5, -0.5, -0.5]), 2)
+    tree = _most_likely(np.array([7, 8, 9]), np.array([-1, 0, 1]), np.array([-0.5, -0.5, -0.5]), 2)
     assert tree.tokens.tolist() == [7, 8] and tree.parents.tolist() == [-1, 0]
 
 

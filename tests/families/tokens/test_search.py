@@ -43,8 +43,8 @@ def test_a_graph_finds_almost_all_of_them(monkeypatch: pytest.MonkeyPatch) -> No
     assert recall(graph, exact, queries, 5) > 0.97
     # What is asked for is what is searched for: the nearest to something else are not these.
     assert recall(graph, exact, queries, 5) > 5 * recall(GraphSearch(features[::-1]), exact, queries, 5)
-    monkeypatch.setattr(search, "_NEIGHBOURS", 2)
-    monkeypatch.setattr(search, "_SEARCHING", 1)
+    monkeypatch.setattr(search, "_GRAPH_DEGREE", 2)
+    monkeypatch.setattr(search, "_EF_SEARCH", 1)
     assert recall(GraphSearch(features), exact, queries, 5) < 0.9
 
 

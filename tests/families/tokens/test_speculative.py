@@ -23,7 +23,7 @@ from specact.families.tokens.drafters import (
     TreeDrafter,
 )
 from specact.families.tokens.network import Cache, causal
-from specact.families.tokens.speculative import DRAFT, TAIL, TARGET, Decoded, decode, longest
+from specact.families.tokens.speculative import DRAFT, TAIL, TARGET, Decoded, decode, longest_accepted
 from specact.families.tokens.tree import EMPTY, Tree, tree_of
 
 LENGTH, ACTIONS = 6, 2
@@ -87,7 +87,7 @@ def test_strict_acceptance_is_greedy_decoding_for_any_drafter(
         for drafter in drafters(greedy[row], row):
             found = run(wild, row, drafter)
             np.testing.assert_array_equal(found.tokens, greedy[row])
-            assert not found.bias.any() and found.sound
+            assert not found.bias.any() and found.finite
             compared += LENGTH
     assert compared > 10_000
 
@@ -172,10 +172,12 @@ def test_a_wider_tolerance_never_accepts_less_of_the_same_verification() -> None
         parents = np.array([int(rng.integers(-1, node)) if node else -1 for node in range(count)])
         tree = Tree(rng.integers(100, 120, count), parents)
         wanted, start = rng.integers(100, 120, count + 1), int(rng.integers(1, 12))
-        sizes = [len(longest(tree, wanted, relaxed(bins, 24, 4, (3,)), start).nodes) for bins in (0, 3, 9, 15, 255)]
+        sizes = [
+            len(longest_accepted(tree, wanted, relaxed(bins, 24, 4, (3,)), start).nodes) for bins in (0, 3, 9, 15, 255)
+        ]
         assert sizes == sorted(sizes)
         groups = [grouped(total, 15, 24, 4, (0, 0, 0, 1), (3,)) for total in (0, 10, 30)]
-        lengths = [len(longest(tree, wanted, rule, start).nodes) for rule in groups]
+        lengths = [len(longest_accepted(tree, wanted, rule, start).nodes) for rule in groups]
         assert lengths == sorted(lengths)
 
 
@@ -183,12 +185,12 @@ def test_the_longest_path_wins_and_of_equal_ones_the_first() -> None:
     #            0 -> 1 -> 2        3 -> 4
     tree = Tree(np.array([10, 11, 99, 10, 12]), np.array([-1, 0, 1, -1, 3]))
     wanted = np.array([10, 11, 12, 0, 12, 13])
-    path = longest(tree, wanted, STRICT, 1)
+    path = longest_accepted(tree, wanted, STRICT, 1)
     np.testing.assert_array_equal(path.nodes, [0, 1])
-    assert path.refused, "node 2 was refused"
-    assert not longest(Tree(tree.tokens[3:], np.array([-1, 0])), wanted[[0, 4, 5]], STRICT, 1).refused
-    nothing = longest(EMPTY, wanted[:1], STRICT, 1)
-    assert not nothing.nodes.size and not nothing.refused
+    assert path.rejected, "node 2 was refused"
+    assert not longest_accepted(Tree(tree.tokens[3:], np.array([-1, 0])), wanted[[0, 4, 5]], STRICT, 1).rejected
+    nothing = longest_accepted(EMPTY, wanted[:1], STRICT, 1)
+    assert not nothing.nodes.size and not nothing.rejected
 
 
 def test_a_tail_takes_the_place_of_everything_from_the_first_refused_token(

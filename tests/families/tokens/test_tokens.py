@@ -50,8 +50,8 @@ def test_it_looks_at_the_frame_and_follows_the_instruction(bundle: TokenBundle) 
 def test_with_the_cache_it_decodes_what_it_decodes_without(bundle: TokenBundle) -> None:
     """Token for token, where the two most likely differ by more than rounding; so nearly everywhere."""
     networks, seen = bundle.networks, windows(300)
-    tokens, sound = bundle.policy().decode(seen, rngs(300))
-    assert sound.all()
+    tokens, finite = bundle.policy().decode(seen, rngs(300))
+    assert finite.all()
     prefix = networks.tokens(seen)
     clear = 0
     for place in range(networks.length):
@@ -142,7 +142,7 @@ def test_at_a_temperature_it_draws_from_the_softmax(bundle: TokenBundle) -> None
     there = expected > 5
 
     def statistic(temperature: float) -> float:
-        found = np.bincount(group[bundle.policy(temperature)._chosen(logits, rngs(count))], minlength=8)
+        found = np.bincount(group[bundle.policy(temperature)._sample(logits, rngs(count))], minlength=8)
         return float((np.square(found - expected)[there] / expected[there]).sum())
 
     assert statistic(2.0) < 44.0  # of at most 7 degrees of freedom: 2e-7

@@ -77,7 +77,7 @@ def test_an_episode_ends_where_steps_were_dropped(tmp_path: Path) -> None:
         def forgetful() -> None:
             nonlocal count
             count += 1
-            recorder._room_bytes = 0 if count == 3 else 1 << 26
+            recorder._max_queued_bytes = 0 if count == 3 else 1 << 26
             put()
 
         recorder._put = forgetful  # type: ignore[method-assign]

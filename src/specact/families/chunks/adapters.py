@@ -1,4 +1,4 @@
-"""Somebody else's policy as a chunk policy: a Python function, or an ONNX file with a description."""
+"""Third-party policies as chunk policies: a Python function, or an ONNX file with a description."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class FunctionPolicy:
     """A function on batches as a :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
     Args:
-        spec: what it needs to see, and what it gives.
-        function: from named arrays ``[B, ...]``, as the spec's fields say, to chunks ``[B, H, A]`` in the environment's
-            units. With an instruction in the spec it is called with ``instruction``, a list of B texts, as well; with
+        spec: of its observations and chunks.
+        function: from named arrays ``[B, ...]`` of the spec's fields to chunks ``[B, H, A]`` in the environment's
+            units. With an instruction in the spec it is also called with ``instruction``, a list of B texts; with
             ``seeded`` with ``rngs``, one generator for each row.
-        units: the range of its actions, where known; its actions do not leave it.
-        fingerprint: tells its weights from others.
-        seeded: whether it draws, and so must be given what to draw from.
+        units: the range of its actions, if known; actions are clipped to it.
+        fingerprint: of its weights.
+        seeded: whether it samples, and so needs random generators.
     """
 
     inpaints = False
@@ -58,7 +58,7 @@ class FunctionPolicy:
         """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
         Raises:
-            BundleError: if the function fails, or its answer is none of this spec.
+            BundleError: if the function fails, or its result does not match the spec.
         """
         more: dict[str, Any] = {}
         if self.spec.observation.instruction:
@@ -66,11 +66,11 @@ class FunctionPolicy:
         if self._seeded:
             more["rngs"] = rngs
         inputs = self.spec.observation.stack(windows)
-        # The function may write into what it is given, and a single window is the robot's own.
+        # The function may write to its inputs, and a single window shares memory with the robot's.
         own = {name: array if array.flags.owndata else array.copy() for name, array in inputs.items()}
         try:
             found = np.asarray(self._function(own, **more))
-        # Anything can go wrong in somebody else's policy.
+        # A third-party policy can raise anything.
         except (Exception, SystemExit) as error:
             raise BundleError(
                 f"the policy cannot answer a batch of {len(windows)}: {type(error).__name__}: {error}"
@@ -85,7 +85,7 @@ class FunctionPolicy:
         if self.units is None:
             return list(chunks)
         low, high = self.units.centre - self.units.scale, self.units.centre + self.units.scale
-        # What is infinite stays so, and is refused; the largest action is none that somebody asked for.
+        # Infinite numbers are not clipped, so that they are refused later.
         return list(np.where(np.isfinite(chunks), np.clip(chunks, low, high), chunks))
 
 
@@ -101,7 +101,7 @@ def chunk_policy(
     fingerprint: str = "",
     seeded: bool = False,
 ) -> Callable[[Function], FunctionPolicy]:
-    """Makes a policy of a function, see :class:`FunctionPolicy`.
+    """A decorator that makes a policy from a function, see :class:`FunctionPolicy`.
 
     ::
 
@@ -114,7 +114,7 @@ def chunk_policy(
         chunk, actions: H and A.
         rate_hz: control rate [Hz].
         instruction: whether it needs an instruction.
-        low, high: range of the actions, where known; they do not leave it.
+        low, high: range of the actions, if known; actions are clipped to it.
         fingerprint, seeded: see :class:`FunctionPolicy`.
     """
     fields = {name: field if isinstance(field, Field) else Field(tuple(field)) for name, field in observation.items()}
@@ -128,15 +128,15 @@ def chunk_policy(
 
 
 def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
-    """Units of a range of actions, or None where none is given.
+    """Units of a range of actions, or None without one.
 
     Raises:
-        ConfigError: if it is no range of so many actions.
+        ConfigError: if it is not a range of ``actions`` finite numbers.
     """
     if low is None and high is None:
         return None
     try:
-        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite and is refused
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are refused
             ends = [np.asarray(end, np.float32) for end in (low, high)]
     except (TypeError, ValueError, OverflowError):
         ends = []
@@ -149,11 +149,11 @@ def units_of(low: object, high: object, actions: int) -> ActionUnits | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a description says of an observation.
+    """An observation in a description.
 
     Attributes:
         shape, dtype, history: see :class:`~specact.observation.Field`.
-        input: what the policy calls it; the observation's name if empty.
+        input: the policy's name for it; the observation's name if empty.
         channels_first: whether the policy takes camera frames as ``[3, H, W]``.
     """
 
@@ -169,7 +169,7 @@ class Entry:
 
     @property
     def field(self) -> Field:
-        """Of a spec."""
+        """The field of a spec."""
         return Field(self.shape, self.dtype, self.history)
 
 
@@ -188,7 +188,7 @@ class _Description:
 
 
 def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", threads: int = 1) -> FunctionPolicy:
-    """An ONNX file as a policy, by a TOML file beside it that says what it takes and gives.
+    """An ONNX file as a policy, with a TOML file that describes its inputs and outputs.
 
     ::
 
@@ -208,29 +208,29 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
         dtype = "uint8"
         channels_first = true                 # the graph takes float32 [.., 3, H, W] in [0, 1]
 
-    The file is trusted: whoever runs a server names it. It is not checked as a bundle's graphs are.
+    The file is named by the user and trusted: unlike a bundle's graphs it is not checked.
 
     Args:
         description: the TOML file.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        ConfigError: if the description cannot be read or says too little.
-        BundleError: if the graph does not take and give what it says.
+        ConfigError: if the description cannot be read or is incomplete.
+        BundleError: if the graph's inputs or outputs do not match it.
     """
     try:
-        said = build(_Description, read_toml(description, "description of an ONNX file"), "description")
-        fields = {name: entry.field for name, entry in said.observation.items()}
-        spec = ChunkSpec(ObservationSpec(fields), said.chunk, said.actions, said.rate_hz)
-        units = units_of(said.low, said.high, spec.actions)
-        file = description.parent / said.onnx
+        parsed = build(_Description, read_toml(description, "description of an ONNX file"), "description")
+        fields = {name: entry.field for name, entry in parsed.observation.items()}
+        spec = ChunkSpec(ObservationSpec(fields), parsed.chunk, parsed.actions, parsed.rate_hz)
+        units = units_of(parsed.low, parsed.high, spec.actions)
+        file = description.parent / parsed.onnx
         content = file.read_bytes()
     except SpecactError as error:
         raise ConfigError(f"{description}: {error}") from None
-    except (OSError, ValueError) as error:  # the latter of a path that cannot be one
-        raise ConfigError(f"{description}: cannot read onnx = {said.onnx!r:.80}: {error}") from None
-    inputs = {name: entry.input or name for name, entry in said.observation.items()}
-    first = {name for name, entry in said.observation.items() if entry.channels_first}
+    except (OSError, ValueError) as error:  # the latter for an invalid path
+        raise ConfigError(f"{description}: cannot read onnx = {parsed.onnx!r:.80}: {error}") from None
+    inputs = {name: entry.input or name for name, entry in parsed.observation.items()}
+    first = {name for name, entry in parsed.observation.items() if entry.channels_first}
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     try:
@@ -241,7 +241,7 @@ def onnx_policy(description: Path, *, provider: str = "CPUExecutionProvider", th
     if taken != set(inputs.values()):
         raise BundleError(f"{file} takes {sorted(taken)}, but {description} names {sorted(inputs.values())}")
     given = [entry.name for entry in session.get_outputs()]
-    output = said.output or given[0]
+    output = parsed.output or given[0]
     if output not in given:
         raise BundleError(f"{file} gives {given}, and no {output!r}, which {description} names")
 

@@ -1,4 +1,4 @@
-"""A bundle that holds one chunk policy, a flow or a regression: networks, units, and a manifest that ties them."""
+"""A bundle of one chunk policy, flow or regression: networks, units, and a manifest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FlowBundle(BundleFolder):
     units: FlowUnits
 
     def policy(self, steps: int = 10, beta: float = 5.0, spread: float = 1.0) -> FlowPolicy:
-        """The policy with so many Euler steps; all of them share the networks."""
+        """The policy with this number of Euler steps; the networks are shared."""
         return FlowPolicy(self.networks, self.units, self.spec, steps=steps, beta=beta, spread=spread)
 
 
@@ -55,13 +55,13 @@ def load_flow(
 
     Args:
         name_or_path: a folder, or the name of a bundle that comes with the package, such as ``pusht-flow``.
-        variants: networks to run instead of the bundle's own, such as a quantised ``expert``; their shapes are checked,
-            their origin is not.
+        variants: networks used instead of the bundle's own, such as a quantised ``expert``; their shapes are checked,
+            their fingerprints are not.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if a part is missing, damaged, or not the one the manifest was written for, or if it is not a flow
-            policy's bundle.
+        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a
+            flow policy's bundle.
         ConfigError: if there is no bundle of that name, no such network, or no such execution provider.
     """
     path = find_bundle(name_or_path)
@@ -79,11 +79,11 @@ def load_flow(
 
 @dataclass(frozen=True)
 class RegressionBundle(BundleFolder):
-    """A loaded bundle that holds a policy by regression.
+    """A loaded bundle of a policy by regression.
 
     Attributes:
-        policy: it; its actions do not leave the range that was demonstrated.
-        units: of what it was trained on.
+        policy: its actions are clipped to the demonstrated range.
+        units: of its training data.
     """
 
     policy: FunctionPolicy
@@ -111,8 +111,8 @@ def load_regression(
         )
 
     def run(arrays: Mapping[str, Any], instruction: Sequence[str | None] = ()) -> Any:
-        told = {} if inputs.words is None or not instruction else {INSTRUCTION: inputs.words.numbers(instruction)}
-        return session.run(None, {**arrays, **told})[0]
+        tokens = {} if inputs.words is None or not instruction else {INSTRUCTION: inputs.words.numbers(instruction)}
+        return session.run(None, {**arrays, **tokens})[0]
 
     policy = FunctionPolicy(spec, run, units=ActionUnits.of_range(units.low, units.high))
     return RegressionBundle(path, manifest, policy, units)
@@ -122,7 +122,7 @@ def read_chunk_spec(path: Path, manifest: Mapping[str, Any]) -> ChunkSpec:
     """The spec in a manifest.
 
     Raises:
-        BundleError: if it cannot be used.
+        BundleError: if it is invalid.
     """
     try:
         raw = dict(manifest["spec"])
@@ -135,11 +135,11 @@ def read_flow_units(file: Path, spec: ChunkSpec) -> FlowUnits:
     """The units in a bundle's file.
 
     Raises:
-        BundleError: if they cannot be used, or are not those of this spec.
+        BundleError: if they are invalid, or do not match the spec.
     """
     try:
         tensors = load_file(file)
-    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
         raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
     names = ("centre", "scale", "low", "high")
     if any(

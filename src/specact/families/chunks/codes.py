@@ -1,4 +1,4 @@
-"""A policy of action codes as a chunk policy: draw codes, decode them."""
+"""A policy of action codes as a chunk policy: samples codes and decodes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specact.observation import ObservationSpec, Window
 
 
 class CodeChunks:
-    """A VQ-BeT that answers with chunks, see :class:`~specact.families.chunks.policy.ChunkPolicy`.
+    """A VQ-BeT as a :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
     Given the generator that a pair's policy draws the codes from, the chunk is the one that it executes.
 
@@ -24,7 +24,7 @@ class CodeChunks:
         policy: draft or target of a bundle.
         tokenizer: of the same bundle.
         spec: of the same bundle.
-        observation: what this policy needs to see.
+        observation: spec of this policy.
     """
 
     inpaints = False

@@ -39,7 +39,7 @@ def integrate(velocity: Velocity, noise: Chunk, steps: int) -> Chunk:
 
 
 def integrate_guided(guide: Guide, noise: Chunk, steps: int, beta: float) -> Chunk:
-    """The same with ``v + w(t) g`` for v, where g pulls the expected outcome towards what is wanted.
+    """As :func:`integrate` with ``v + w(t) g`` for v, where the guidance g pulls the estimate towards Y.
 
     ``g = (Y - x^_1)^T diag(W) dx^_1/dx_t`` with ``x^_1 = x_t + (1 - t) v(x_t, t)`` (Black et al. 2025,
     "Real-time execution of action chunking flow policies", equations 2 to 4; after Pokle et al. 2024).
@@ -61,7 +61,7 @@ def integrate_guided(guide: Guide, noise: Chunk, steps: int, beta: float) -> Chu
 def guidance_weight(time: float, beta: float) -> float:
     """``w(t) = min(beta, (1 - t) / (t r_t^2))`` with ``r_t^2 = (1 - t)^2 / (t^2 + (1 - t)^2)``.
 
-    Without the limit it would be infinite at both ends, where few steps cannot follow it.
+    Without the limit it would be infinite at both ends, which is unstable with few steps.
     """
     rest = 1.0 - time
     unlimited = time * rest
@@ -70,11 +70,11 @@ def guidance_weight(time: float, beta: float) -> float:
 
 @dataclass(frozen=True)
 class FlowUnits:
-    """Demonstrated actions have mean 0 and variance 1 in the flow's units, as the noise has that it starts from.
+    """The flow's units, in which demonstrated actions have mean 0 and variance 1, like the initial noise.
 
     Attributes:
-        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more where actions are padded.
-        low, high: float32 ``[W]``: the range that was demonstrated, in the environment's units.
+        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more if actions are padded.
+        low, high: float32 ``[W]``: the demonstrated range, in the environment's units.
     """
 
     centre: NDArray[np.float32]
@@ -83,7 +83,7 @@ class FlowUnits:
     high: NDArray[np.float32]
 
     def to_environment(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
+        """Actions ``[..., A]`` in the environment's units, clipped to the demonstrated range."""
         return np.clip(self.centre + self.scale * x, self.low, self.high)
 
     def to_flow(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -95,21 +95,21 @@ Array = NDArray[np.float32]
 
 
 class FlowParts(Protocol):
-    """The networks of one flow policy: one cache, and the expert on many chunks and times.
+    """The networks of one flow policy: encoder, prefix cache and expert.
 
-    What :class:`FlowPolicy` is made of, and all that a speculative method inside the flow needs.
+    The interface for :class:`FlowPolicy` and for speculative methods inside the flow.
     """
 
     def tokens(self, windows: Sequence[Window]) -> Array:
-        """What the prefix is made of, ``[B, N, W]``: B windows, encoded."""
+        """The encoder's tokens of B windows, ``[B, N, W]``."""
         ...
 
     def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> Any:
-        """The prefix cache of B windows, a value; what is in it only these networks know.
+        """The prefix cache of B windows, an opaque value.
 
         Args:
             windows: B of them.
-            tokens: what :meth:`tokens` gave for them, where that is known.
+            tokens: of :meth:`tokens` for them, if already computed.
         """
         ...
 
@@ -124,7 +124,7 @@ class FlowParts(Protocol):
         ...
 
     def guide(self, chunk: Array, time: Array, cache: Any, wanted: Array, weights: Array) -> tuple[Array, Array]:
-        """Velocity and pull towards what is wanted, both ``[1, H, W]``, see :func:`integrate_guided`.
+        """Velocity and guidance towards Y, both ``[1, H, W]``, see :func:`integrate_guided`.
 
         Args:
             chunk, time, cache: as for :meth:`velocity`, with B = 1.
@@ -135,12 +135,12 @@ class FlowParts(Protocol):
 
 
 class FlowNetworks:
-    """Encoder, prefix, expert and guide of one flow policy, see :class:`FlowParts`; a step is as wide as an action.
+    """Encoder, prefix, expert and guide of one flow policy, see :class:`FlowParts`; without padding of actions.
 
     Args:
         files: the ``.onnx`` file of each part: ``encoder``, ``prefix``, ``expert``, ``guide``.
         spec: of the bundle they belong to; their inputs are checked against it.
-        words: that its instructions are read with.
+        words: vocabulary of its instructions.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
@@ -164,7 +164,7 @@ class FlowNetworks:
         self._check(files, spec)
 
     def tokens(self, windows: Sequence[Window]) -> Array:
-        """What the encoder makes of B windows, ``[B, N, W]``: a token per observation, and one for the goal."""
+        """The encoder's tokens of B windows, ``[B, N, W]``: one per observation, and one for the goal."""
         tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
         return tokens
 
@@ -187,7 +187,7 @@ class FlowNetworks:
 
     def _check(self, files: Mapping[str, Path], spec: ChunkSpec) -> None:
         chunk = [spec.chunk, spec.actions]
-        # What the prefix takes and gives is between the parts; the spec does not know it.
+        # The shapes of tokens and cache are internal and not part of the spec.
         tokens, cache = (found.shape[1:] for found in (self._encoder.get_outputs()[0], self._prefix.get_outputs()[0]))
         noisy = {"chunk": chunk, "time": [], "cache": cache}
         wanted = {
@@ -210,13 +210,13 @@ class FlowPolicy:
     """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
     The prefix is computed once per inference, the expert once per Euler step. With inpainting the steps are guided
-    towards what the last chunk says (real-time chunking, Black et al. 2025).
+    towards the last chunk (real-time chunking, Black et al. 2025).
 
     Args:
         networks, units, spec: the parts of one policy.
-        steps: Euler steps; fewer are faster, and a single one gives the mean of what was demonstrated.
+        steps: Euler steps; fewer are faster, and a single one gives the mean of the demonstrations.
         beta: largest weight of the guidance; 5 in the paper.
-        spread: standard deviation of the noise that a chunk starts from; 0 for one chunk per observation.
+        spread: standard deviation of the initial noise; 0 makes the policy deterministic.
 
     Attributes:
         spec, networks, units, steps: as given.
@@ -264,7 +264,7 @@ class FlowPolicy:
         return chunk
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[NDArray[np.float32]]:
-        """See :class:`~specact.families.chunks.policy.ChunkPolicy`; not finite where an observation is beyond range."""
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`; NaN for an observation that overflows."""
         noise = np.stack([self.noise(rng) for rng in rngs])
         return list(self.to_environment(self.denoised(noise, self.networks.cache(windows), self.steps)))
 
@@ -280,18 +280,18 @@ class FlowPolicy:
             return integrate(velocity, noise, steps)
 
     def noise(self, rng: np.random.Generator) -> Array:
-        """What a chunk starts from, ``[H, W]``."""
+        """The initial noise of a chunk, ``[H, W]``."""
         drawn = rng.standard_normal((self.spec.chunk, len(self.units.centre)), dtype=np.float32)
         return drawn if self._spread == 1.0 else np.float32(self._spread) * drawn
 
     def to_environment(self, x: Array) -> Array:
-        """Actions ``[..., A]`` of ``[..., W]``; NaN where ``x`` is not finite, which limiting the range would hide."""
+        """Actions ``[..., A]`` of ``[..., W]``; NaN if ``x`` is not finite, which clipping would hide."""
         with np.errstate(over="ignore", invalid="ignore"):
             actions = np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
         return actions[..., : self.spec.actions]
 
     def to_flow(self, actions: Array) -> Array:
-        """Actions ``[..., A]`` in the flow's units, ``[..., W]``; what pads them is in the middle."""
+        """Actions ``[..., A]`` in the flow's units, ``[..., W]``, padded with zeros."""
         padded = np.broadcast_to(self.units.centre, (*actions.shape[:-1], len(self.units.centre))).astype(np.float32)
         padded[..., : self.spec.actions] = actions
         return self.units.to_flow(padded)
@@ -304,7 +304,7 @@ class FlowPolicy:
                 f"{inpainting.actions.shape}"
             )
         weights = inpainting.weights[None].astype(np.float32)
-        # Rows of weight 0 are ignored, whatever they hold: 0 times a NaN would not be 0.
+        # Rows of weight 0 are replaced, because 0 times NaN would not be 0.
         middle = self.units.centre[: shape[1]]
         given = np.where(weights[0, :, None] > 0.0, inpainting.actions, middle).astype(np.float32)
         wanted = self.to_flow(given)[None]

@@ -25,7 +25,7 @@ from specact.families.chunks.wire import spec_of
 from specact.families.codes.bundle import find_bundle
 from specact.families.head import check_head
 from specact.files import check_folder, check_name, write_json
-from specact.runtime.limits import check_whole
+from specact.runtime.limits import check_integer
 from specact.runtime.manifest import FORMAT, read_manifest
 from specact.units import ActionUnits
 
@@ -58,10 +58,10 @@ class PairSettings:
     target_steps: int = 10
 
 
-_USUAL = PairSettings()
+_DEFAULTS = PairSettings()
 
 
-def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _USUAL) -> ChunkPair:
+def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _DEFAULTS) -> ChunkPair:
     """Writes a pair's folder. A draft that is a bundle is copied into it; the target stays where it is.
 
     Args:
@@ -101,7 +101,7 @@ def make_pair(out: Path, draft: str, target: str, settings: PairSettings = _USUA
             "accept_within": within,
             "overlap": overlap,
         },
-        "sources": {"draft": _kept(draft), "target": _kept(target)},
+        "sources": {"draft": _stored_source(draft), "target": _stored_source(target)},
         "steps": {"draft": settings.draft_steps, "target": settings.target_steps},
         "units": {"centre": units.centre.tolist(), "scale": units.scale.tolist()},
         "fingerprints": {"draft": small.fingerprint, "target": large.fingerprint},
@@ -147,15 +147,15 @@ def load_chunk_pair(
         draft_print, target_print = fingerprints["draft"], fingerprints["target"]
         steps = {part: manifest["steps"][part] for part in _PARTS}
         units = ActionUnits(*(np.asarray(manifest["units"][name], np.float32) for name in ("centre", "scale")))
-        sources = {part: _trusted(path, part, manifest["sources"][part]) for part in _PARTS}
+        sources = {part: _check_source(path, part, manifest["sources"][part]) for part in _PARTS}
         spec, execute = spec_of(said["target"]), said["execute"]
         within, overlap = said["accept_within"], said["overlap"]
         number = isinstance(within, int | float) and not isinstance(within, bool) and float(within) >= 0.0
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BundleError(f"the manifest of {path} has no usable spec ({error}); make the pair again") from None
-    check_whole("execute", execute, least=1)
+    check_integer("execute", execute, least=1)
     for part in _PARTS:
-        check_whole(f"steps of the {part}", steps[part], least=1)
+        check_integer(f"steps of the {part}", steps[part], least=1)
     if not number or overlap not in _OVERLAPS:
         raise BundleError(
             f"the manifest of {path} must have a number of at least 0 as accept_within, and drop or average as "
@@ -167,11 +167,11 @@ def load_chunk_pair(
     source = draft or (str(copied) if copied.is_dir() else sources["draft"])
     if source is None:
         raise ConfigError(f"the draft of {path} is no bundle; name it again with --draft MODULE:NAME or FILE.toml")
-    small = _loaded(source, steps["draft"], draft_print, provider, threads)
+    small = _load_source(source, steps["draft"], draft_print, provider, threads)
     far = target or sources["target"]
     load_target: Callable[[], ChunkPolicy] | None = None
     if far is not None:
-        load_target = partial(_target, far, steps["target"], target_print, provider, threads)
+        load_target = partial(_load_target, far, steps["target"], target_print, provider, threads)
     both = hashlib.sha256((draft_print + target_print).encode()).hexdigest()[:16]
     return ChunkPair(
         manifest["name"], small.policy, units, spec, load_target, execute, within, overlap, manifest["env"], both, path,
@@ -179,7 +179,7 @@ def load_chunk_pair(
     )  # fmt: skip
 
 
-def _trusted(path: Path, part: str, source: object) -> str | None:
+def _check_source(path: Path, part: str, source: object) -> str | None:
     """What a manifest says of a source, which somebody else may have written: importing a module runs its code."""
     if source is None or (isinstance(source, str) and kind_of_source(source) in ("part", "folder")):
         return source
@@ -189,7 +189,7 @@ def _trusted(path: Path, part: str, source: object) -> str | None:
     )
 
 
-def _loaded(source: str, steps: int, fingerprint: str, provider: str, threads: int) -> LoadedPolicy:
+def _load_source(source: str, steps: int, fingerprint: str, provider: str, threads: int) -> LoadedPolicy:
     found = load_policy(source, steps=steps, provider=provider, threads=threads)
     if found.fingerprint != fingerprint:
         raise BundleError(
@@ -199,11 +199,11 @@ def _loaded(source: str, steps: int, fingerprint: str, provider: str, threads: i
     return found
 
 
-def _target(source: str, steps: int, fingerprint: str, provider: str, threads: int) -> ChunkPolicy:
-    return _loaded(source, steps, fingerprint, provider, threads).policy
+def _load_target(source: str, steps: int, fingerprint: str, provider: str, threads: int) -> ChunkPolicy:
+    return _load_source(source, steps, fingerprint, provider, threads).policy
 
 
-def _kept(source: str) -> str | None:
+def _stored_source(source: str) -> str | None:
     """What a manifest says of a source: a bundle. Code, and a graph that is not checked, have to be named again."""
     if kind_of_source(source) not in ("part", "folder"):
         return None

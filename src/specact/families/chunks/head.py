@@ -1,4 +1,4 @@
-"""The head of a chunk pair's learned gate: how far the target's actions probably are from the drafted ones."""
+"""The head of a chunk pair's learned gate, which estimates the distance between target and draft actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specact.types import Chunk
 
 
 def load_distance_head(pair: ChunkPair) -> DistanceHead:
-    """The pair's head. Robots of one process share the session; it keeps no state.
+    """The pair's head. Robots of one process share its session, which is stateless.
 
     Raises:
         ConfigError: if the pair has none.
@@ -30,7 +30,7 @@ def load_distance_head(pair: ChunkPair) -> DistanceHead:
 def _load(
     path: Path, observation: ObservationSpec | None, drafted: tuple[int, int], pair: str, weights: str
 ) -> DistanceHead:
-    """``weights`` tells two heads apart that were one after the other in the same file."""
+    """``weights`` is part of the cache key, since a file can be overwritten with another head."""
     return DistanceHead(path, observation, drafted, pair)
 
 
@@ -39,9 +39,9 @@ class DistanceHead:
 
     Args:
         path: the ``.onnx`` file.
-        observation: what it sees: all that the draft sees but camera frames; None where that is nothing.
-        drafted: how many drafted actions it reads, those that are executed of a chunk, and how wide they are.
-        pair: fingerprint of the pair that it was trained for; it is written in the file.
+        observation: the draft's observation spec without camera frames; None if nothing remains.
+        drafted: shape of the drafted actions that it reads, the executed ones of a chunk.
+        pair: fingerprint of the pair that it was trained for, as stored in the file.
 
     Raises:
         BundleError: if the file is no ONNX model, does not fit the pair, or was made for another one.
@@ -56,8 +56,8 @@ class DistanceHead:
         """The expected root mean square over the action's dimensions, mean over the actions that are executed.
 
         Args:
-            window: at least what the draft sees.
-            actions: as drafted, ``[n, A]``, normalised.
+            window: with at least the draft's observations.
+            actions: drafted, ``[n, A]``, normalised.
         """
         inputs = {} if self._observation is None else self._observation.stack([window])
         inputs["drafted"] = np.ascontiguousarray(actions[None, : self._execute])

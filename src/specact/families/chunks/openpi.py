@@ -26,14 +26,14 @@ from specact.types import Miss
 from specact.units import ActionUnits
 from specact.wire.checks import printable
 from specact.wire.dialect import Dialect
-from specact.wire.messages import LONGEST_DEADLINE_MS, Request
+from specact.wire.messages import MAX_DEADLINE_MS, Request
 from specact.wire.openpi import CHUNK
 from specact.wire.sizes import HANDSHAKE_BYTES
 
 PREFIX = "openpi:"
 _PORT, _FORM = 8000, "openpi:ws://HOST:PORT#FILE.toml"
 # For a first connection [s].
-_CONNECT_WITHIN_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Description:
 
 
 def openpi_source(
-    source: str, token: str | None = None, tls: ssl.SSLContext | None = None, timeout: float = _CONNECT_WITHIN_S
+    source: str, token: str | None = None, tls: ssl.SSLContext | None = None, timeout: float = _CONNECT_TIMEOUT_S
 ) -> OpenpiSource:
     """Asks a server for its metadata, and reads the description of its policy.
 
@@ -144,7 +144,7 @@ def openpi_endpoint(source: str, token: str | None, tls: ssl.SSLContext | None, 
     return replace(endpoint, dialect=dialect)
 
 
-def openpi_policy(found: OpenpiSource, deadline_s: float = LONGEST_DEADLINE_MS / 1e3) -> FunctionPolicy:
+def openpi_policy(found: OpenpiSource, deadline_s: float = MAX_DEADLINE_MS / 1e3) -> FunctionPolicy:
     """The policy, asked for one window after the other, as the protocol knows no batches; it has no deadline of a step.
 
     Args:
@@ -156,7 +156,7 @@ def openpi_policy(found: OpenpiSource, deadline_s: float = LONGEST_DEADLINE_MS /
     """
     client = Client(found.endpoint, ChunkCodec(found.spec).dialect)
     try:
-        client.connect(_CONNECT_WITHIN_S)
+        client.connect(_CONNECT_TIMEOUT_S)
     except BaseException:
         client.close()
         raise

@@ -29,22 +29,22 @@ class ChunkPair:
     """A chunk policy as the draft, and any other as the target; see :class:`~specact.pair.Pair`.
 
     Attributes:
-        name: what it is called.
+        name: of the pair.
         draft: the small policy.
-        units: of the actions; distances between actions are measured in them.
-        target_spec: of the target, wherever it runs.
-        load_target: makes the target in this process, when it is first asked for; None where it is only on a server.
+        units: of the actions, also for distances between actions.
+        target_spec: of the local or remote target.
+        load_target: loads the target into this process on first use; None if it is only on a server.
         execute: how many actions of a chunk are executed before the next inference.
         accept_within: the drafted actions are executed up to the first one that is further from the target's
             [root mean square over the action's dimensions, in normalised units]; 0 takes the target's chunk whole.
         overlap: see :class:`~specact.pair.Pair`.
-        env: name of the task it was made for, or empty.
-        fingerprint: of both policies together: what a calibration has to have been made for.
-        path: its folder, where it has one.
-        named: draft and target as they were named when it was loaded, where that was not left to the manifest.
+        env: name of its task, or empty.
+        fingerprint: joint fingerprint of both policies, for calibrations.
+        path: its folder, or None.
+        named: draft and target as named by the user when it was loaded; None for those from the manifest.
 
     Raises:
-        ConfigError: for policies that do not fit together, or a number out of range.
+        ConfigError: for incompatible policies, or a number out of range.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ChunkPair:
 
     @property
     def recommended_gates(self) -> dict[str, Any]:
-        """None: nobody has chosen any for these two."""
+        """Empty: there are no recommendations."""
         return {}
 
     @property
@@ -139,7 +139,7 @@ class ChunkDrafter:
 
     Args:
         policy: the draft.
-        observation: what it needs to see, and all that it gets to see.
+        observation: the draft's observation spec.
         units: of the proposed actions.
     """
 
@@ -153,7 +153,7 @@ class ChunkDrafter:
 
 
 class ChunkAnswers:
-    """A chunk policy as a :class:`~specact.verification.TargetPolicy`, which draws from the step's own stream.
+    """A chunk policy as a :class:`~specact.verification.TargetPolicy`, with the random stream of the step.
 
     Args:
         policy: the target.
@@ -163,16 +163,16 @@ class ChunkAnswers:
         self._policy, self._streams = policy, StepStreams()
 
     def answer(self, window: Window, address: StepAddress) -> Chunk:
-        """The chunk, in the environment's units; as on a server it sees no more than it needs, and may be NaN."""
+        """The chunk, in the environment's units; as on a server, only its own fields are passed, and it may be NaN."""
         seen = self._policy.spec.observation.select(window)
         return self._policy.infer_batch([seen], [self._streams(Role.VERIFY, address)])[0]
 
 
 class ChunkVerifier(TargetVerifier[Chunk]):
-    """Accepts drafted actions up to the first that is too far from the target's; from there on the target's are taken.
+    """Accepts drafted actions up to the first that is too far from the target's; the rest are the target's.
 
     Args:
-        target: where the target's chunks come from.
+        target: local or remote.
         units: of the proposed actions.
         execute, accept_within: see :class:`ChunkPair`.
     """
@@ -187,7 +187,7 @@ class ChunkVerifier(TargetVerifier[Chunk]):
         actions, accepted = replaced_after_prefix(proposal.actions, wanted, self._within)
         origins = np.full(len(actions), Origin.REPLACED, np.uint8)
         origins[:accepted] = Origin.ACCEPTED
-        # What lies beyond the executed actions changes nothing of what the robot does.
+        # Actions beyond the executed ones do not matter.
         kept = float(accepted >= self._execute)
         return Outcome(actions, origins, len(actions), accepted, answer.times, wanted, kept)
 
@@ -210,7 +210,7 @@ def chunk_distance(drafted: Chunk, wanted: Chunk) -> float:
 
 
 def accepted_prefix(drafted: Chunk, wanted: Chunk, within: float) -> int:
-    """How many drafted actions come before the first that is further than ``within`` from the wanted one.
+    """Number of drafted actions before the first that is further than ``within`` from the target's.
 
     Args:
         drafted, wanted: ``[n, A]``, normalised.

@@ -1,4 +1,4 @@
-"""What every policy that answers with a chunk of actions offers."""
+"""Spec and interfaces of policies that return chunks of actions."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from specact.errors import BundleError, ConfigError
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import RATES_HZ, check_positive, check_whole
+from specact.runtime.limits import RATES_HZ, check_integer, check_positive
 
 Chunk = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class ChunkSpec:
-    """What a chunk policy needs to see, and what it gives.
+    """Observations and chunks of a chunk policy.
 
     Attributes:
-        observation: what it needs to see.
-        chunk: H, actions it predicts at once.
+        observation: its observation spec.
+        chunk: H, number of actions of a chunk.
         actions: A.
         rate_hz: control rate of the demonstrations [Hz].
 
     Raises:
-        BundleError: for values that no policy can have.
+        BundleError: for values outside their range.
     """
 
     observation: ObservationSpec
@@ -37,7 +37,7 @@ class ChunkSpec:
 
     def __post_init__(self) -> None:
         for name in ("chunk", "actions"):
-            check_whole(name, getattr(self, name), least=1)
+            check_integer(name, getattr(self, name), least=1)
         check_positive("rate_hz", self.rate_hz)
         if self.rate_hz not in RATES_HZ:
             raise BundleError(f"a policy's rate_hz must be {RATES_HZ}, got {self.rate_hz}")
@@ -49,11 +49,12 @@ class ChunkSpec:
 
 @dataclass(frozen=True)
 class Inpainting:
-    """Real-time chunking: what the last chunk says of the steps that the new one begins with.
+    """Real-time chunking: the last chunk's actions as a constraint on the new chunk.
 
     Attributes:
         actions: float32 ``[H, A]``, environment units; row i is for the new chunk's step i, and ignored at weight 0.
-        weights: float32 ``[H]`` in [0, 1]: 1 where the action will certainly have run, then falling to 0 (soft mask).
+        weights: float32 ``[H]`` in [0, 1]: 1 for actions executed before the new chunk arrives, then falling to 0 (soft
+            mask).
 
     Raises:
         ConfigError: if the shapes do not fit together or a weight is out of range.
@@ -72,28 +73,28 @@ class Inpainting:
 
 
 class InfersChunks(Protocol):
-    """Answers an observation window with a chunk of actions."""
+    """Maps an observation window to a chunk of actions."""
 
     def infer(self, window: Window, rng: np.random.Generator) -> Chunk:
-        """A chunk ``[H, A]``, in the environment's units, drawn from ``rng``."""
+        """A chunk ``[H, A]``, in the environment's units, sampled with ``rng``."""
         ...
 
 
 class ChunkPolicy(Protocol):
-    """A policy that answers an observation window with a chunk of actions, drawn from what it learned."""
+    """A policy that samples a chunk of actions for an observation window."""
 
     @property
     def spec(self) -> ChunkSpec:
-        """What it needs to see, and what it gives."""
+        """Its observations and chunks."""
         ...
 
     @property
     def inpaints(self) -> bool:
-        """Whether :meth:`infer` understands inpainting."""
+        """Whether :meth:`infer` supports inpainting."""
         ...
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Sequence[Chunk]:
-        """The chunks of several windows in one pass, each drawn from its own generator."""
+        """The chunks of several windows in one batch, each with its own random generator."""
         ...
 
     def infer(
@@ -102,11 +103,11 @@ class ChunkPolicy(Protocol):
         """A chunk of actions, float32 ``[H, A]``, in the environment's units.
 
         Args:
-            window: what it looks at.
-            rng: what it draws from.
-            inpainting: what the new chunk should begin with, or None.
+            window: its input.
+            rng: random generator.
+            inpainting: constraint on the first actions, or None.
 
         Raises:
-            ConfigError: if ``inpainting`` is given and it does not understand it, or it has the wrong shape.
+            ConfigError: if ``inpainting`` is given but not supported, or has the wrong shape.
         """
         ...

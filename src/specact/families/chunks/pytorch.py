@@ -1,4 +1,4 @@
-"""A PyTorch module as a chunk policy; importing this needs PyTorch, which the base install does not have."""
+"""A PyTorch module as a chunk policy; needs PyTorch, which is not part of the base install."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def torch_policy(spec: ChunkSpec, module: torch.nn.Module, *, units: ActionUnits
     """A PyTorch module as a policy; it is put into evaluation mode and called without gradients.
 
     Args:
-        spec: what it needs to see, and what it gives.
-        module: from a dict of tensors ``[B, ...]`` to a tensor ``[B, H, A]``, on whatever device its parameters are.
-            With an instruction in the spec it is called with ``instruction``, a list of B texts, as well.
-        units: the range of its actions, where known.
+        spec: of its observations and chunks.
+        module: from a dict of tensors ``[B, ...]`` to a tensor ``[B, H, A]``, on the device of its parameters. With an
+            instruction in the spec it is also called with ``instruction``, a list of B texts.
+        units: the range of its actions, if known.
     """
     module = module.eval()
     place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

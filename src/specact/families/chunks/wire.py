@@ -1,4 +1,4 @@
-"""Chunks of actions on the wire: a chunk as one array, and what the server does with requests for them."""
+"""Wire format of chunks of actions: a chunk as one array, and the server's responder."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class ChunkResponder:
 
     Args:
         policy: the target.
-        name, fingerprint: what it is called, and what tells its weights from others.
+        name, fingerprint: of the policy.
     """
 
     def __init__(self, policy: ChunkPolicy, name: str, fingerprint: str) -> None:
         self._policy, self.name, self.fingerprint = policy, name, fingerprint
-        # Whether it is nothing but arithmetic, whose time does not depend on the request.
+        # Whether the inference time does not depend on the request.
         self.steady = bool(getattr(policy, "steady", False))
         self.dialect = ChunkCodec(policy.spec).dialect
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`; what is random is drawn from each request's own stream."""
+        """See :class:`~specact.wire.messages.Responder`; each request has its own random stream."""
         rngs = streams(Role.VERIFY, (request.address for request in requests))
         rows = [row for row, request in enumerate(requests) if request.kind == "infer"]
         answers: dict[int, Arrays | WireError] = {}
@@ -89,7 +89,7 @@ def _answer(chunk: Chunk) -> Arrays | WireError:
 
 
 def spec_of(agreed: Mapping[str, Any]) -> ChunkSpec:
-    """The target's spec, as a server's welcome tells it.
+    """The target's spec from a server's welcome.
 
     Raises:
         BundleError: if it is none.

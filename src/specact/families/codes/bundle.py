@@ -1,4 +1,4 @@
-"""A bundle: the folder that is deployed. Tokenizer, draft, target, calibrations, and a manifest that ties them."""
+"""A bundle, the folder that is deployed: tokenizer, draft, target, calibrations, and a manifest."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PARTS = {"tokenizer": "tokenizer.safetensors", "draft": "draft.onnx", "target": 
 
 # Bundles that come with the package, and those of a source checkout.
 _CHECKOUT = Path(__file__).parents[4] / "pretrained"
-_SHELVES = (Path(__file__).parents[2] / "pretrained", _CHECKOUT)
-_ABSENT = _CHECKOUT / "absent.json"
+_BUNDLE_FOLDERS = (Path(__file__).parents[2] / "pretrained", _CHECKOUT)
+_NOT_IN_CHECKOUT = _CHECKOUT / "absent.json"
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Bundle(BundleFolder):
     """A loaded bundle that holds a pair.
 
     Attributes:
-        spec: what its parts agree on.
+        spec: shared by its parts.
         tokenizer, draft: parts.
-        local_target: the target, or None where the bundle was exported for a device.
-        words: that its policies know, where one follows an instruction.
+        local_target: the target, or None if the bundle was exported for a device.
+        words: vocabulary of its policies, if one follows an instruction.
     """
 
     spec: PolicySpec
@@ -112,7 +112,7 @@ class Bundle(BundleFolder):
 
     @property
     def recommended_gates(self) -> dict[str, Any]:
-        """Choices for the gates that serve this pair well, see :class:`~specact.gates.settings.GateChoices`."""
+        """Recommended gate settings, see :class:`~specact.gates.settings.GateChoices`."""
         return dict(self.manifest.get("gates", {}))
 
 
@@ -124,8 +124,8 @@ def load_bundle(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if a part is missing, damaged, not the one the manifest was written for, or not what a bundle may
-            hold, see :mod:`specact.runtime.graph`.
+        BundleError: if a part is missing, damaged, does not match its fingerprint in the manifest, or is not allowed in
+            a bundle, see :mod:`specact.runtime.graph`.
         ConfigError: if there is no bundle of that name, or no such execution provider.
     """
     path = find_bundle(name_or_path)
@@ -156,13 +156,15 @@ def find_bundle(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if (path / "manifest.json").is_file():
         return path
-    shelved = {found.parent.name: found.parent for shelf in _SHELVES for found in sorted(shelf.glob("*/manifest.json"))}
+    shelved = {
+        found.parent.name: found.parent for shelf in _BUNDLE_FOLDERS for found in sorted(shelf.glob("*/manifest.json"))
+    }
     if str(name_or_path) in shelved:
         return shelved[str(name_or_path)]
     if path.is_dir():
-        # Whoever reads it says what is missing. A folder of data that happens to be called like a bundle comes last.
+        # The reader reports what is missing. A bundle's name takes precedence over a folder of data of that name.
         return path
-    if _ABSENT.is_file() and str(name_or_path) in json.loads(_ABSENT.read_text()):
+    if _NOT_IN_CHECKOUT.is_file() and str(name_or_path) in json.loads(_NOT_IN_CHECKOUT.read_text()):
         raise ConfigError(
             f"the bundle {name_or_path} is not in this checkout; make it with scripts/make-pretrained {name_or_path}"
         )
@@ -176,11 +178,11 @@ def find_bundle(name_or_path: str | Path) -> Path:
 
 
 def check_units(file: Path, tensors: dict[str, NDArray[Any]], actions: int) -> None:
-    """Refuses a normalisation of actions by which a valid policy would give anything but finite actions.
+    """Refuses a normalisation by which a valid policy could return actions that are not finite.
 
     Raises:
-        BundleError: if ``centre`` or ``scale`` are not float32 ``[A]``, a number of them is not finite, a scale is not
-            positive, or their sum is beyond float32.
+        BundleError: if ``centre`` or ``scale`` is not float32 ``[A]`` or not finite, a scale is not positive, or their
+            sum exceeds float32.
     """
     for name in ("centre", "scale"):
         found = tensors.get(name)
@@ -207,7 +209,7 @@ def _read_tokenizer(path: Path, manifest: dict[str, Any], spec: PolicySpec) -> A
     file = path / PARTS["tokenizer"]
     try:
         tensors = load_file(file)
-    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
         raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
     shape = (spec.codes**spec.codebooks, spec.chunk, spec.actions)
     if "table" not in tensors or tensors["table"].shape != shape or tensors["table"].dtype.kind != "f":

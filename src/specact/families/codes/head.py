@@ -1,4 +1,4 @@
-"""The target head: a small network on the device that estimates what the target would say."""
+"""The target head: a small network on the device that estimates the target's distribution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load_head(bundle: Bundle) -> TargetHead:
-    """The bundle's target head. Robots of one process share the session; it keeps no state.
+    """The bundle's target head. Robots of one process share its session, which is stateless.
 
     Raises:
         ConfigError: if the bundle has none.
@@ -34,7 +34,7 @@ def load_head(bundle: Bundle) -> TargetHead:
 
 @cache
 def _load_head(path: Path, spec: PolicySpec, seen: NetworkInputs, pair: str, weights: str) -> TargetHead:
-    """``weights`` tells two heads apart that were one after the other in the same file."""
+    """``weights`` is part of the cache key, since a file can be overwritten with another head."""
     return TargetHead(path, spec, seen, pair)
 
 
@@ -44,8 +44,8 @@ class TargetHead:
     Args:
         path: the ``.onnx`` file, next to the draft's.
         spec: of the bundle it belongs to; the file's inputs and output are checked against it.
-        seen: what the draft takes of windows, and the head as well.
-        pair: fingerprint of that bundle; it is written in the file.
+        seen: the draft's network inputs, which are also the head's.
+        pair: fingerprint of that bundle, as stored in the file.
 
     Attributes:
         fingerprint: of the file.
@@ -55,7 +55,7 @@ class TargetHead:
     """
 
     def __init__(self, path: Path, spec: PolicySpec, seen: NetworkInputs, pair: str) -> None:
-        self._seen = seen
+        self._inputs = seen
         self._session = open_head(path, pair, seen.shapes | {"draft_probs": [spec.codebooks, spec.codes]})
         self.fingerprint = fingerprint_of(path)
 
@@ -66,20 +66,19 @@ class TargetHead:
 
     def estimate_batch(self, windows: Sequence[Window], drafts: Sequence[CodeDistribution]) -> Floats:
         """``p^`` of several windows in one pass, ``[B, G, K]``."""
-        inputs = self._seen.stack(windows)
+        inputs = self._inputs.stack(windows)
         inputs["draft_probs"] = np.stack([draft.probs for draft in drafts]).astype(np.float32)
         return np.asarray(self._session.run(None, inputs)[0], dtype=np.float64)
 
 
 class HeadDraft:
-    """A :class:`~specact.families.codes.spec.CodePolicy` that proposes what the head expects of the target.
+    """A :class:`~specact.families.codes.spec.CodePolicy` that drafts from the head's estimate of the target.
 
-    Codes come from ``p^`` instead of ``q``, with the draft's offsets for them: what the head's capacity is worth
-    without any gate. Verified with ``p^`` in the place of ``q``, they follow the target's distribution as exactly as
-    any others.
+    Codes are sampled from ``p^`` instead of ``q``, with the draft's offsets. It shows what the head contributes without
+    a gate. Verified with ``p^`` in place of ``q``, the codes follow the target's distribution exactly.
 
     Args:
-        draft: gives the offsets, and the distribution that the head sees.
+        draft: its offsets are used, and its distribution is an input of the head.
         head: estimates the target's distribution; ``p^`` is a distribution for heads that were trained on it.
     """
 
@@ -92,6 +91,6 @@ class HeadDraft:
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
         drafts = self._draft.infer_batch(windows)
         estimates = self._head.estimate_batch(windows, drafts)
-        # Networks answer in single precision: the rows sum to 1 only up to that.
+        # Rows sum to 1 only up to single precision.
         estimates /= estimates.sum(axis=-1, keepdims=True)
         return [CodeDistribution(probs, draft.offsets) for probs, draft in zip(estimates, drafts, strict=True)]

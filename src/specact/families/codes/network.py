@@ -1,4 +1,4 @@
-"""Policies on ONNX Runtime: the one inference engine of device and server."""
+"""Policies on ONNX Runtime, the inference engine of device and server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specact.runtime.graph import ROWS, check_sizes, outline_of
 from specact.runtime.manifest import read_part
 
 # What ONNX Runtime raises for files it cannot use; its exceptions have no base class of their own.
-_UNREADABLE = (
+_LOAD_ERRORS = (
     raised.EPFail,
     raised.Fail,  # sizes or versions that do not fit
     raised.InvalidArgument,  # empty files, dangling inputs
@@ -41,17 +41,18 @@ class OnnxPolicy:
     Args:
         path: the ``.onnx`` file.
         spec: of the bundle it belongs to; the file's outputs are checked against it.
-        observation: what it sees; the file's inputs are checked against it.
-        words: that it knows, where it needs an instruction.
+        observation: its observation spec; the file's inputs are checked against it.
+        words: its vocabulary, if it needs an instruction.
         provider: ONNX Runtime execution provider, such as ``CPUExecutionProvider``.
         threads: threads of one inference; 1 is fastest for small policies and keeps the robot's other cores free.
 
     Attributes:
         observation: as given.
-        inputs: what the network takes of windows.
+        inputs: converts windows to the network's inputs.
 
     Raises:
-        BundleError: if the file is no ONNX model or does not fit the spec, or needs an instruction and knows no words.
+        BundleError: if the file is no ONNX model or does not fit the spec, or needs an instruction but no vocabulary is
+            given.
         ConfigError: if this installation of ONNX Runtime has no such provider, or for less than one thread.
     """
 
@@ -76,7 +77,7 @@ class OnnxPolicy:
         return self.infer_batch([window])[0]
 
     def answer(self, window: Window, address: StepAddress) -> CodeDistribution:
-        """See :class:`~specact.verification.TargetPolicy`; nothing is drawn."""
+        """See :class:`~specact.verification.TargetPolicy`; deterministic."""
         return self.infer(window)
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
@@ -107,7 +108,7 @@ class OnnxPolicy:
 
 
 def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[CodeDistribution]:
-    """What a network says of B windows: ``logits``, ``offsets`` and, with a sequential head, ``conditional``."""
+    """Distributions of B windows from a network's ``logits``, ``offsets`` and, if sequential, ``conditional``."""
     logits, offsets, *conditional = outputs
     probs = softmax(logits, temperature)
     if not conditional:
@@ -120,7 +121,7 @@ def distributions(outputs: Sequence[NDArray[Any]], temperature: float) -> list[C
 
 
 def open_session(path: Path, provider: str, threads: int) -> onnxruntime.InferenceSession:
-    """An ONNX model, ready to run, of which :mod:`specact.runtime.graph` says that it may.
+    """A session for an ONNX model that passes the checks of :mod:`specact.runtime.graph`.
 
     Arguments and errors as for :class:`OnnxPolicy`.
     """
@@ -141,7 +142,7 @@ def open_session(path: Path, provider: str, threads: int) -> onnxruntime.Inferen
         inferred = onnxruntime.InferenceSession(outline.content, unoptimised, providers=["CPUExecutionProvider"])
         check_sizes(path, inferred.get_outputs())
         return onnxruntime.InferenceSession(content, options, providers=[provider])
-    except _UNREADABLE as error:
+    except _LOAD_ERRORS as error:
         raise BundleError(f"{path} is not a readable ONNX model: {str(error).splitlines()[0]}") from None
 
 
@@ -149,7 +150,5 @@ def _options(threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    options.add_session_config_entry(
-        "session.load_model_format", "ONNX"
-    )  # what was checked, and no other reading of it
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # the format that was checked
     return options

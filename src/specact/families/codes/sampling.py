@@ -16,9 +16,9 @@ import numpy as np
 from specact.families.codes.values import CodeDistribution, Verdict
 from specact.types import Codes, Floats
 
-# The numbers ``[K]`` of one codebook; plain ones are several times faster than an array for so few.
+# Probabilities ``[K]`` of one codebook; for so few, a list is several times faster than an array.
 Row = list[float]
-_LARGEST_UNIFORM = 1.0 - 2.0**-52
+_MAX_UNIFORM = 1.0 - 2.0**-52
 
 
 def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
@@ -26,19 +26,19 @@ def softmax(logits: Floats, temperature: float = 1.0) -> Floats:
 
     Args:
         logits: ``[..., K]``.
-        temperature: T > 0; the same for draft and target, or the output distribution is not the target's.
+        temperature: T > 0; must be the same for draft and target, or the output distribution is not the target's.
     """
     scaled = np.asarray(logits, dtype=np.float64) / temperature
-    # A reduction of a ufunc does what the method of the array does, in half the time where there are few numbers.
+    # On small arrays ufunc.reduce takes half the time of the array method.
     weights: Floats = np.exp(scaled - np.maximum.reduce(scaled, axis=-1, keepdims=True))
     weights /= np.add.reduce(weights, axis=-1, keepdims=True)
     return weights
 
 
 def residual(target_probs: Floats, draft_probs: Floats) -> Floats:
-    """``norm(max(p - q, 0))``: the distribution a rejected code is drawn from again.
+    """``norm(max(p - q, 0))``: the distribution that replaces a rejected code.
 
-    Where ``p == q`` nothing can be rejected and the residual is undefined; ``p`` is returned there.
+    For ``p == q`` no code can be rejected and the residual is undefined; ``p`` is returned.
 
     Args:
         target_probs, draft_probs: ``[..., K]``.
@@ -62,10 +62,10 @@ def rejection_probability(target_probs: Floats, draft_probs: Floats, codes: Code
         codes: ``[..., G]``.
 
     Returns:
-        ``[..., G]`` in [0, 1]. A code with ``q = 0`` (never drawn from q) counts as accepted if ``p > 0``.
+        ``[..., G]`` in [0, 1]. A code with ``q = 0``, which is never sampled from q, is accepted if ``p > 0``.
     """
     codes = np.asarray(codes)
-    p, q = _picked(target_probs, codes), _picked(draft_probs, codes)
+    p, q = _probs_of(target_probs, codes), _probs_of(draft_probs, codes)
     kept = np.divide(p, q, out=(p > 0.0).astype(np.float64), where=q > 0.0)
     return np.asarray(1.0 - np.minimum(kept, 1.0))
 
@@ -76,7 +76,7 @@ def code_rejection(target_probs: Row, draft_probs: Row, code: int) -> float:
     return 1.0 - min(1.0, wanted / offered if offered > 0.0 else float(wanted > 0.0))
 
 
-def _picked(probs: Floats, codes: Codes) -> Floats:
+def _probs_of(probs: Floats, codes: Codes) -> Floats:
     """The probability of each code, ``[..., G]`` (several times faster than ``take_along_axis`` on one step)."""
     rows = np.asarray(probs).reshape(-1, np.shape(probs)[-1])
     return np.asarray(rows[np.arange(len(rows)), codes.ravel()].reshape(codes.shape))
@@ -93,27 +93,27 @@ def sample(probs: Floats, uniforms: Floats | float) -> Codes:
         codes ``[...]``; one with probability 0 is never returned.
     """
     cumulative = np.cumsum(probs, axis=-1)
-    # Scaled by the last entry and kept one rounding below it, so that no rounding can lead past the last code.
-    height = np.asarray(np.minimum(uniforms, _LARGEST_UNIFORM))[..., None] * cumulative[..., -1:]
+    # Scaled by the last entry and kept below it, so that rounding cannot exceed the last code.
+    height = np.asarray(np.minimum(uniforms, _MAX_UNIFORM))[..., None] * cumulative[..., -1:]
     return np.asarray((cumulative <= height).sum(axis=-1))
 
 
 def sample_code(probs: Row, uniform: float) -> int:
     """:func:`sample` of one codebook."""
     cumulative = list(accumulate(probs))
-    height = min(uniform, _LARGEST_UNIFORM) * cumulative[-1]
-    # Where the numbers are not finite the first code is as good as any: its action is refused.
+    height = min(uniform, _MAX_UNIFORM) * cumulative[-1]
+    # Probabilities that are not finite yield code 0; the action is refused later.
     return 0 if math.isnan(height) else bisect_right(cumulative, height)
 
 
 def sample_residual(target_probs: Row, draft_probs: Row, uniform: float) -> int:
-    """A code of the :func:`residual` of one codebook; its scale does not matter for that."""
+    """Samples a code from the unnormalised :func:`residual` of one codebook."""
     excess = [p - q if p > q else 0.0 for p, q in zip(target_probs, draft_probs, strict=True)]
     return sample_code(excess if sum(excess) > 0.0 else target_probs, uniform)
 
 
 def sample_codes(distribution: CodeDistribution, rng: np.random.Generator) -> Codes:
-    """Draws one code per codebook, ``[G]``; a sequential secondary is drawn given the primary."""
+    """Samples one code per codebook, ``[G]``; a sequential secondary is sampled given the primary."""
     rows = distribution.probs.tolist()
     uniforms = rng.random(len(rows)).tolist()
     codes = list(map(sample_code, rows, uniforms))
@@ -126,7 +126,7 @@ def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: n
     """Accepts or replaces each drafted code so that the result is distributed as the target (ADAHI, equation 7).
 
     Codebooks are independent given the observation: each is verified alone and the joint distribution is the product.
-    Always consumes ``2 G`` uniforms, whatever happens, so that streams of different methods stay aligned.
+    Always consumes ``2 G`` uniforms, so that the random streams of different methods stay aligned.
 
     Args:
         target_probs: p, ``[G, K]``.
@@ -145,9 +145,9 @@ def verify_codes(target_probs: Floats, draft_probs: Floats, codes: Codes, rng: n
 def verify(target: CodeDistribution, draft: CodeDistribution, codes: Codes, rng: np.random.Generator) -> Verdict:
     """:func:`verify_codes` for whole distributions, a sequential secondary included.
 
-    With a sequential secondary head the drafted secondary was drawn given the drafted primary. If the primary is
-    replaced, that draft is void and the secondary comes from the target's own conditional; if it is accepted, the
-    secondary is verified between the two conditionals at that primary. Both cases give the target's joint distribution.
+    With a sequential secondary head the drafted secondary was sampled given the drafted primary. If the primary is
+    replaced, the secondary is sampled from the target's conditional; if it is accepted, the secondary is verified with
+    both conditionals at that primary. Both cases give the target's joint distribution.
 
     Raises:
         ValueError: if the two distributions do not have the same form, or a code is outside ``[0, K)``.
@@ -180,7 +180,7 @@ def _verdict(verified: Iterable[tuple[int, bool, float]]) -> Verdict:
 
 
 def _checked(target_probs: Floats, draft_probs: Floats, codes: Codes) -> list[int]:
-    """The drafted codes as plain numbers."""
+    """The drafted codes as a list, after checking shapes and range."""
     shape = target_probs.shape
     if len(shape) != 2 or draft_probs.shape != shape or codes.shape != shape[:1]:
         raise ValueError(

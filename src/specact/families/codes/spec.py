@@ -1,4 +1,4 @@
-"""What every policy that speaks in action codes offers."""
+"""Spec and interfaces of policies of action codes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Literal, Protocol
 from specact.errors import BundleError
 from specact.families.codes.values import CodeDistribution
 from specact.observation import ObservationSpec, Window
-from specact.runtime.limits import RATES_HZ, check_positive, check_whole
+from specact.runtime.limits import RATES_HZ, check_integer, check_positive
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What draft, target and tokenizer of one bundle agree on.
+    """The spec shared by draft, target and tokenizer of one bundle.
 
     Attributes:
-        draft, target: what each policy needs to see.
+        draft, target: observation spec of each policy.
         codebooks, codes: G and K.
         chunk, actions: n and A.
         execute: how many actions of a chunk are executed before the next inference.
@@ -28,7 +28,7 @@ class PolicySpec:
             secondary code given the primary one (``CodeDistribution.conditional``); only with two codebooks.
 
     Raises:
-        BundleError: for values that no bundle can have.
+        BundleError: for values outside their range.
     """
 
     draft: ObservationSpec
@@ -45,8 +45,8 @@ class PolicySpec:
 
     def __post_init__(self) -> None:
         for name in ("codes", "chunk", "actions", "execute"):
-            check_whole(name, getattr(self, name), least=1)
-        check_whole("codebooks", self.codebooks, least=1, most=1 << 13)
+            check_integer(name, getattr(self, name), least=1)
+        check_integer("codebooks", self.codebooks, least=1, most=1 << 13)
         _ = self.observation
         check_positive("temperature", self.temperature)
         check_positive("rate_hz", self.rate_hz)
@@ -68,7 +68,7 @@ class PolicySpec:
 
     @property
     def observation(self) -> ObservationSpec:
-        """What the device keeps: all that either policy needs."""
+        """Union of the observations that draft and target need; the device stores these."""
         return self.draft.union(self.target)
 
     def describe(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class PolicySpec:
 
 
 class InfersCodes(Protocol):
-    """Answers an observation window with a distribution over action codes; it never samples."""
+    """Maps an observation window to a distribution over action codes; deterministic."""
 
     def infer(self, window: Window) -> CodeDistribution:
         """The distribution for one window."""
@@ -89,5 +89,5 @@ class CodePolicy(InfersCodes, Protocol):
     """A policy of action codes."""
 
     def infer_batch(self, windows: Sequence[Window]) -> list[CodeDistribution]:
-        """The distributions for several windows, in one pass."""
+        """The distributions for several windows in one batch."""
         ...

@@ -1,4 +1,4 @@
-"""How long an inference takes on this machine."""
+"""Inference time on this machine."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from specact.units import ActionUnits
 
 @dataclass(frozen=True)
 class ActionTokenizer(ActionUnits):
-    """Decodes codes into action chunks; shared by draft and target, which is what makes their codes comparable.
+    """Decodes codes into action chunks; shared by draft and target, so that their codes are comparable.
 
     Attributes:
         centre, scale: see :class:`~specact.units.ActionUnits`.
@@ -30,7 +30,7 @@ class ActionTokenizer(ActionUnits):
     def decode(self, codes: Codes, offsets: NDArray[np.float32]) -> NDArray[np.float32]:
         """``decoder(codes) + sum_g offset_g(code_g)``: a normalised chunk ``[n, A]``.
 
-        Offsets beyond what float32 holds give infinite numbers or NaN, which whoever acts on the chunk has to refuse.
+        Offsets beyond float32 give infinite numbers or NaN; callers must refuse such a chunk.
 
         Args:
             codes: ``[G]``.

@@ -1,4 +1,4 @@
-"""The values of the codes family: distributions over action codes, and what verification says of drafted ones."""
+"""The values of the codes family: distributions over action codes, and verdicts on drafted codes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specact.types import Codes, Floats, StepRecord, value
 
 @value
 class CodeDistribution:
-    """What a policy answers: a distribution over action codes, and the offset that goes with each code.
+    """A policy's output: a distribution over action codes, and an offset for each code.
 
     Attributes:
         probs: ``[G, K]``, every row a distribution over the K codes of one of G codebooks. With a sequential
             secondary head row 1 is the marginal over the primary codes.
         offsets: float32 ``[G, K, n, A]``, in normalised action units; the offsets of the chosen codes are summed.
-        conditional: ``[K, K]``, row i the distribution of the secondary code given primary code i, or None where
-            the codebooks are independent.
+        conditional: ``[K, K]``, row i the distribution of the secondary code given primary code i, or None if the
+            codebooks are independent.
     """
 
     probs: Floats
@@ -58,13 +58,13 @@ class Drafted:
 
 @value
 class Verified:
-    """Evidence of an outcome: the verdict, and the target's distribution, None where a server kept it."""
+    """Evidence of an outcome: the verdict, and the target's distribution, None if the server verified."""
 
     verdict: Verdict
     target: CodeDistribution | None
 
 
 def executed_codes(record: StepRecord) -> Codes:
-    """The codes behind an executed chunk, ``[G]``; the drafted ones where a fallback replaced the actions."""
+    """The codes of an executed chunk, ``[G]``; the drafted ones if a fallback replaced the actions."""
     codes: Codes = record.proposal.evidence.codes if record.outcome is None else record.outcome.evidence.verdict.codes
     return codes

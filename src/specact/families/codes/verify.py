@@ -1,4 +1,4 @@
-"""Drafts codes, and verifies them: exact speculative sampling, or the target's own answer."""
+"""Drafting and verification of codes: exact speculative sampling, or the target's own codes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specact.verification import Answer, Target, TargetVerifier
 
 
 class CodeDrafter:
-    """Proposes codes ``z ~ q``, see :class:`~specact.policy.Drafter`.
+    """Proposes codes ``z ~ q``, see :class:`~specact.pair.Drafter`.
 
     Args:
-        policy: gives q.
-        tokenizer: turns codes into actions.
+        policy: computes q.
+        tokenizer: decodes codes into actions.
     """
 
     def __init__(self, policy: InfersCodes, tokenizer: ActionTokenizer) -> None:
@@ -40,14 +40,14 @@ Offset = Literal["target", "draft", "stale"]
 
 
 class CodeVerifier(TargetVerifier[CodeDistribution]):
-    """Asks for the target's distribution and draws the final codes here.
+    """Requests the target's distribution and samples the final codes on the device.
 
     Args:
-        target: where the target's distributions come from.
-        tokenizer: turns codes into actions.
-        offset: which offset a verified step gets. ``target``: the target's, for the final codes (the action then
-            follows the target's distribution); ``draft``: the draft's, for the final codes; ``stale``: the draft's for
-            the codes it drafted, even where they were replaced. The last two are ablations.
+        target: local or remote.
+        tokenizer: decodes codes into actions.
+        offset: of a verified step. ``target``: the target's, for the final codes (the action then follows the target's
+            distribution); ``draft``: the draft's, for the final codes; ``stale``: the draft's for the drafted codes,
+            even if they were replaced. The last two are ablations.
 
     Raises:
         ConfigError: for an unknown offset.
@@ -64,11 +64,11 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
     def judge(self, answer: Answer[CodeDistribution], proposal: Proposal, address: StepAddress) -> Outcome:
         """See :class:`~specact.verification.TargetVerifier`."""
         drafted: Drafted = proposal.evidence
-        verdict = self._final(answer.value, drafted, self._streams(Role.VERIFY, address))
+        verdict = self._final_codes(answer.value, drafted, self._streams(Role.VERIFY, address))
         return code_outcome(verdict, self._decode(verdict, answer.value, proposal), answer.times, answer.value)
 
     @abstractmethod
-    def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
+    def _final_codes(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
         """The final codes."""
 
     def _decode(self, verdict: Verdict, target: CodeDistribution, proposal: Proposal) -> Chunk:
@@ -83,24 +83,24 @@ class CodeVerifier(TargetVerifier[CodeDistribution]):
 class SpeculativeVerifier(CodeVerifier):
     """Accepts or replaces each drafted code so that it follows the target's distribution (ADAHI, equation 7)."""
 
-    def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
+    def _final_codes(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
         return verify(target, drafted.draft, drafted.codes, rng)
 
 
 class TargetSampler(CodeVerifier):
-    """Takes the target's own codes, whatever was drafted: the *remote target*, and gated with a gate.
+    """Takes the target's own codes and ignores the draft: *remote target*, or *gated target* with a gate.
 
-    A code counts as accepted where the target happened to draw the drafted one.
+    A code counts as accepted if the target's sample equals the drafted one.
     """
 
-    def _final(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
+    def _final_codes(self, target: CodeDistribution, drafted: Drafted, rng: np.random.Generator) -> Verdict:
         codes = sample_codes(target, rng)
         kept = codes == drafted.codes
         return Verdict(codes, kept, 1.0 - kept)
 
 
 def code_outcome(verdict: Verdict, actions: Chunk, times: OffloadTimes, target: CodeDistribution | None) -> Outcome:
-    """A verdict on codes as an outcome: the chunk is the draft's only where every code was accepted."""
+    """The outcome of a verdict on codes; its origin is ACCEPTED if every code was accepted, else REPLACED."""
     accepted = verdict.accepted.tolist()
     origins = all_from(Origin.ACCEPTED if all(accepted) else Origin.REPLACED, len(actions))
     evidence, kept_all = Verified(verdict, target), 1.0 - verdict.rejected_any

@@ -1,4 +1,4 @@
-"""Action codes on the wire: distributions and verdicts as arrays, and what the server does with them."""
+"""Wire format of action codes: distributions and verdicts as arrays, and the server's responder."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class CodeResponder:
     Args:
         policy: the target.
         tokenizer: of the same bundle.
-        dialect: what is said.
+        dialect: of the bundle.
         name, fingerprint: of the bundle, and of its target.
     """
 
-    # Nothing but arithmetic, whose time does not depend on the request.
+    # The inference time does not depend on the request.
     steady = True
 
     def __init__(
@@ -75,10 +75,10 @@ class CodeResponder:
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
         """See :class:`~specact.wire.messages.Responder`."""
         targets = self._policy.infer_batch([request.window for request in requests])
-        return [self._one(request, target) for request, target in zip(requests, targets, strict=True)]
+        return [self._answer(request, target) for request, target in zip(requests, targets, strict=True)]
 
-    def _one(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
-        # An observation far beyond those of training overflows inside; one request's fault is no other's in its batch.
+    def _answer(self, request: Request, target: CodeDistribution) -> Arrays | WireError:
+        # Extreme observations can overflow; only that request of the batch fails.
         if not all(np.count_nonzero(np.isfinite(array)) == array.size for array in (target.probs, target.offsets)):
             return bad("the target has no finite answer to this observation")
         if request.kind == "infer":
@@ -124,7 +124,7 @@ def _dialect(spec: PolicySpec, tokenizer: ActionTokenizer) -> Dialect:
         },
     )
     agreed = {
-        # Codes of two tokenizers mean different actions.
+        # Codes of different tokenizers decode to different actions.
         "tokenizer": tokenizer.fingerprint,
         "observation": spec.target.describe(),
         "codebooks": spec.codebooks,

@@ -1,9 +1,9 @@
 """FLASH's check of a drafted chunk by the flow itself, without denoising it (Realtime-VLA FLASH, arXiv 2605.13778).
 
-A drafted chunk is mixed with noise, the expert says in one pass where it would lead, and the drafted actions are
-accepted up to the first that is too far from there. The check measures whether the flow leads back to the draft, which
-is not whether the draft is right: with little noise, an expert that is smooth accepts anything. How far that goes for
-a policy is to be measured, see docs/flash.md.
+A drafted chunk is mixed with noise, the expert estimates the clean chunk in one pass, and the drafted actions are
+accepted up to the first that is too far from the estimate. The check measures whether the flow leads back to the draft,
+not whether the draft is correct: with little noise, a smooth expert accepts anything. This has to be measured for each
+policy, see docs/flash.md.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Check:
     """How drafted actions are checked.
 
     Attributes:
-        levels: shares of noise s in (0, 1]; the flow's time is 1 - s. All of them are asked in one batch.
-        within: delta, root mean square over the dimensions in the flow's units, in which demonstrated actions have
-            variance 1; 0 accepts none.
-        guarded: whether a change of a gripper ends what is accepted.
+        levels: noise levels s in (0, 1]; the flow's time is 1 - s. All are evaluated in one batch.
+        within: delta, tolerance of the root mean square deviation over the dimensions, in the flow's units, in which
+            demonstrated actions have variance 1; 0 accepts none.
+        guarded: whether a change of a gripper ends the accepted prefix.
 
     Raises:
         ConfigError: for a number out of range.
@@ -45,13 +45,13 @@ class Check:
 
 
 def noised(drafted: Array, noise: Array, levels: Array) -> Array:
-    """``x_s = s eps + (1 - s) x``, ``[K, H, W]``: the drafted chunk ``[H, W]`` under each share of the same noise."""
+    """``x_s = s eps + (1 - s) x``, ``[K, H, W]``: the drafted chunk ``[H, W]`` at each level of the same noise."""
     share = levels[:, None, None]
     return share * noise + (1.0 - share) * drafted
 
 
 def implied(chunks: Array, velocities: Array, levels: Array) -> Array:
-    """``x^ = x_s + s v(x_s, 1 - s)``: where the flow would lead in a single step, ``[K, H, W]``.
+    """``x^ = x_s + s v(x_s, 1 - s)``: the one-step estimate of the clean chunk, ``[K, H, W]``.
 
     Args:
         chunks, velocities: ``[K, H, W]``.
@@ -61,12 +61,12 @@ def implied(chunks: Array, velocities: Array, levels: Array) -> Array:
 
 
 def deviations(drafted: Array, estimates: Array, grippers: Sequence[int] = ()) -> Array:
-    """Root mean square over the dimensions of a step, ``[K, H]``; grippers do not count.
+    """Root mean square deviation over the dimensions of a step, without grippers, ``[K, H]``.
 
     Args:
         drafted: ``[H, W]``.
         estimates: see :func:`implied`.
-        grippers: dimensions that are left out, unless nothing else is there.
+        grippers: excluded dimensions, unless there are no others.
     """
     kept = [dimension for dimension in range(drafted.shape[-1]) if dimension not in grippers]
     missing = (estimates - drafted)[..., kept or slice(None)]
@@ -74,10 +74,10 @@ def deviations(drafted: Array, estimates: Array, grippers: Sequence[int] = ()) -
 
 
 def accepted_length(deviation: Array, within: float) -> int:
-    """``min_k sum_h prod_{j <= h} 1[d_kj <= delta]``: actions before the first that any share of noise finds too far.
+    """``min_k sum_h prod_{j <= h} 1[d_kj <= delta]``: actions before the first that is too far at any noise level.
 
     Args:
-        deviation: ``[K, H]``; what is not a number is too far.
+        deviation: ``[K, H]``; NaN is too far.
         within: delta; 0 accepts none.
     """
     if within <= 0.0:
@@ -87,11 +87,11 @@ def accepted_length(deviation: Array, within: float) -> int:
 
 
 def first_switch(closed: NDArray[np.bool_], held: NDArray[np.bool_] | None) -> int:
-    """The first step of a chunk at which a gripper is not as it is held; H where there is none.
+    """The first step of a chunk at which a gripper differs from its current state; H if there is none.
 
     Args:
         closed: of each step and gripper, ``[H, G]``.
-        held: of each gripper, ``[G]``; None where nothing has been executed yet, and the chunk's first step counts.
+        held: current state of each gripper, ``[G]``; None before the first action, for that of the chunk's first step.
     """
     before = closed[:1] if held is None else held[None]
     switched = np.flatnonzero((closed != before).any(axis=1))
@@ -100,11 +100,11 @@ def first_switch(closed: NDArray[np.bool_], held: NDArray[np.bool_] | None) -> i
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check made of a chunk.
+    """The result of a check.
 
     Attributes:
-        accepted: drafted actions to execute, at most as many as were asked for.
-        switches: whether guards ended what is accepted, so that the next round has to be a full one.
+        accepted: number of drafted actions to execute.
+        switches: whether a guard ended the accepted prefix, so that the next round must be a full one.
         deviation: ``[K, H]``, see :func:`deviations`.
     """
 
@@ -123,15 +123,15 @@ def judge(
 ) -> Verdict:
     """Accepts a prefix of the drafted chunk.
 
-    With guards, nothing is accepted where any estimate moves a gripper, and the prefix ends before the first action
-    that moves one.
+    With guards, nothing is accepted if any estimate moves a gripper, and the prefix ends before the first action that
+    moves one.
 
     Args:
-        check: how.
+        check: its settings.
         drafted: ``[n, W]``, the actions that may be executed, in the flow's units.
         estimates: ``[K, n, W]``.
-        grippers: dimensions that are grippers, G of them.
-        middle: of the grippers, ``[G]``, in the flow's units: above it a gripper is closed.
+        grippers: the G gripper dimensions.
+        middle: threshold of each gripper, ``[G]``, in the flow's units: above it a gripper is closed.
         held: see :func:`first_switch`.
     """
     deviation = deviations(drafted, estimates, grippers)

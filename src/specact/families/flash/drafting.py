@@ -1,4 +1,4 @@
-"""The device's half of FLASH: what it remembers of its robot, and which question it puts to the target."""
+"""FLASH on the device: the robot's state, drafting, and the request to the target."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from specact.units import ActionUnits
 
 @value
 class DraftedRound:
-    """What the device knows of a proposal.
+    """Evidence of a proposal.
 
     Attributes:
-        question: to the target.
+        question: the request to the target.
     """
 
     question: Question
@@ -31,23 +31,23 @@ class DraftedRound:
 class FlashDrafter:
     """See :class:`~specact.pair.FollowingDrafter`.
 
-    The proposed actions are the drafted chunk; where the target drafts they are what is left of the last chunk, its end
-    repeated, and before there is one the middle of the demonstrated range.
+    The proposed actions are the drafted chunk; if the target drafts, the remainder of the last chunk with its last
+    action repeated, or zeros (the middle of the demonstrated range) before the first one.
 
-    A round is full where nothing is drafted, at an episode's start, after a gripper's change, and where as many rounds
-    as the settings say were checked or not sent since the last one.
+    A round is full if nothing is drafted, at an episode's start, after a gripper's change, and after ``period`` rounds
+    without a full one.
 
     Args:
-        policy: the target; of its networks the encoder runs here, where the block does.
+        policy: the target; its encoder runs on the device if the block does.
         units: of the proposed actions.
-        rounds: what is composed.
+        rounds: the composition.
         settings: of the target's rounds.
-        block: FLASH's.
+        block: FLASH's drafting block.
         draft: a policy whose chunks are checked.
-        parts: that keep the prefix of this robot.
+        parts: stateful networks that hold this robot's prefix cache.
 
     Raises:
-        ConfigError: if the rounds need a block or a draft that is not there.
+        ConfigError: if the rounds need a block or a draft that is missing.
     """
 
     def __init__(
@@ -75,44 +75,44 @@ class FlashDrafter:
 
     def reset(self) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
-        self._due, self._since, self._played = True, 0, 0
+        self._full_due, self._rounds_since_full, self._played = True, 0, 0
         self._chunk: Chunk | None = None
-        self._held: Array | None = None
+        self._last_executed: Array | None = None
         self._round: Round | None = None
         if self._parts is not None:
             self._parts.reset()
 
     def update(self, drafted: Array, executed: Array) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
-        self._held = executed
+        self._last_executed = executed
         self._played += 1
 
     def learn(self, record: StepRecord) -> None:
         """See :class:`~specact.pair.FollowingDrafter`."""
         if record.outcome is None:
             self._chunk, self._played = record.proposal.actions, 0
-            self._due, self._since = False, self._since + 1
+            self._full_due, self._rounds_since_full = False, self._rounds_since_full + 1
             return
         found: Round = record.outcome.evidence
         late = record.proposal.actions is self._chunk
         self._chunk = self._units.from_environment(found.chunk)
-        # A late verdict is about a chunk of which something was played.
+        # A late verdict concerns a chunk that is partly played.
         self._played = self._played if late else 0
-        self._due = found.switches
-        self._since = 0 if found.full else self._since + (not late)
+        self._full_due = found.switches
+        self._rounds_since_full = 0 if found.full else self._rounds_since_full + (not late)
         if found.full:
             self._round = found
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        """The drafted chunk, and the question to the target."""
+        """The drafted chunk, and the request to the target."""
         rounds, settings = self._rounds, self._settings
-        tired = rounds.periodic and 0 < settings.period <= self._since
-        full = rounds.full or rounds.proposes == "nothing" or self._due or tired
+        period_reached = rounds.periodic and 0 < settings.period <= self._rounds_since_full
+        full = rounds.full or rounds.proposes == "nothing" or self._full_due or period_reached
         drafted = self._drafted(window, rng)
-        actions = self._left() if drafted is None else self._units.from_environment(drafted)
+        actions = self._remaining() if drafted is None else self._units.from_environment(drafted)
         if rounds.proposes == "last" and not full:
             drafted = self._units.to_environment(actions)
-        held = None if self._held is None else self._held[list(settings.grippers)] > 0.0
+        held = None if self._last_executed is None else self._last_executed[list(settings.grippers)] > 0.0
         cache = self._round.cache if rounds.stale and self._round is not None else None
         question = Question(
             full, None if full else drafted, self._check, rounds.steps, held, rounds.stale, cache, self._parts,
@@ -121,7 +121,7 @@ class FlashDrafter:
         return Proposal(window, actions, DraftedRound(question))
 
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk | None:
-        """What is drafted here, in the environment's units ``[H, A]``."""
+        """The chunk drafted on the device, in the environment's units ``[H, A]``, or None."""
         rounds, policy = self._rounds, self._policy
         if rounds.proposes == "block" and rounds.on_device:
             assert self._block is not None, "rounds that need a block have one"
@@ -129,17 +129,17 @@ class FlashDrafter:
             return policy.to_environment(self._block.chunks(tokens)[0])
         if rounds.proposes == "policy":
             assert self._draft is not None, "rounds that need a draft have one"
-            return self._long(self._draft.infer(self._draft.spec.observation.select(window), rng))
+            return self._padded(self._draft.infer(self._draft.spec.observation.select(window), rng))
         return None
 
-    def _left(self) -> Chunk:
+    def _remaining(self) -> Chunk:
         spec = self._policy.spec
         if self._chunk is None:
             return np.zeros((spec.chunk, spec.actions), np.float32)
-        return self._long(self._chunk[min(self._played, len(self._chunk) - 1) :])
+        return self._padded(self._chunk[min(self._played, len(self._chunk) - 1) :])
 
-    def _long(self, chunk: Chunk) -> Chunk:
-        """As long as the target's chunks, its last action repeated."""
+    def _padded(self, chunk: Chunk) -> Chunk:
+        """The chunk truncated, or padded with its last action, to the length of the target's."""
         count = self._policy.spec.chunk
         missing = max(0, count - len(chunk))
         return np.concatenate([chunk[:count], np.repeat(chunk[-1:], missing, axis=0)])

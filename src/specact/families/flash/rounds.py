@@ -1,4 +1,4 @@
-"""The ways to come to a chunk of a flow policy: FLASH and each of its controls, as compositions of the same parts."""
+"""FLASH and each of its controls, as compositions of the same parts."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Proposes = Literal["nothing", "block", "last", "policy"]
 
 @dataclass(frozen=True)
 class Rounds:
-    """One composition. A round is full, from noise in several steps, or it checks a drafted chunk.
+    """One composition. A full round denoises a chunk in several steps; a checked round verifies a drafted chunk.
 
     Attributes:
         about: one line for a table.
-        proposes: what is drafted: nothing, so that every round is full; by FLASH's block; what is left of the last
-            chunk, its end repeated; or by a draft policy.
-        on_device: whether the block drafts on the device, which then needs the target's encoder; else the target's
-            own block does, on the same tokens that it checks with.
-        levels, within: of the :class:`~specact.families.flash.check.Check`; None for those that were fitted to the
-            target, see :class:`~specact.families.flash.bundle.FlashSettings`.
-        guarded: whether changes of a gripper end what is accepted, and ask for a full round.
-        periodic: whether a full round comes after so many checked ones as the settings say.
-        stale: whether the check reads the cache of the last full round, as in the released code, and not a new one.
-            Only for a target in this process.
-        full: whether the target is asked for full rounds only; what is not sent to it is executed as drafted.
-        shuffled: whether each check has the verdict of another one of the same robot, drawn at random. Only for a
-            target in this process.
+        proposes: the drafter: none, so that every round is full; FLASH's block; the remainder of the last chunk, padded
+            with its last action; or a draft policy.
+        on_device: whether the block drafts on the device, which then needs the target's encoder; otherwise the target's
+            own block drafts, on the same tokens that the check uses.
+        levels, within: of the :class:`~specact.families.flash.check.Check`; None for those fitted to the target, see
+            :class:`~specact.families.flash.bundle.FlashSettings`.
+        guarded: whether changes of a gripper end the accepted prefix and cause a full round.
+        periodic: whether full rounds are forced with the settings' period.
+        stale: whether the check uses the prefix cache of the last full round, as in the released code, instead of a new
+            one. Only for a target in this process.
+        full: whether only full rounds are requested; steps that are not transmitted execute the draft.
+        shuffled: whether each check uses the verdict of a random other check of the same robot. Only for a target in
+            this process.
         steps: Euler steps of a full round.
-        reuse: which of the prefix's tokens are reused from round to round; None for a new prefix in every round. Only
-            for a target in this process, and one with a refresh, see :func:`specact.families.freqcache.load_refresh`.
-        gate: decides which steps go to the target at all.
-        rate_of: for chance: the composition whose share of full rounds it sends.
+        reuse: how prefix tokens are reused between rounds; None computes a new prefix in every round. Only for a target
+            in this process with a refresh, see :func:`specact.families.freqcache.load_refresh`.
+        gate: decides which steps are transmitted.
+        rate_of: for random controls: the composition whose share of full rounds is used.
     """
 
     about: str

@@ -1,4 +1,4 @@
-"""What a flow policy does with a drafted chunk: a pure function of one window and one question."""
+"""Verification of a drafted chunk by a flow policy: a pure function of one window and one request."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from specact.verification import Answer, Target, TargetVerifier
 
 @value
 class Question:
-    """How to come to the next chunk; all that the target needs besides the observation.
+    """The request for the next chunk: all inputs of the target besides the observation.
 
     Attributes:
-        full: whether nothing is to be checked.
+        full: whether a full round is requested, without a check.
         drafted: the chunk to check ``[H, A]``, in the environment's units; None lets the target's own block draft.
-        check: how.
+        check: its settings.
         steps: Euler steps of a full round, at least 1.
-        held: whether each gripper is closed, ``[G]``; None where nothing has been executed yet.
-        stale: whether caches of earlier windows are wanted, which no server keeps.
-        cache: of an earlier window, to check on; None for that of this window.
-        parts: what makes the cache of this robot's window, in the target's place, see
-            :class:`~specact.families.freqcache.cached.FreqCached`; no server keeps it either.
-        shuffled: whether another round's verdict is taken for this one's: the control. No server knows other rounds.
+        held: whether each gripper is closed, ``[G]``; None before the first action.
+        stale: whether prefix caches of earlier windows are used; not on a server, which is stateless.
+        cache: of an earlier window, for the check; None for that of this window.
+        parts: stateful networks that compute this robot's prefix cache, see
+            :class:`~specact.families.freqcache.cached.FreqCached`; not on a server either.
+        shuffled: whether another round's verdict is used, as a control; not on a server either.
     """
 
     full: bool
@@ -51,16 +51,16 @@ class Question:
 
 @value
 class Round:
-    """A round's chunk, and how it came about.
+    """The result of a round.
 
     Attributes:
-        chunk: ``[H, A]``, in the environment's units: the drafted one where some of it was accepted, and else the
+        chunk: ``[H, A]``, in the environment's units: the drafted one if part of it was accepted, otherwise the
             target's own.
-        accepted: drafted actions that may be executed; 0 in a full round.
-        checked: whether a chunk was checked; where none of it was accepted, a full round followed.
-        switches: whether a gripper's change ended what is accepted: the next round is to be a full one.
+        accepted: number of drafted actions that may be executed; 0 in a full round.
+        checked: whether a chunk was checked; if none of it was accepted, a full round followed.
+        switches: whether a gripper's change ended the accepted prefix, so that the next round must be a full one.
         deviation: of the check, ``[K, n]``; empty without one, and from a server.
-        cache: of this window, where the round was a full one.
+        cache: of this window, after a full round.
     """
 
     chunk: Chunk
@@ -76,19 +76,19 @@ class Round:
         return self.accepted == 0
 
 
-_ANYTHING = Check(within=float("inf"), guarded=False)
-_NO_CHECK = np.zeros((0, 0), np.float32)
+_ACCEPT_ALL = Check(within=float("inf"), guarded=False)
+_NO_DEVIATION = np.zeros((0, 0), np.float32)
 
 
 @value
 class Asked:
-    """A window that was put to a target, before the question is known.
+    """A window submitted to a target; the round is computed when its request is known.
 
     Attributes:
         target: the target.
-        window: what it sees.
+        window: its input.
         address: of the step's random stream.
-        cache: the window's prefix, where a server has computed it; None to compute it here.
+        cache: the window's prefix cache, if a server has computed it; None computes it here.
     """
 
     target: FlashTarget
@@ -97,7 +97,7 @@ class Asked:
     cache: Any = None
 
     def round(self, question: Question) -> Round:
-        """The chunk that answers a question."""
+        """The round for a request."""
         return self.target.round(self.window, self.address, question, self.cache)
 
 
@@ -107,37 +107,37 @@ class FlashTarget:
     Args:
         policy: the flow policy.
         settings: of its rounds.
-        block: drafts where a question brings no chunk.
+        block: drafts for requests without a chunk.
     """
 
     def __init__(self, policy: FlowPolicy, settings: FlashSettings, block: Block | None = None) -> None:
         self.policy, self.settings, self.block = policy, settings, block
         self._streams = StepStreams()
         units, grippers = policy.units, list(settings.grippers)
-        self._middle = units.to_flow((units.low + units.high) / np.float32(2.0))[grippers]
+        self._gripper_thresholds = units.to_flow((units.low + units.high) / np.float32(2.0))[grippers]
 
     def answer(self, window: Window, address: StepAddress) -> Asked:
-        """The window; what is computed depends on the question."""
+        """The window, without any computation yet."""
         return Asked(self, self.policy.spec.observation.select(window), address)
 
-    # NaN where an observation or a draft is far beyond those of training.
+    # Extreme observations or drafts overflow to NaN.
     @np.errstate(over="ignore", invalid="ignore")
     def round(self, window: Window, address: StepAddress, question: Question, given: Any = None) -> Round:
-        """One round, full or checked; the noise of a full one is that of the policy's own answer at this address.
+        """One round, full or checked; a full one uses the same noise as the policy's own answer at this address.
 
         Args:
             window, address: of the step.
-            question: how to come to the chunk.
-            given: the window's prefix cache, where somebody has it; else it is computed.
+            question: the request.
+            given: the window's prefix cache, if already computed.
 
         Raises:
-            ConfigError: if the question leaves drafting to a block that is not there.
+            ConfigError: if the request needs a block that is missing.
         """
         policy, rng = self.policy, self._streams(Role.VERIFY, address)
         noise, parts = policy.noise(rng), question.parts or policy.networks
         if question.full:
             new = parts.cache([window]) if given is None else given
-            return self._full(new, noise, question.steps, _NO_CHECK, checked=False)
+            return self._full(new, noise, question.steps, _NO_DEVIATION, checked=False)
         cache, drafted, new = question.cache, question.drafted, given
         if drafted is None:
             tokens, chunk = self._tokens(window)
@@ -145,7 +145,7 @@ class FlashTarget:
         else:
             chunk = policy.to_flow(drafted)
             new = parts.cache([window]) if cache is None and new is None else new
-        verdict = self._judged(chunk, policy.noise(rng), new if cache is None else cache, question)
+        verdict = self._check(chunk, policy.noise(rng), new if cache is None else cache, question)
         if verdict.accepted:
             offered = policy.to_environment(chunk) if drafted is None else drafted
             return Round(offered, verdict.accepted, True, verdict.switches, verdict.deviation)
@@ -159,14 +159,14 @@ class FlashTarget:
         tokens = self.policy.networks.tokens([window])
         return tokens, self.policy.to_flow(self.policy.units.to_environment(self.block.chunks(tokens)[0]))
 
-    def _judged(self, drafted: Array, noise: Array, cache: Any, question: Question) -> Verdict:
+    def _check(self, drafted: Array, noise: Array, cache: Any, question: Question) -> Verdict:
         levels = np.array(question.check.levels, np.float32)
         chunks = noised(drafted, noise, levels)
         estimates = implied(chunks, self.policy.networks.velocity(chunks, np.float32(1.0) - levels, cache), levels)
         count, actions = self.settings.execute, self.policy.spec.actions
         return judge(
             question.check, drafted[:count, :actions], estimates[:, :count, :actions], self.settings.grippers,
-            self._middle, question.held,
+            self._gripper_thresholds, question.held,
         )  # fmt: skip
 
     def _full(self, cache: Any, noise: Array, steps: int, deviation: Array, *, checked: bool) -> Round:
@@ -175,10 +175,10 @@ class FlashTarget:
 
 
 class FlashVerifier(TargetVerifier[Asked]):
-    """Checks here, with a target in this process.
+    """Checks on the device, with a target in this process.
 
     Args:
-        target: where windows are put to.
+        target: receives the windows.
         units: of the actions.
         execute: see :class:`~specact.families.flash.bundle.FlashSettings`.
     """
@@ -187,11 +187,11 @@ class FlashVerifier(TargetVerifier[Asked]):
         super().__init__(target)
         self._units, self._execute = units, execute
         self._streams = StepStreams()
-        # Of this robot's checks so far: how much was accepted, and whether a gripper ended it.
+        # Verdicts of this robot's checks so far: accepted actions, and whether a gripper's change ended them.
         self._verdicts: list[tuple[int, bool]] = []
 
     def judge(self, answer: Answer[Asked], proposal: Proposal, address: StepAddress) -> Outcome:
-        """See :class:`~specact.verification.TargetVerifier`; what is not finite is no outcome to act on."""
+        """See :class:`~specact.verification.TargetVerifier`."""
         asked, question = answer.value, proposal.evidence.question
         found = asked.round(question)
         if question.shuffled and found.checked:
@@ -199,7 +199,7 @@ class FlashVerifier(TargetVerifier[Asked]):
         return round_outcome(found, self._units, self._execute, answer.times)
 
     def _shuffled(self, asked: Asked, question: Question, found: Round, address: StepAddress) -> Round:
-        """The round with a verdict drawn from all so far: as often as much is accepted, whatever the scene."""
+        """The round with a random one of all verdicts so far: the same distribution, independent of the scene."""
         self._verdicts.append((found.accepted, found.switches))
         drawn = self._verdicts[self._streams(Role.GATE, address).integers(len(self._verdicts))]
         if drawn == (found.accepted, found.switches):
@@ -207,7 +207,7 @@ class FlashVerifier(TargetVerifier[Asked]):
         if drawn[0] == 0:
             full = asked.round(replace(question, full=True, drafted=None))
             return replace(full, checked=True, deviation=found.deviation)
-        whole = asked.round(replace(question, check=_ANYTHING))
+        whole = asked.round(replace(question, check=_ACCEPT_ALL))
         return replace(whole, accepted=drawn[0], switches=drawn[1], deviation=found.deviation)
 
 
@@ -218,7 +218,7 @@ def round_outcome(found: Round, units: ActionUnits, execute: int, times: Any) ->
         found: the round; it is the outcome's evidence.
         units: of the outcome's actions.
         execute: see :class:`~specact.families.flash.bundle.FlashSettings`.
-        times: what was waited for.
+        times: time that the device waited.
     """
     count = found.accepted or len(found.chunk)
     actions = units.from_environment(found.chunk[:count])

@@ -1,7 +1,7 @@
-"""FLASH on the wire: a drafted chunk and how to check it, and the round's chunk as the reply.
+"""Wire format of FLASH: a drafted chunk with the settings of its check, and the round's chunk as the reply.
 
-It is what chunk policies say, so that whoever only wants chunks need not know of rounds, and requests to verify. The
-server keeps no cache of a robot: every check reads a new one.
+It extends the wire format of chunk policies, which clients without rounds can use, by requests to verify. The server is
+stateless: every check computes a new prefix cache.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
 from specact.wire.messages import Request
 
-# Shares of noise of one question, and Euler steps that one may ask for.
-MOST_LEVELS, MOST_STEPS = 4, 100
-# What a question is; the numbers cross the wire.
-_FULL, _OWN, _DRAFTED = 0, 1, 2
-# In the place of a gripper of which nothing is known.
+# Maximum of noise levels and of Euler steps of one request.
+MAX_LEVELS, MAX_STEPS = 4, 100
+# Kinds of a request; the numbers are part of the wire format.
+_FULL, _TARGET_DRAFTS, _DRAFTED = 0, 1, 2
+# Marks a gripper of unknown state.
 _UNKNOWN = -1
 
 
@@ -36,7 +36,7 @@ class FlashCodec:
     Args:
         spec: of the target.
         units: of the actions.
-        execute: actions of a chunk that are executed at most.
+        execute: maximum number of executed actions of a chunk.
     """
 
     def __init__(self, spec: ChunkSpec, units: ActionUnits, execute: int) -> None:
@@ -51,20 +51,20 @@ class FlashCodec:
         """See :class:`~specact.wire.dialect.VerifyingCodec`.
 
         Raises:
-            ConfigError: for a question that only a target in this process can answer.
+            ConfigError: for a request that only a target in this process can answer.
         """
         asked: Question = proposal.evidence.question
-        spec, levels = self._spec, np.zeros(MOST_LEVELS, np.float32)
-        if asked.stale or asked.shuffled or asked.parts is not None or len(asked.check.levels) > MOST_LEVELS:
+        spec, levels = self._spec, np.zeros(MAX_LEVELS, np.float32)
+        if asked.stale or asked.shuffled or asked.parts is not None or len(asked.check.levels) > MAX_LEVELS:
             raise ConfigError(
-                f"a server keeps no cache of a robot and checks at {MOST_LEVELS} shares of noise at most; choose other "
+                f"a server keeps no cache of a robot and checks at {MAX_LEVELS} shares of noise at most; choose other "
                 "rounds than flash_stale, flash_shuffled and freqcache, or a target in this process"
             )
         levels[: len(asked.check.levels)] = asked.check.levels
         held = np.full(spec.actions, _UNKNOWN, np.int16)
         if asked.held is not None:
             held[: len(asked.held)] = asked.held
-        kind = _FULL if asked.full else _OWN if asked.drafted is None else _DRAFTED
+        kind = _FULL if asked.full else _TARGET_DRAFTS if asked.drafted is None else _DRAFTED
         nothing = np.zeros((spec.chunk, spec.actions), np.float32)
         return {
             "drafted": nothing if asked.drafted is None else asked.drafted,
@@ -87,11 +87,11 @@ class FlashResponder:
     """See :class:`~specact.wire.messages.Responder`.
 
     Args:
-        target: what is served.
-        name, fingerprint: what it is called, and what tells its weights from others.
+        target: the served target.
+        name, fingerprint: of the target.
     """
 
-    # A full round takes several times what a check does.
+    # A full round takes several times as long as a check.
     steady = False
 
     def __init__(self, target: FlashTarget, name: str, fingerprint: str) -> None:
@@ -106,9 +106,9 @@ class FlashResponder:
 
     def _round(self, request: Request) -> Arrays | WireError:
         kind, guarded, steps = request.arrays["how"].tolist()
-        if kind > _DRAFTED or not 1 <= steps <= MOST_STEPS:
-            return bad(f"how must name a kind of 0 to {_DRAFTED} and 1 to {MOST_STEPS} steps, got {kind} and {steps}")
-        if kind == _OWN and self._target.block is None:
+        if kind > _DRAFTED or not 1 <= steps <= MAX_STEPS:
+            return bad(f"how must name a kind of 0 to {_DRAFTED} and 1 to {MAX_STEPS} steps, got {kind} and {steps}")
+        if kind == _TARGET_DRAFTS and self._target.block is None:
             return bad("this server's target has no block that drafts; start it with a bundle that has one")
         arrays = request.arrays
         if not np.isfinite(arrays["drafted"]).all() or not np.isfinite(arrays["within"]).all():
@@ -136,7 +136,7 @@ def _dialect(spec: ChunkSpec) -> Dialect:
     verify = Exchange(
         {
             "drafted": chunk,
-            "levels": ArraySpec((MOST_LEVELS,), np.float32, 0.0, 1.0),
+            "levels": ArraySpec((MAX_LEVELS,), np.float32, 0.0, 1.0),
             "within": ArraySpec((1,), np.float32, 0.0),
             "held": ArraySpec((spec.actions,), np.int16, _UNKNOWN, 1),
             "how": ArraySpec((3,), np.int16, 0, np.iinfo(np.int16).max),

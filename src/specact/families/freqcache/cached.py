@@ -14,17 +14,17 @@ from specact.errors import ConfigError
 from specact.families.chunks.flow import Array, FlowParts
 from specact.families.freqcache.bundle import Patches, Refresh, RefreshBundle
 from specact.families.freqcache.frequency import (
-    STILL,
+    NO_MOTION,
     Motion,
     Plane,
     Spectrum,
-    carried,
     edge_energy,
     luma,
     patches_of,
     phase_correlation,
     reuse_budget,
     reused,
+    source_patches,
     spectral_entropy,
     spectrum,
 )
@@ -115,7 +115,7 @@ class FreqCached:
         unknown = [name for name in how.cameras if name not in made.cameras]
         if unknown:
             raise ConfigError(f"this policy has no camera {', '.join(unknown)}; it has {', '.join(made.cameras)}")
-        self._networks, self._refresh, self._how, self._seed = networks, made.refresh, how, seed
+        self._networks, self._refresh, self._reuse, self._seed = networks, made.refresh, how, seed
         self._cameras = {name: made.cameras[name] for name in how.cameras or made.cameras}
         self.reset()
 
@@ -156,7 +156,7 @@ class FreqCached:
             return self._cache
         sources = np.full(read.shape[1], -1)
         for name, patches in self._cameras.items():
-            found, earlier = self._judged(before[name], frames[name], patches, ages[name])
+            found, earlier = self._reusable(before[name], frames[name], patches, ages[name])
             self.last[name] = found
             self._ages[name] = np.where(found.mask, ages[name][earlier] + 1.0, 0.0)
             places = patches.first + np.arange(len(earlier))
@@ -172,11 +172,11 @@ class FreqCached:
         """See :class:`~specact.families.chunks.flow.FlowParts`."""
         return self._networks.guide(chunk, time, cache, wanted, weights)
 
-    def _judged(self, before: _Frame, now: _Frame, patches: Patches, ages: Plane) -> tuple[Reused, NDArray[np.int64]]:
-        how, grid, shape = self._how, patches.grid, now.luma.shape
+    def _reusable(self, before: _Frame, now: _Frame, patches: Patches, ages: Plane) -> tuple[Reused, NDArray[np.int64]]:
+        how, grid, shape = self._reuse, patches.grid, now.luma.shape
         size = shape[0] // grid[0], shape[1] // grid[1]
-        motion = phase_correlation(before.spectrum, now.spectrum, shape) if how.remaps else STILL
-        earlier = carried(motion, size, grid)
+        motion = phase_correlation(before.spectrum, now.spectrum, shape) if how.remaps else NO_MOTION
+        earlier = source_patches(motion, size, grid)
         if motion.confidence < how.confidence:
             return Reused(motion, np.zeros(len(earlier), np.bool_)), earlier
         budget = how.most
@@ -186,10 +186,10 @@ class FreqCached:
         return Reused(motion, reused(earlier, rank, budget, how.refreshed)), earlier
 
     def _rank(self, before: Plane, now: Plane, earlier: NDArray[np.int64], grid: tuple[int, int]) -> Plane:
-        if self._how.first == "random":
+        if self._reuse.first == "random":
             return self._rng.random(len(earlier))
         there = patches_of(now, grid)
-        if self._how.first == "edges":
+        if self._reuse.first == "edges":
             return edge_energy(there)
         return np.asarray(np.abs(there - patches_of(before, grid)[earlier]).mean(axis=(1, 2)))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Plane = NDArray[np.float64]
 Spectrum = NDArray[np.complex128]
-_TINY = 1e-12
+_EPSILON = 1e-12
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Motion:
     confidence: float
 
 
-STILL = Motion(0, 0, np.inf)
+NO_MOTION = Motion(0, 0, np.inf)
 
 
 def luma(frame: NDArray[np.uint8]) -> Plane:
@@ -59,15 +59,15 @@ def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -
     """
     cross = now * before.conj()
     size = np.abs(cross)
-    if not size.max() > _TINY:
+    if not size.max() > _EPSILON:
         return Motion(0, 0, 1.0)
-    surface = np.fft.irfft2(cross / np.maximum(size, _TINY * size.max()), s=shape)
+    surface = np.fft.irfft2(cross / np.maximum(size, _EPSILON * size.max()), s=shape)
     height, width = surface.shape
     row, column = divmod(int(surface.argmax()), width)
     peak = surface[row, column]
     around = np.ix_([(row + step) % height for step in (-1, 0, 1)], [(column + step) % width for step in (-1, 0, 1)])
     surface[around] = -np.inf
-    second = max(float(surface.max()), _TINY)
+    second = max(float(surface.max()), _EPSILON)
     return Motion(
         (row + height // 2) % height - height // 2,
         (column + width // 2) % width - width // 2,
@@ -75,7 +75,7 @@ def phase_correlation(before: Spectrum, now: Spectrum, shape: tuple[int, ...]) -
     )
 
 
-def carried(motion: Motion, patch: tuple[int, int], grid: tuple[int, int]) -> NDArray[np.int64]:
+def source_patches(motion: Motion, patch: tuple[int, int], grid: tuple[int, int]) -> NDArray[np.int64]:
     """Of every place, which place of the frame before shows the same; -1 where that was outside.
 
     Args:
@@ -106,14 +106,14 @@ def edge_energy(patches: Plane) -> Plane:
     power = np.square(_cosines(height) @ patches @ _cosines(width).T)
     # In units of the Nyquist frequency, which is at the number of pixels.
     far = np.hypot(np.arange(height)[:, None] / height, np.arange(width) / width) > 0.5
-    return np.asarray((power * far).sum(axis=(1, 2)) / np.maximum(power.sum(axis=(1, 2)), _TINY))
+    return np.asarray((power * far).sum(axis=(1, 2)) / np.maximum(power.sum(axis=(1, 2)), _EPSILON))
 
 
 def spectral_entropy(found: Spectrum) -> float:
     """``-sum_u p_u log p_u / log(bins)`` with ``p_u = |F_u|^2 / sum |F|^2``, in [0, 1], of a :func:`spectrum`."""
     power = np.square(found.real) + np.square(found.imag)
     total = power.sum()
-    if not total > _TINY:
+    if not total > _EPSILON:
         return 0.0
     share = power[power > 0.0] / total
     return float(-(share * np.log(share)).sum() / np.log(power.size - 1))
@@ -128,7 +128,7 @@ def reused(earlier: NDArray[np.int64], rank: Plane, budget: float, refreshed: fl
     """Which places reuse their token, ``[P]``: of those in the overlap the ones that rank lowest, as many as allowed.
 
     Args:
-        earlier: see :func:`carried`.
+        earlier: see :func:`source_patches`.
         rank: ``[P]``, such as :func:`edge_energy`: what to compute again first.
         budget: share of all places that may be reused.
         refreshed: q, the share of all places that is computed again in any case, the highest of the rank.

@@ -15,12 +15,12 @@ from specact.errors import BundleError
 from specact.families.codes.network import open_session
 from specact.families.words import NetworkInputs, read_words
 from specact.observation import ObservationSpec, Window, read_spec
-from specact.runtime.limits import check_whole
+from specact.runtime.limits import check_integer
 from specact.runtime.manifest import BundleFolder, Kind, read_manifest
 
 KIND: Kind = "split"
-MOST_STAGES = 64
-_MOST_AXES = 8
+MAX_STAGES = 64
+_MAX_AXES = 8
 
 # What is cut, by the kind of the bundle; several networks one behind the other as one.
 SPLIT_NETWORKS: dict[str, tuple[str, ...]] = {
@@ -39,17 +39,17 @@ def split_fingerprint(manifest: Mapping[str, Any], kind: str) -> str:
 
 @dataclass(frozen=True)
 class SplitSpec:
-    """What the stages of a network agree on.
+    """The spec shared by the stages of a network.
 
     Attributes:
         made_of: kind of the bundle that it was part of, one of :data:`SPLIT_NETWORKS`.
         network: see :func:`split_fingerprint`.
-        observation: what it needs to see.
+        observation: its observation spec.
         activations: shape of one row of the tensor at each cut, from the one behind the first stage on, float32.
         outputs: of the last stage: shape of one row, by name, in the network's order.
 
     Raises:
-        BundleError: for values that no network can have.
+        BundleError: for values outside their range.
     """
 
     made_of: str
@@ -59,19 +59,19 @@ class SplitSpec:
     outputs: Mapping[str, tuple[int, ...]]
 
     def __post_init__(self) -> None:
-        check_whole("number of stages", self.stages, least=2, most=MOST_STAGES)
+        check_integer("number of stages", self.stages, least=2, most=MAX_STAGES)
         for shape in (*self.activations, *self.outputs.values()):
-            check_whole("number of axes", len(shape), least=0, most=_MOST_AXES)
+            check_integer("number of axes", len(shape), least=0, most=_MAX_AXES)
             for size in shape:
-                check_whole("activation's size", size, least=1)
-            check_whole("activation's size", math.prod(shape), least=1, most=1 << 26)
+                check_integer("activation's size", size, least=1)
+            check_integer("activation's size", math.prod(shape), least=1, most=1 << 26)
         if self.made_of not in SPLIT_NETWORKS:
             known = ", ".join(SPLIT_NETWORKS)
             raise BundleError(f"stages are of a bundle of kind {known}, but the manifest says {self.made_of!r:.60}")
 
     @property
     def stages(self) -> int:
-        """N: how many there are."""
+        """N, the number of stages."""
         return len(self.activations) + 1
 
     @property
@@ -91,7 +91,7 @@ class SplitSpec:
 
 
 class StagedNetwork:
-    """The stages, ready to run.
+    """The stages on ONNX Runtime.
 
     A cut k lies behind stage k: :meth:`begin` runs stages 1 to k, :meth:`finish` the rest. Nothing but the tensor at
     the cut crosses it, so that in float32 both together compute the same at every cut, bit for bit, at equal batches.
@@ -99,7 +99,7 @@ class StagedNetwork:
     Args:
         files: of the stages, in order.
         spec: what they have to fit.
-        inputs: what the first of them takes of windows.
+        inputs: network inputs of the first stage.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Activations on the wire: what crosses at each cut, in how many bits, and what the server does with requests."""
+"""Wire format of activations at each cut and precision, and the server's responder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kind_at(spec: SplitSpec, cut: int, precision: Precision) -> str:
 
 
 def split_dialect(spec: SplitSpec, fingerprint: str) -> Dialect:
-    """What is said about a target in stages.
+    """The wire schema of a target in stages.
 
     Args:
         spec: of its stages.
@@ -117,7 +117,7 @@ class SplitResponder:
         folder: of the stages.
     """
 
-    # Nothing but arithmetic; a thread of its own, as its time does depend on the request.
+    # The inference time depends on the request's cut.
     steady = False
 
     def __init__(self, folder: StagedFolder) -> None:
@@ -150,7 +150,7 @@ class SplitResponder:
 
 
 def _packed(activation: NDArray[np.float32], precision: Precision) -> Arrays | WireError:
-    # An observation far beyond those of training overflows inside; one request's fault is no other's in its batch.
+    # Extreme observations can overflow; only that request of the batch fails.
     try:
         return pack(activation, precision)
     except WireError as error:

@@ -1,7 +1,7 @@
-"""Which drafted tokens stand in for the target's: relaxed acceptance (Spec-VLA), by groups (HeiSD), or none but equal.
+"""Acceptance rules for drafted tokens: strict equality, relaxed (Spec-VLA), or by groups (HeiSD).
 
-No rule but the strict one leaves the target's actions as they are. A token that is accepted keeps the *drafted* value,
-up to its tolerance away from the target's: a bin is 2/255 of the range of an action.
+Only the strict rule is lossless. Under the others an accepted token keeps the *drafted* value, which differs from the
+target's by up to the tolerance; actions lie in [-1, 1] and a bin is 2/255 wide.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from specact.types import value
 
 Bias = NDArray[np.int64]
 
-# More than any group's biases can sum up to.
+# Larger than any sum of biases in a group.
 UNLIMITED = 2**15 - 1
 
 
 @value
 class Acceptance:
-    """A group of tokens is accepted if every one is near enough to the target's choice, and all of them together are.
+    """A group of tokens is accepted if each bias is within its tolerance, and their sum within the group's.
 
     Attributes:
-        each: the largest bias of each of the chunk's T tokens [bins], 0 to 255, int64 ``[T]``.
-        groups: which group each one belongs to, int64 ``[T]``: 0, 1, ... without gaps. A group is accepted whole.
-        total: the largest sum of the biases of one group [bins].
+        each: largest absolute bias of each of the chunk's T tokens [bins], 0 to 255, int64 ``[T]``.
+        groups: group of each token, int64 ``[T]``: 0, 1, ... without gaps. A group is accepted as a whole.
+        total: largest sum of the absolute biases of one group [bins].
     """
 
     each: Bias
@@ -35,13 +35,13 @@ class Acceptance:
     total: int = UNLIMITED
 
     def accepted(self, bias: Bias, start: int) -> int:
-        """How many tokens of one path are accepted: whole groups, up to the first that is not.
+        """Number of accepted tokens of one path: whole groups, up to the first that is rejected.
 
-        A group that the path ends in is judged by the tokens it has.
+        An incomplete last group is judged by the tokens in the path.
 
         Args:
             bias: drafted token minus the target's most likely one, each given the path before it, ``[n]``.
-            start: place of the first of them in the chunk.
+            start: position of the first of them in the chunk.
         """
         size = np.abs(bias)
         near = size <= self.each[start : start + len(bias)]
@@ -52,19 +52,19 @@ class Acceptance:
 
 
 def relaxed(bins: int, length: int, actions: int, strict: Collection[int]) -> Acceptance:
-    """Spec-VLA's rule (Wang et al. 2025, arXiv 2507.22424): each token within so many bins; 0 is strict.
+    """Spec-VLA's rule (Wang et al. 2025, arXiv 2507.22424): each token within ``bins`` bins; 0 is strict.
 
     Args:
         bins: r, 0 to 255.
         length: T, tokens of a chunk.
         actions: A, dimensions of an action.
-        strict: the dimensions that must be equal, such as a gripper; theirs has none.
+        strict: dimensions that must be equal, such as a gripper; the paper has none.
 
     Raises:
         ConfigError: for a tolerance or a dimension out of range.
     """
-    each = np.full(length, _checked(bins, 255, "a tolerance"))
-    each[_strict(length, actions, strict)] = 0
+    each = np.full(length, _check_bins(bins, 255, "a tolerance"))
+    each[_strict_mask(length, actions, strict)] = 0
     return Acceptance(each, np.arange(length))
 
 
@@ -76,12 +76,12 @@ def grouped(
     Args:
         total, each: 30 and 15 in the paper.
         length, actions: as for :func:`relaxed`.
-        groups: the group of each of the action's A dimensions, 0, 1, ... in this order, such as position, rotation,
+        groups: group of each of the action's A dimensions, 0, 1, ... in ascending order, such as position, rotation,
             gripper.
-        strict: the dimensions that must be equal; a group of theirs must have no others.
+        strict: dimensions that must be equal; their groups must contain no others.
 
     Raises:
-        ConfigError: for groups that are not numbered so, or that mix strict dimensions and others.
+        ConfigError: for groups that are not ascending without gaps, or that mix strict dimensions and others.
     """
     steps = np.diff(groups, prepend=0)
     kinds = [{group for dimension, group in enumerate(groups) if (dimension in strict) == own} for own in (True, False)]
@@ -92,16 +92,16 @@ def grouped(
         )
     found = relaxed(each, length, actions, strict)
     whole = (np.arange(length) // actions) * (groups[-1] + 1) + np.resize(groups, length)
-    return Acceptance(found.each, whole, _checked(total, UNLIMITED, "a group's tolerance"))
+    return Acceptance(found.each, whole, _check_bins(total, UNLIMITED, "a group's tolerance"))
 
 
-def _strict(length: int, actions: int, strict: Collection[int]) -> NDArray[np.bool_]:
+def _strict_mask(length: int, actions: int, strict: Collection[int]) -> NDArray[np.bool_]:
     if not set(strict) <= set(range(actions)):
         raise ConfigError(f"strict dimensions must lie between 0 and {actions - 1}, got {sorted(strict)}")
     return np.isin(np.arange(length) % actions, sorted(strict))
 
 
-def _checked(bins: int, most: int, what: str) -> int:
+def _check_bins(bins: int, most: int, what: str) -> int:
     if not 0 <= bins <= most:
         raise ConfigError(f"{what} must lie between 0 and {most} bins, got {bins}")
     return bins

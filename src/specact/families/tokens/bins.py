@@ -1,6 +1,6 @@
 """Actions as tokens: 256 uniform bins in every dimension (RT-1, Brohan et al. 2022; OpenVLA, Kim et al. 2024).
 
-Unlike theirs, the outermost bins are centred on -1 and 1 themselves, so that an action at its limit stays there.
+Unlike there, the outermost bins are centred on -1 and 1, so that an action at its limit is represented exactly.
 """
 
 from __future__ import annotations

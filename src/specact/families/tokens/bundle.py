@@ -1,4 +1,4 @@
-"""A bundle that holds one token policy: networks, the tokens' embedding, units, and a manifest that ties them."""
+"""A bundle of one token policy: networks, token embedding, units, and a manifest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TokenBundle(BundleFolder):
     units: FlowUnits
 
     def policy(self, temperature: float = 0.0) -> TokenPolicy:
-        """The policy at this temperature; all of them share the networks."""
+        """The policy at this temperature; the networks are shared."""
         return TokenPolicy(self.networks, self.units, self.spec, temperature=temperature)
 
 
@@ -49,8 +49,8 @@ def load_tokens(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if a part is missing, damaged, or not the one the manifest was written for, or if it is not a token
-            policy's bundle.
+        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, or if it is not a
+            token policy's bundle.
         ConfigError: if there is no bundle of that name, or no such execution provider.
     """
     path = find_bundle(name_or_path)
@@ -70,7 +70,7 @@ def load_tokens(name_or_path: str | Path, *, provider: str = "CPUExecutionProvid
 def _read_embedding(file: Path) -> Array:
     try:
         found = load_file(file).get("embedding")
-    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two of types that NumPy lacks
+    except (SafetensorError, OSError, TypeError, KeyError) as error:  # the last two for dtypes that NumPy lacks
         raise BundleError(f"{file} is damaged ({error}); copy the bundle again") from None
     if found is None or found.ndim != 2 or len(found) != BINS or found.dtype != np.float32:
         raise BundleError(f"{file} holds no embedding of {BINS} tokens in float32; export the bundle again")

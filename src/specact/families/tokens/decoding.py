@@ -1,4 +1,4 @@
-"""The ways to decode a chunk of tokens: each system, and each of its controls, is one composition of the same parts."""
+"""Decodings of a chunk of tokens: each system, and each of its controls, is a composition of the same parts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Decoding:
     Attributes:
         about: one line for a table.
         proposes: candidates from the device: none, the chunk of a draft policy, the last executed action repeated, an
-            extrapolation of executed actions, what a memory of the target's own chunks holds, or random tokens.
-        then: which of the target's own drafters proposes where there are none, or after they failed: ``none``,
+            extrapolation of executed actions, chunks retrieved from a memory of the target's own, or random tokens.
+        then: the target's own drafter if the device proposes nothing, or after its candidates were rejected: ``none``,
             ``bigram``, or ``head`` (Spec-VLA's).
-        bins: tolerance of a token; the largest one where it adapts.
-        least: the smallest one where it adapts.
+        bins: tolerance of a token; the maximum if it adapts.
+        least: the minimum if it adapts.
         adapts: KERV's rule for the tolerance; None leaves it fixed.
         total: tolerance of a group's sum, with HeiSD's acceptance by groups; None accepts every token by itself.
-        uniform: whether the tolerance is a gripper's, too, as in Spec-VLA's paper.
-        tail: KERV's compensation: what takes the place of everything from the first rejected token on.
-        plain_steps: between two compensated inferences there are at least so many that are not.
-        switches: whether retrieval proposes only where the robot moves fast and straight (HeiSD's kinematic metric).
-        gate: decides which steps are verified at all.
-        rate_of: for chance: the decoding at whose achieved rate it verifies.
+        uniform: whether the tolerance also applies to a gripper, as in Spec-VLA's paper.
+        tail: KERV's compensation: the replacement of everything from the first rejected token on.
+        plain_steps: minimum number of inferences without compensation between two with it.
+        switches: whether retrieval proposes only when the robot moves fast and straight (HeiSD's kinematic metric).
+        gate: decides which steps are verified.
+        rate_of: for random controls: the decoding whose achieved rate is used.
     """
 
     about: str
@@ -50,7 +50,7 @@ class Decoding:
 
     @property
     def learned(self) -> bool:
-        """Whether it needs what was learned from the target."""
+        """Whether it needs drafters or filters fitted to the target."""
         return (
             self.then != "none"
             or self.proposes in ("filter", "retrieval")
@@ -64,7 +64,7 @@ def _kerv(about: str, tail: Tail | None = "velocity", adapts: Rule | None = "rep
 
 
 def _heisd(about: str, gate: str = "verify_skip", rate_of: str | None = None, switches: bool = True) -> Decoding:
-    """Groups within 30 and 15 bins; where the head drafts instead, and after a rejection, 9 bins are Spec-VLA's."""
+    """Groups within 30 bins and tokens within 15; when the head drafts, Spec-VLA's 9 bins."""
     return Decoding(
         about, "retrieval", then="head", bins=15, total=30, switches=switches, gate=gate, rate_of=rate_of
     )  # fmt: skip

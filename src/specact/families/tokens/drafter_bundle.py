@@ -1,4 +1,4 @@
-"""A bundle of drafters for one target: what they learned, and a manifest that says whose tokens they draft."""
+"""A bundle of drafters for one target, with a manifest that identifies the target."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ DRAFTER_PARTS = {"head": "head.onnx", "bigram": "bigram.safetensors", "memory": 
 
 @dataclass(frozen=True)
 class DrafterSettings:
-    """What the methods need to know of a robot and its target besides networks; fitted to the target's own rollouts.
+    """Parameters of the methods besides networks, fitted to the target's own rollouts.
 
     Attributes:
-        strict: dimensions of an action that no tolerance is for, such as a gripper.
+        strict: dimensions of an action without tolerance, such as a gripper.
         groups: the group of each dimension, see :func:`~specact.families.tokens.acceptance.grouped`.
-        path: indices into the observation ``state`` of the point whose path HeiSD's metric looks at.
-        filters: by their motion, ``velocity`` and ``walk``.
+        path: indices into the observation ``state`` of the point whose path HeiSD's metric uses.
+        filters: by motion model, ``velocity`` and ``walk``.
         scale: K_S of KERV's threshold, see :func:`~specact.families.tokens.threshold.typical_change`.
         metric: of a path with a point for every inference.
-        fast: F from which on a memory proposes.
-        skip: when verification is left out.
+        fast: smallest F at which the memory proposes.
+        skip: rule for skipping verification.
         top, depth, nodes: size of the head's tree, see :class:`~specact.families.tokens.head.HeadDrafter`.
     """
 
@@ -57,12 +57,12 @@ class DrafterSettings:
 
 @dataclass(frozen=True)
 class DraftedFor:
-    """Which target the drafters learned from, and what was fitted to it.
+    """The target of the drafters, and the settings fitted to it.
 
     Attributes:
         target: fingerprint of its bundle.
         length: T, tokens of its chunks.
-        width: W, of its features.
+        width: W, dimension of its features.
         settings: see :class:`DrafterSettings`.
     """
 
@@ -78,10 +78,10 @@ class DraftedFor:
 
 @dataclass(frozen=True)
 class BigramTable:
-    """The tokens that most often follow a token, place by place, the most frequent first.
+    """The most frequent next tokens of each token, per position, in descending order.
 
     Attributes:
-        tokens: ``[T - 1, 256, K]``; entry i is about the token at place i + 1 after that at place i.
+        tokens: ``[T - 1, 256, K]``; entry i holds the tokens at position i + 1 given the token at position i.
         log_probs: of each of them, ``[T - 1, 256, K]``.
     """
 
@@ -95,7 +95,7 @@ class DrafterBundle(BundleFolder):
 
     Attributes:
         head, bigram, memory: the parts.
-        settings: what was fitted besides.
+        settings: other fitted parameters.
     """
 
     head: TokenHead
@@ -105,7 +105,7 @@ class DrafterBundle(BundleFolder):
 
     @property
     def own(self) -> dict[str, TreeDrafter]:
-        """The drafters that belong to the target, by their names in a question."""
+        """The target's own drafters, by their names in a request."""
         settings = self.settings
         return {
             "bigram": Bigram(self.bigram.tokens.astype(np.int64)),
@@ -120,12 +120,12 @@ def load_drafters(
 
     Args:
         name_or_path: a folder, or the name of a bundle that comes with the package.
-        target: whose tokens are to be drafted.
+        target: the target of the drafters.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
-        BundleError: if a part is missing, damaged, or not the one the manifest was written for, if it is no bundle of
-            drafters, or if they learned from another target.
+        BundleError: if a part is missing, damaged, or does not match its fingerprint in the manifest, if it is no
+            bundle of drafters, or if they were trained for another target.
         ConfigError: if there is no bundle of that name, or no such execution provider.
     """
     path = find_bundle(name_or_path)

@@ -1,4 +1,4 @@
-"""What proposes candidates for a chunk's tokens, and the simplest that do."""
+"""The interface of drafters for a chunk's tokens, and the simplest drafters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specact.types import value
 
 @value
 class Decided:
-    """What a drafter may look at.
+    """A drafter's input: the decoded prefix of a chunk.
 
     Attributes:
-        tokens: the n tokens of a chunk that are decided, one at least, int64 ``[n]``.
-        features: of the target, what each of them was read from, ``[n, W]``.
+        tokens: the n decoded tokens, at least one, int64 ``[n]``.
+        features: of the target, from which each of them was predicted, ``[n, W]``.
         length: T, tokens of a whole chunk.
     """
 
@@ -30,16 +30,16 @@ class Decided:
     length: int
 
     @property
-    def room(self) -> int:
-        """How deep a tree is of use: the target's own choice after it is the chunk's last token."""
+    def max_depth(self) -> int:
+        """Maximum useful depth of a tree; the target itself gives the token after it."""
         return self.length - len(self.tokens) - 1
 
 
 class TreeDrafter(Protocol):
-    """Proposes what may follow the tokens that are decided."""
+    """Proposes continuations of the decoded tokens."""
 
     def grow(self, decided: Decided) -> Tree:
-        """Candidates, :attr:`Decided.room` deep at most; no candidates are a tree, too."""
+        """A tree of candidates, at most :attr:`Decided.max_depth` deep; it may be empty."""
         ...
 
 
@@ -52,36 +52,36 @@ class NoCandidates:
 
 
 class Candidates:
-    """Proposes the rest of whole chunks that were chosen before: the last action, a memory's, another policy's.
+    """Proposes the remainder of given chunks, from the last action, a memory or another policy.
 
     Args:
         chunks: K of them, ``[K, T]``; more likely ones first.
-        then: proposes from the second pass on, where what was chosen before has failed; None proposes the same again.
+        then: drafter for the second and later passes, after a rejection; None proposes the given chunks again.
     """
 
     def __init__(self, chunks: Tokens, then: TreeDrafter | None = None) -> None:
-        self._chunks, self._then, self._fresh = chunks, then, True
+        self._chunks, self._then, self._first_pass = chunks, then, True
 
     def grow(self, decided: Decided) -> Tree:
         """See :class:`TreeDrafter`."""
-        if self._then is not None and not self._fresh:
+        if self._then is not None and not self._first_pass:
             return self._then.grow(decided)
-        self._fresh = False
+        self._first_pass = False
         start = len(decided.tokens)
-        return tree_of(self._chunks[:, start : start + decided.room].tolist())
+        return tree_of(self._chunks[:, start : start + decided.max_depth].tolist())
 
 
 class GroupCandidates:
-    """Proposes every combination of the groups of whole chunks that were chosen before (HeiSD, arXiv 2603.17573).
+    """Proposes combinations of the groups of given chunks (HeiSD, arXiv 2603.17573).
 
-    A gripper is never combined: its tokens stay with the group before them.
+    A gripper's tokens are not combined separately but stay with the group before them.
 
     Args:
         chunks: K of them, ``[K, T]``; more likely ones first.
-        groups: which group each of the T tokens belongs to, ``[T]``, see
+        groups: group of each of the T tokens, ``[T]``, see
             :class:`~specact.families.tokens.acceptance.Acceptance`.
-        strict: which of them are a gripper's, bool ``[T]``.
-        nodes: the tree has no more; combinations of what is less likely are left out first.
+        strict: whether a token is a gripper's, bool ``[T]``.
+        nodes: maximum size of the tree; less likely combinations are left out first.
         then: see :class:`Candidates`.
     """
 
@@ -93,22 +93,22 @@ class GroupCandidates:
         nodes: int = 50,
         then: TreeDrafter | None = None,
     ) -> None:
-        self._chunks, self._nodes, self._then, self._fresh = chunks, nodes, then, True
+        self._chunks, self._nodes, self._then, self._first_pass = chunks, nodes, then, True
         # A gripper's tokens belong to the piece before them.
         starts = np.flatnonzero((np.diff(groups, prepend=-1) != 0) & ~strict)
-        self._ends = [*starts[1:].tolist(), len(groups)]
+        self._piece_ends = [*starts[1:].tolist(), len(groups)]
 
     def grow(self, decided: Decided) -> Tree:
         """See :class:`TreeDrafter`."""
-        if self._then is not None and not self._fresh:
+        if self._then is not None and not self._first_pass:
             return self._then.grow(decided)
-        self._fresh = False
+        self._first_pass = False
         at = len(decided.tokens)
-        end = at + decided.room
+        end = at + decided.max_depth
         tokens: list[int] = []
         parents: list[int] = []
         leaves = [-1]
-        for stop in (min(stop, end) for stop in self._ends):
+        for stop in (min(stop, end) for stop in self._piece_ends):
             if at >= stop:
                 continue
             # The likelier piece first, behind every leaf.
@@ -125,12 +125,12 @@ class GroupCandidates:
 
 
 class Bigram:
-    """Proposes the tokens that most often followed, place by place.
+    """Proposes the most frequent next tokens, per position.
 
     Args:
-        followers: of each place but the last and each token there, the K tokens that came next most often, in
-            falling order, ``[T - 1, 256, K]``.
-        widths: how many of them are followed at each depth, such as ``(4, 2, 1, 1)``; the last number goes on.
+        followers: the K most frequent next tokens of each token at each position but the last, in descending order,
+            ``[T - 1, 256, K]``.
+        widths: branching factor at each depth, such as ``(4, 2, 1, 1)``; the last one repeats.
     """
 
     def __init__(self, followers: Tokens, widths: Sequence[int] = (1,)) -> None:
@@ -140,18 +140,18 @@ class Bigram:
         """See :class:`TreeDrafter`."""
         place = len(decided.tokens) - 1
         paths = [[int(decided.tokens[-1])]]
-        for depth in range(decided.room):
+        for depth in range(decided.max_depth):
             width = self._widths[min(depth, len(self._widths) - 1)]
             paths = [[*path, int(t)] for path in paths for t in self._followers[place + depth, path[-1], :width]]
         return tree_of(path[1:] for path in paths)
 
 
 class RandomTokens:
-    """Proposes chunks of random tokens: what anything else has to beat.
+    """Proposes random tokens: a baseline.
 
     Args:
-        rng: to draw from.
-        chains: how many, each to the end of the chunk.
+        rng: source of randomness.
+        chains: number of chains, each to the end of the chunk.
     """
 
     def __init__(self, rng: np.random.Generator, chains: int = 1) -> None:
@@ -159,4 +159,4 @@ class RandomTokens:
 
     def grow(self, decided: Decided) -> Tree:
         """See :class:`TreeDrafter`."""
-        return tree_of(self._rng.integers(BINS, size=(self._chains, decided.room)).tolist())
+        return tree_of(self._rng.integers(BINS, size=(self._chains, decided.max_depth)).tolist())

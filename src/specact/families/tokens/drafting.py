@@ -1,4 +1,4 @@
-"""The device's half of speculative decoding: what it remembers of its robot, and the question it puts to the target."""
+"""Speculative decoding on the device: the robot's state, drafting, and the request to the target."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from specact.observation import Window
 from specact.types import Chunk, Origin, Proposal, StepRecord, value
 from specact.units import ActionUnits
 
-# Executed actions that an extrapolation looks back on (AC in KERV), and candidates from a memory (K in HeiSD's code).
-HISTORY, RETRIEVED = 10, 5
-# Bins within which a token counts as accepted where HeiSD's head drafts, as in Spec-VLA.
+# Executed actions used for extrapolation (AC in KERV), and candidates retrieved from the memory (K in HeiSD's code).
+HISTORY, NEIGHBOURS = 10, 5
+# Tolerance in bins when HeiSD's head drafts, as in Spec-VLA.
 _HEAD_BINS = 9
 
 
 @value
 class DraftedTokens:
-    """What the device knows of a proposal of tokens; gates of this family read it.
+    """Evidence of a proposal of tokens, for the gates of this family.
 
     Attributes:
-        question: to the target.
+        question: the request to the target.
         feature: of the observation, for HeiSD's comparison with the last verified one, ``[F]``; None without a memory.
-        recalled: whether a memory proposed.
+        retrieved: whether the candidates come from the memory.
     """
 
     question: Question
     feature: Array | None = None
-    recalled: bool = False
+    retrieved: bool = False
 
 
 class TokenDrafter:
     """See :class:`~specact.pair.FollowingDrafter`.
 
-    The proposed actions are the likeliest candidate; without one they are the draft's chunk, where there is a draft,
-    and else the last executed action once more, before the first one the middle of the demonstrated range.
+    The proposed actions are the most likely candidate; without one, the draft's chunk if there is a draft, else the
+    last executed action repeated, or zeros (the middle of the demonstrated range) before the first one.
 
     Args:
-        policy: the target; of its networks the encoder runs here, where a memory is asked.
+        policy: the target; its encoder runs on the device if the memory is used.
         units: of the proposed actions, those of its tokens.
         decoding: what is composed.
         drafters: what was learned for the target; None where the decoding needs nothing of it.
@@ -110,19 +110,19 @@ class TokenDrafter:
         self._spacing.update(bool((decoded.sources == TAIL).any()))
 
     def propose(self, window: Window, rng: np.random.Generator) -> Proposal:
-        """The likeliest chunk, and the question to the target."""
-        recalls, feature = self._decoding.proposes == "retrieval" and self._recalls(window), None
+        """The most likely chunk, and the request to the target."""
+        use_memory, feature = self._decoding.proposes == "retrieval" and self._uses_memory(window), None
         candidates = np.zeros((0, self._policy.networks.length), np.int64)
         if self._decoding.proposes == "retrieval":
-            feature = encoded(self._policy, window)
-        if recalls and feature is not None:
-            candidates = self._recalled(feature)
+            feature = pooled_features(self._policy, window)
+        if use_memory and feature is not None:
+            candidates = self._retrieved(feature)
         elif self._decoding.proposes in ("last", "filter", "random", "draft"):
             candidates = self._candidates(window, rng)
-        question = Question(candidates, self._decoding.then, recalls, self._rule(recalls), self._tail())
-        origin = Origin.RETRIEVED if recalls else Origin.DRAFTED
+        question = Question(candidates, self._decoding.then, use_memory, self._acceptance(use_memory), self._tail())
+        origin = Origin.RETRIEVED if use_memory else Origin.DRAFTED
         actions = self._actions(candidates, window, rng)
-        return Proposal(window, actions, DraftedTokens(question, feature, recalls), origin)
+        return Proposal(window, actions, DraftedTokens(question, feature, use_memory), origin)
 
     def _candidates(self, window: Window, rng: np.random.Generator) -> Tokens:
         if self._decoding.proposes == "random":
@@ -148,13 +148,13 @@ class TokenDrafter:
         chunk = self._draft.infer(self._draft.spec.observation.select(window), rng)
         return self._units.from_environment(chunk[: self._policy.spec.chunk])
 
-    def _rule(self, recalled: bool) -> Acceptance:
+    def _acceptance(self, retrieved: bool) -> Acceptance:
         spec, settings = self._policy.spec, None if self._drafters is None else self._drafters.settings
         length, decoding = spec.chunk * spec.actions, self._decoding
         strict = () if settings is None or decoding.uniform else settings.strict
         if decoding.total is None:
             return relaxed(self._threshold.bins, length, spec.actions, strict)
-        if not recalled or settings is None:
+        if not retrieved or settings is None:
             return relaxed(_HEAD_BINS, length, spec.actions, strict)
         return grouped(decoding.total, decoding.bins, length, spec.actions, settings.groups, strict)
 
@@ -170,30 +170,30 @@ class TokenDrafter:
             found = self._drafters.settings.filters[how]
         return found.predict(np.stack(self._executed), self._policy.spec.chunk)
 
-    def _recalls(self, window: Window) -> bool:
+    def _uses_memory(self, window: Window) -> bool:
         if not self._decoding.switches or self._drafters is None:
             return True
         settings = self._drafters.settings
         self._path.append(window["state"][-1, list(settings.path)])
         return bool(settings.metric.now(np.stack(self._path)) >= settings.fast)
 
-    def _recalled(self, feature: Array) -> Tokens:
-        assert self._drafters is not None, "a decoding that recalls needs drafters"
-        return self._drafters.memory.nearest(feature, RETRIEVED).tokens
+    def _retrieved(self, feature: Array) -> Tokens:
+        assert self._drafters is not None, "a decoding with a memory needs drafters"
+        return self._drafters.memory.nearest(feature, NEIGHBOURS).tokens
 
     def _tokens(self, actions: Chunk) -> Tokens:
-        """Of one chunk ``[H, A]``, normalised, as candidates ``[1, T]``; as long as the target's."""
+        """The tokens ``[1, T]`` of a normalised chunk ``[H, A]``, truncated or padded to the target's length."""
         spec = self._policy.spec
         short = spec.chunk - len(actions)
         whole = np.concatenate([actions, np.repeat(actions[-1:], short, axis=0)]) if short > 0 else actions
         return to_tokens(whole[: spec.chunk]).reshape(1, -1)
 
 
-def encoded(policy: TokenPolicy, window: Window) -> Array:
-    """What the target's encoder makes of a window, mean over its tokens, of length 1, ``[W]``.
+def pooled_features(policy: TokenPolicy, window: Window) -> Array:
+    """The mean of the target encoder's tokens of a window, normalised to unit length, ``[W]``.
 
     Raises:
-        ObservationError: if that is 0 or not finite.
+        ObservationError: if the mean is 0 or not finite.
     """
     pooled = policy.networks.tokens([policy.spec.observation.select(window)])[0].mean(axis=0)
     return unit(pooled)

@@ -16,11 +16,11 @@ from specact.types import Floats
 
 
 class TokenHead:
-    """A head on ONNX Runtime: from tokens, and what they were read from, to the tokens after them.
+    """A head on ONNX Runtime that predicts the next tokens from tokens and features.
 
-    ``f'_i = layer(W [e_i; f_i])``, with the target's own embedding e of token i and the feature f that it was read
-    from; ``f'_i`` predicts the feature that the target reads the next token from, and the target's own output layer
-    makes logits of it.
+    ``f'_i = layer(W [e_i; f_i])``, with the target's embedding e of token i and the feature f that it was predicted
+    from; ``f'_i`` estimates the target's feature for the next token, and the target's output layer converts it to
+    logits.
 
     Args:
         path: the ``.onnx`` file.
@@ -32,7 +32,7 @@ class TokenHead:
         length, width: as given.
 
     Raises:
-        BundleError: if the file is no ONNX model, or takes or gives something else.
+        BundleError: if the file is no ONNX model, or has other inputs or outputs.
         ConfigError: if this installation of ONNX Runtime has no such provider.
     """
 
@@ -55,11 +55,11 @@ class TokenHead:
 
         Args:
             tokens: 0 to 255, ``[B, N]``.
-            features: what they were read from: the target's or, further on, the head's own, ``[B, N, W]``.
+            features: from which they were predicted: the target's or, for drafted tokens, the head's, ``[B, N, W]``.
             places, among: see :meth:`TokenNetworks.read <specact.families.tokens.network.TokenNetworks.read>`.
 
         Returns:
-            Of the token after each, the logits ``[B, N, 256]`` and the predicted feature ``[B, N, W]``.
+            Logits ``[B, N, 256]`` and predicted feature ``[B, N, W]`` of the next token of each.
         """
         given = {"tokens": tokens, "features": features, "places": places, "among": among}
         logits, predicted = self._session.run(None, given)
@@ -67,31 +67,31 @@ class TokenHead:
 
 
 class HeadDrafter:
-    """Grows the dynamic tree of EAGLE-2 (Li et al. 2024): the paths that the head deems most likely together.
+    """Grows the dynamic tree of EAGLE-2 (Li et al. 2024) from the head's most likely paths.
 
-    On every level the ``top`` most likely nodes are followed by their ``top`` most likely children. Of all children the
-    ``nodes`` most likely are kept; a child is at most as likely as its parent, which is therefore kept as well.
+    At every level the ``top`` most likely nodes are expanded by their ``top`` most likely children. The ``nodes`` most
+    likely nodes are kept; a child is at most as likely as its parent, so that the parent is kept too.
 
     Args:
         head: see :class:`TokenHead`.
-        top: nodes of a level that are expanded, and children of each; 1 drafts the greedy chain.
-        depth: levels at most; no path reaches beyond the chunk.
-        nodes: that are kept at most.
+        top: beam width, and children of each expanded node; 1 drafts the greedy chain.
+        depth: maximum number of levels, limited by the chunk's end.
+        nodes: maximum size of the tree.
     """
 
     def __init__(self, head: TokenHead, top: int = 8, depth: int = 4, nodes: int = 50) -> None:
         self._head, self._top, self._depth, self._nodes = head, top, depth, nodes
 
     def grow(self, decided: Decided) -> Tree:
-        """The tree after the decided tokens; its likelihoods are cumulative, from there on."""
+        """The tree after the decoded tokens; likelihoods are cumulative from there."""
         count = len(decided.tokens)
-        # What the head reads: the decided tokens, and behind them the nodes that are expanded.
+        # The head's inputs: the decoded tokens, followed by the expanded nodes.
         tokens, features, among = decided.tokens, decided.features, causal(1, count)[0]
         places = np.arange(count)
-        # The rows of it that are expanded next, which nodes these are, and how likely.
+        # Rows of the inputs to expand next, their nodes, and their log-likelihoods.
         rows, follow, likely = np.array([count - 1]), np.array([-1]), np.zeros(1)
         made: list[tuple[Tokens, Tokens, Floats]] = []
-        for place in range(count, count + min(self._depth, decided.room)):
+        for place in range(count, count + min(self._depth, decided.max_depth)):
             logits, predicted = self._head.read(tokens[None], features[None], places[None], among[None])
             scores = _log_softmax(logits[0, rows].astype(np.float64))
             best = np.argsort(-scores, axis=-1, kind="stable")[:, : self._top]
@@ -104,24 +104,24 @@ class HeadDrafter:
             tokens = np.concatenate([tokens, children[chosen]])
             features = np.concatenate([features, predicted[0, above]])
             places = np.concatenate([places, np.full(len(chosen), place)])
-            among = _extended(among, above)
+            among = _extend_mask(among, above)
             rows, follow, likely = len(among) - len(chosen) + np.arange(len(chosen)), before + chosen, likely[chosen]
         if not made:
             return Tree(np.empty(0, np.int64), np.empty(0, np.int64))
         nodes, parents, scores = (np.concatenate(column) for column in zip(*made, strict=True))
-        return _best(nodes, parents, scores, self._nodes)
+        return _most_likely(nodes, parents, scores, self._nodes)
 
 
-def _best(tokens: Tokens, parents: Tokens, likely: Floats, nodes: int) -> Tree:
-    """The most likely nodes, in their order; of equals the first, so that no child is kept without its parent."""
+def _most_likely(tokens: Tokens, parents: Tokens, likely: Floats, nodes: int) -> Tree:
+    """The most likely nodes, in their order; ties keep the first, so that no child is kept without its parent."""
     kept = np.sort(np.argsort(-likely, kind="stable")[:nodes])
     renamed = np.full(len(tokens) + 1, -1)
     renamed[kept] = np.arange(len(kept))
     return Tree(tokens[kept], renamed[parents[kept]])
 
 
-def _extended(among: Mask, above: Tokens) -> Mask:
-    """The mask with one more token behind each of these rows: it sees what that one sees, and itself."""
+def _extend_mask(among: Mask, above: Tokens) -> Mask:
+    """The mask with a new token for each row of ``above``, which attends to what that row attends to, and itself."""
     count, more = len(among), len(above)
     whole = np.zeros((count + more, count + more), np.bool_)
     whole[:count, :count], whole[count:, :count] = among, among[above]
@@ -130,7 +130,7 @@ def _extended(among: Mask, above: Tokens) -> Mask:
 
 
 def _log_softmax(logits: Floats) -> Floats:
-    """Never above 0, rounding included."""
+    """Log-softmax that never exceeds 0, not even by rounding."""
     shifted = logits - logits.max(-1, keepdims=True)
     found: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return found

@@ -1,8 +1,8 @@
-"""What the next actions are, judged by those executed last: the tail of KERV (Zheng et al. 2026, arXiv 2603.01581).
+"""Extrapolation of executed actions: the tail of KERV (Zheng et al. 2026, arXiv 2603.01581).
 
-KERV predicts one action from the last ten, every dimension by itself. It does not say with which state; its code has a
-random walk with Q = 1 and R = 0.001, whose gain of 0.999 repeats the last action. Here the state is an action and its
-velocity, fitted by likelihood; random walk and persistence stand beside it.
+KERV predicts one action from the last ten, per dimension. The paper does not specify the state; its code has a random
+walk with Q = 1 and R = 0.001, whose gain of 0.999 repeats the last action. Here the state is an action and its
+velocity, fitted by maximum likelihood; random walk and persistence are available for comparison.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _MOTIONS: dict[Motion, tuple[_Floats, _Floats]] = {
     "velocity": (np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[0.25, 0.5], [0.5, 1.0]])),
     "walk": (np.array([[1.0]]), np.array([[1.0]])),
 }
-# Variance of a state of which nothing is known, in measurement noises.
-_UNKNOWN = 1e9
-# Ratios q / r that a fit begins with, and the least r, where an action never changes.
-_RATIOS, _LEAST = np.geomspace(1e-6, 1e6, 49), 1e-12
+# Variance of an uninformative prior, in units of the measurement noise.
+_PRIOR_VARIANCE = 1e9
+# Initial grid of ratios q / r of a fit, and the minimum of r, for constant actions.
+_RATIOS, _MIN_VARIANCE = np.geomspace(1e-6, 1e6, 49), 1e-12
 
 
 class Extrapolation(Protocol):
-    """Predicts actions from those before."""
+    """Predicts actions from past ones."""
 
     def predict(self, history: NDArray[np.floating], steps: int) -> Actions:
         """The next actions ``[steps, A]``, in [-1, 1].
 
         Args:
-            history: the executed actions, normalised, oldest first, ``[k, A]`` with k of at least 1. NaN where nothing
-                was measured: time passes, and nothing is learned.
-            steps: how many, at least 1.
+            history: executed actions, normalised, oldest first, ``[k, A]`` with k at least 1. NaN for missing
+                measurements.
+            steps: number of predicted actions, at least 1.
 
         Raises:
             ConfigError: if a dimension has no measurement at all, or the shapes do not fit.
@@ -51,25 +51,25 @@ class Extrapolation(Protocol):
 
 @dataclass(frozen=True)
 class Persistence:
-    """The last action once more: what a filter has to be better than."""
+    """Repeats the last action: the baseline for filters."""
 
     def predict(self, history: NDArray[np.floating], steps: int) -> Actions:
         """See :class:`Extrapolation`."""
-        return _clipped(np.repeat(_last(_measured(history))[None], steps, axis=0))
+        return _clipped(np.repeat(_last(_check_history(history))[None], steps, axis=0))
 
 
 @dataclass(frozen=True)
 class Kalman:
-    """A Kalman filter for every dimension by itself.
+    """An independent Kalman filter for every dimension.
 
     ``velocity``: ``x = [a, v]``, ``x' = [[1, 1], [0, 1]] x + w``, where an acceleration of variance q is constant over
     a step: ``Cov w = q [[1/4, 1/2], [1/2, 1]]``. ``walk``: ``a' = a + w``, ``Var w = q``. Both measure ``a`` with
-    variance r. Nothing is known of the first state: one measurement determines the action, two the velocity.
+    variance r. The prior is uninformative: one measurement determines the action, two the velocity.
 
     Args:
         motion: which of the two.
         q, r: variances of every dimension, in squared normalised actions and control steps; q at least 0, r above 0.
-        copied: dimensions whose last value is taken instead, such as a gripper that is open or closed.
+        copied: dimensions whose last value is repeated instead, such as a binary gripper.
 
     Raises:
         ConfigError: for values that are not allowed.
@@ -92,19 +92,19 @@ class Kalman:
 
     def predict(self, history: NDArray[np.floating], steps: int) -> Actions:
         """See :class:`Extrapolation`."""
-        history, count = _measured(history), len(self.q)
+        history, count = _check_history(history), len(self.q)
         if history.shape[1] != count:
             raise ConfigError(f"this filter is for {count} dimensions, but the actions have {history.shape[1]}")
         transition, noise = _MOTIONS[self.motion]
         noise = (np.array(self.q) / np.array(self.r))[:, None, None] * noise
-        mean, covariance = np.zeros((count, len(transition))), _UNKNOWN * np.eye(len(transition))
+        mean, covariance = np.zeros((count, len(transition))), _PRIOR_VARIANCE * np.eye(len(transition))
         begun = np.zeros(count, np.bool_)
         for action in history:
-            seen, learned = np.isfinite(action), _learned(mean, covariance, action)
+            seen, learned = np.isfinite(action), _update_state(mean, covariance, action)
             mean = np.where(seen[:, None], learned[0], mean)
             covariance = np.where(seen[:, None, None], learned[1], covariance)
             begun |= seen
-            mean, passed = _passed(mean, covariance, transition, noise)
+            mean, passed = _predict_state(mean, covariance, transition, noise)
             covariance = np.where(begun[:, None, None], passed, covariance)
         ahead = np.empty((steps, count))
         for step in range(steps):
@@ -115,18 +115,18 @@ class Kalman:
     def fit(
         cls, episodes: Sequence[NDArray[np.floating]], *, motion: Motion = "velocity", copied: Sequence[int] = ()
     ) -> Self:
-        """The filter whose predictions of one step make these actions most likely.
+        """The maximum likelihood filter for one-step predictions of these actions.
 
         The gain depends on ``q / r`` alone, so r has a closed form for every ratio (the concentrated likelihood, Harvey
-        1989, section 3.4), and the ratio is searched: on a logarithmic grid from 1e-6 to 1e6, then between the
-        neighbours of the best, twice. Measurements before the state is determined do not count.
+        1989, section 3.4), and the ratio is found by search: on a logarithmic grid from 1e-6 to 1e6, then twice between
+        the neighbours of the best one. Measurements before the state is determined are excluded.
 
         Args:
             episodes: normalised actions ``[n, A]``, without gaps.
             motion, copied: as of the filter.
 
         Raises:
-            ConfigError: for actions that are not finite, or no episode that is long enough.
+            ConfigError: for actions that are not finite, or if no episode is long enough.
         """
         order = len(_MOTIONS[motion][0])
         used = [np.asarray(episode, np.float64) for episode in episodes if len(episode) > order]
@@ -151,10 +151,13 @@ def _fit_dimension(motion: Motion, values: _Floats) -> tuple[float, float]:
 
 
 def _losses(motion: Motion, values: _Floats, ratios: _Floats) -> tuple[_Floats, _Floats]:
-    """-2 log likelihood up to a constant, and the r that goes with it, of every ratio ``[G]``."""
+    """-2 log likelihood up to a constant, and the optimal r, of every ratio ``[G]``."""
     transition, noise = _MOTIONS[motion]
     noise = ratios[:, None, None] * noise
-    mean, covariance = np.zeros((values.shape[1], len(ratios), len(transition))), _UNKNOWN * np.eye(len(transition))
+    mean, covariance = (
+        np.zeros((values.shape[1], len(ratios), len(transition))),
+        _PRIOR_VARIANCE * np.eye(len(transition)),
+    )
     squares, logarithms, count = np.zeros(len(ratios)), np.zeros(len(ratios)), 0
     for step, value in enumerate(values):
         if step >= len(transition):
@@ -162,25 +165,25 @@ def _losses(motion: Motion, values: _Floats, ratios: _Floats) -> tuple[_Floats, 
             squares += ((value[going, None] - mean[going, :, 0]) ** 2).sum(axis=0) / variance
             logarithms += going.sum() * np.log(variance)
             count += int(going.sum())
-        mean, covariance = _passed(*_learned(mean, covariance, value[:, None]), transition, noise)
-    r = np.maximum(squares / count, _LEAST)
+        mean, covariance = _predict_state(*_update_state(mean, covariance, value[:, None]), transition, noise)
+    r = np.maximum(squares / count, _MIN_VARIANCE)
     return count * np.log(r) + logarithms, r
 
 
 # The filter itself, in units of the measurement noise: r = 1. States are [..., S] and covariances [..., S, S].
-def _passed(mean: _Floats, covariance: _Floats, transition: _Floats, noise: _Floats) -> tuple[_Floats, _Floats]:
-    """A control step later."""
+def _predict_state(mean: _Floats, covariance: _Floats, transition: _Floats, noise: _Floats) -> tuple[_Floats, _Floats]:
+    """Prediction step of the filter."""
     return mean @ transition.T, transition @ covariance @ transition.T + noise
 
 
-def _learned(mean: _Floats, covariance: _Floats, measured: _Floats) -> tuple[_Floats, _Floats]:
-    """After a measurement ``[...]``."""
+def _update_state(mean: _Floats, covariance: _Floats, measured: _Floats) -> tuple[_Floats, _Floats]:
+    """Update step of the filter with a measurement ``[...]``."""
     gain = covariance[..., :, 0] / (covariance[..., 0, 0] + 1.0)[..., None]
     error = measured - mean[..., 0]
     return mean + gain * error[..., None], covariance - gain[..., None] * covariance[..., :1, :]
 
 
-def _measured(history: NDArray[np.floating]) -> _Floats:
+def _check_history(history: NDArray[np.floating]) -> _Floats:
     found = np.asarray(history, np.float64)
     if found.ndim != 2 or not np.isfinite(found).any(axis=0).all():
         raise ConfigError(

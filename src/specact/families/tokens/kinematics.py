@@ -1,4 +1,4 @@
-"""How fast and straight the robot moves: what HeiSD (Zheng et al. 2026, arXiv 2603.17573) chooses a drafter by."""
+"""The kinematic metric by which HeiSD (Zheng et al. 2026, arXiv 2603.17573) selects a drafter."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from specact.errors import ConfigError, ObservationError, unknown_name
 _Floats = NDArray[np.float64]
 Definition = Literal["paper", "code"]
 _PERCENTILE = 95.0
-# A window whose extent is less than this share of its distance from the origin does not move: that is rounding. One
-# whose width is less than this share of its length is straight.
-_STILL, _STRAIGHT = 1e-12, 1e-6
+# A window with a smaller extent, relative to its distance from the origin, does not move: that is rounding error. One
+# with a smaller width, relative to its length, is straight.
+_MIN_EXTENT, _MIN_WIDTH = 1e-12, 1e-6
 
 
 @dataclass(frozen=True)
 class KinematicMetric:
     """The fused metric ``F = alpha Norm(R) + (1 - alpha) Norm(D)`` of the last w points of a path.
 
-    R says how straight the path is. The points are projected onto their plane (the first two principal axes), and a
+    R measures how straight the path is. The points are projected onto their plane (the first two principal axes), and a
     circle is fitted to them by least squares (Kasa 1976; the paper fits iteratively). ``paper``: R is the mean distance
     of the projected points to its centre, and D the length of the path, ``sum |P_i - P_i+1|``. ``code``, as in the
     code that was released: R is the circle's radius, and ``D = sum |P_last - P_i|``.
     ``Norm(x) = (x - least) / (most - least)``, within [0, 1].
 
-    Straight windows have an infinite radius, so that their Norm(R) is 1; where nothing moves, F is 0.
+    Straight windows have an infinite radius, so that their Norm(R) is 1; without motion, F is 0.
 
     Args:
-        window: w, points that are looked at, at least 3.
+        window: w, number of points, at least 3.
         alpha: weight of the radius, in [0, 1].
         least_radius, most_radius: smallest R of calibration, and its 95th percentile, in the unit of the points.
         least_distance, most_distance: the same for D.
@@ -71,10 +71,10 @@ class KinematicMetric:
         alpha: float = 0.5,
         definition: Definition = "paper",
     ) -> Self:
-        """The metric whose ranges are those of some paths: from the smallest value to the 95th percentile.
+        """The metric with the ranges of given paths: from the smallest value to the 95th percentile.
 
         Args:
-            paths: points of the end effector, or joints, one a control step, ``[n, d]`` with d of at least 2.
+            paths: points of the end effector, or joints, one per control step, ``[n, d]`` with d at least 2.
             window, alpha, definition: as of the metric.
 
         Raises:
@@ -90,7 +90,7 @@ class KinematicMetric:
         return cls(window, alpha, *_range(radii[np.isfinite(radii)]), *_range(distances), definition)
 
     def now(self, points: NDArray[np.floating]) -> float:
-        """F of the last w points, in [0, 1]; 0 where there are fewer, as where fine work is to be expected.
+        """F of the last w points, in [0, 1]; 0 if there are fewer, as for precise motion.
 
         Args:
             points: oldest first, ``[k, d]``.
@@ -114,7 +114,7 @@ class KinematicMetric:
 
 
 def _measure(path: NDArray[np.floating], window: int, definition: Definition) -> tuple[_Floats, _Floats]:
-    """R and D of every window of a path, ``[n - w + 1]`` each; both 0 where nothing moves."""
+    """R and D of every window of a path, ``[n - w + 1]`` each; both 0 without motion."""
     path = np.asarray(path, np.float64)
     if path.ndim != 2 or path.shape[1] < 2 or not np.isfinite(path).all():
         raise ObservationError(
@@ -123,8 +123,8 @@ def _measure(path: NDArray[np.floating], window: int, definition: Definition) ->
     points = np.swapaxes(np.lib.stride_tricks.sliding_window_view(path, window, axis=0), 1, 2)
     offsets = points - points.mean(axis=1, keepdims=True)
     _, extents, axes = np.linalg.svd(offsets, full_matrices=False)
-    moves = extents[:, 0] > _STILL * np.abs(points).max(axis=(1, 2))
-    bent = moves & (extents[:, 1] > _STRAIGHT * extents[:, 0])
+    moves = extents[:, 0] > _MIN_EXTENT * np.abs(points).max(axis=(1, 2))
+    bent = moves & (extents[:, 1] > _MIN_WIDTH * extents[:, 0])
     # Along principal axes through the mean, the normal equations of x^2 + y^2 = 2 a x + 2 b y + c are diagonal.
     plane = offsets[bent] @ np.swapaxes(axes[bent, :2], 1, 2)
     squares = (plane**2).sum(axis=2, keepdims=True)
@@ -140,11 +140,11 @@ def _measure(path: NDArray[np.floating], window: int, definition: Definition) ->
 
 
 def _range(values: _Floats) -> tuple[float, float]:
-    """Smallest value and 95th percentile; of no values at all, as of a radius that is never finite, both are 0."""
+    """Smallest value and 95th percentile; both 0 for no values, as if no radius is finite."""
     return (float(values.min()), float(np.percentile(values, _PERCENTILE))) if len(values) else (0.0, 0.0)
 
 
 def _normalised(values: _Floats, least: float, most: float) -> _Floats:
-    """From 0 at ``least`` to 1 at ``most``; 1 at both where they are the same."""
+    """From 0 at ``least`` to 1 at ``most``; 1 if they are equal."""
     shares = np.clip((values - least) / (most - least if most > least else 1.0), 0.0, 1.0)
     return np.where(values >= most, 1.0, shares)

@@ -1,7 +1,7 @@
-"""The networks of a token policy on ONNX Runtime: an encoder, and a decoder that serves every way of decoding.
+"""The networks of a token policy on ONNX Runtime: an encoder, and a decoder for all decodings.
 
-One graph of the decoder reads the prefix, one more token of every window, or all nodes of a tree of candidates at once.
-What it may attend to is an argument, and so is the cache: whoever decodes decides what is kept.
+One decoder graph processes the prefix, the next token of every window, or all nodes of a candidate tree in one pass.
+The attention mask and the KV cache are inputs; the caller manages the cache.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Reading:
-    """What the decoder says of N tokens, for each of B windows.
+    """The decoder's outputs for N tokens of each of B windows.
 
     Attributes:
-        logits: of the token that follows each of them, ``[B, N, 256]``.
-        features: what the logits were read from, ``[B, N, W]``.
+        logits: of the next token after each of them, ``[B, N, 256]``.
+        features: last hidden states, from which the logits are computed, ``[B, N, W]``.
         entries: their keys and values in every layer, ``[B, L, 2, heads, N, W / heads]``.
     """
 
@@ -41,37 +41,37 @@ class Reading:
 
 
 class Cache:
-    """Keys and values of what was read so far, of B windows; what is read next attends to what is kept here.
+    """KV cache of B windows.
 
     Args:
-        entries: room for S tokens, ``[B, L, 2, heads, S, W / heads]``.
+        entries: buffer for S tokens, ``[B, L, 2, heads, S, W / heads]``.
 
     Attributes:
         entries: as given.
-        lengths: how many tokens are kept of each window, int64 ``[B]``.
+        lengths: number of cached tokens of each window, int64 ``[B]``.
     """
 
     def __init__(self, entries: Array) -> None:
         self.entries, self.lengths = entries, np.zeros(len(entries), np.int64)
 
     def copy(self) -> Cache:
-        """Another cache that holds the same."""
+        """A deep copy."""
         other = Cache(self.entries.copy())
         other.lengths[:] = self.lengths
         return other
 
     @property
     def seen(self) -> Mask:
-        """Which of the S places hold something, ``[B, S]``."""
+        """Which of the S slots are filled, ``[B, S]``."""
         seen: Mask = np.arange(self.entries.shape[-2]) < self.lengths[:, None]
         return seen
 
     def keep(self, entries: Array, chosen: Sequence[NDArray[np.int64]] | None = None) -> None:
-        """Appends what was read; what is not kept is forgotten, such as candidates that were rejected.
+        """Appends the entries of accepted tokens.
 
         Args:
             entries: of a :class:`Reading`.
-            chosen: of each window, which of the N tokens, in their order; all of them if not given.
+            chosen: indices of the accepted ones of the N tokens, in order, for each window; all if not given.
         """
         for row, start in enumerate(self.lengths.tolist()):
             kept = entries[row] if chosen is None else entries[row][..., chosen[row], :]
@@ -87,12 +87,12 @@ class TokenNetworks:
         files: the ``.onnx`` file of each part: ``encoder``, ``decoder``.
         embedding: of the 256 tokens, float32 ``[256, W]``.
         spec: of the bundle they belong to; their inputs are checked against it.
-        words: that its instructions are read with.
+        words: vocabulary of its instructions.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Attributes:
-        prefix: P, tokens of an observation; those of the chunk come after it.
-        length: tokens of a chunk: one for every dimension of every action.
+        prefix: P, tokens of an observation, before those of the chunk.
+        length: tokens of a chunk, one for every dimension of every action.
         width: W, of embeddings and features.
 
     Raises:
@@ -116,15 +116,15 @@ class TokenNetworks:
         self._check(files)
 
     def tokens(self, windows: Sequence[Window]) -> Array:
-        """What the encoder makes of B windows, ``[B, P, W]``."""
+        """The encoder's tokens of B windows, ``[B, P, W]``."""
         tokens: Array = self._encoder.run(None, self._inputs.stack(windows))[0]
         return tokens
 
     def prefill(self, prefix: Array) -> tuple[Cache, Reading]:
-        """Reads what the encoder made of B windows; all of it attends to all of it.
+        """Processes the encoder's tokens of B windows, with full attention.
 
         Returns:
-            A new cache that holds it, and what the decoder says of it: its last logits are of the first action token.
+            A new cache with the prefix, and the decoder's outputs; the last logits are of the first action token.
         """
         batch, count, _ = prefix.shape
         cache = Cache(np.zeros((batch, *self._cache), np.float32))
@@ -134,13 +134,13 @@ class TokenNetworks:
         return cache, found
 
     def read(self, cache: Cache, tokens: Tokens, places: NDArray[np.int64], among: Mask) -> Reading:
-        """Reads N action tokens of each of B windows, in one pass; the cache stays as it is.
+        """Processes N action tokens of each of B windows in one pass; the cache is not modified.
 
         Args:
             cache: of the B windows.
             tokens: 0 to 255, ``[B, N]``.
-            places: where in the chunk each stands, 0 to ``length - 1``, ``[B, N]``; candidates for one place share it.
-            among: whether the token of a row attends to that of a column, ``[B, N, N]``; each to itself at least.
+            places: position of each in the chunk, 0 to ``length - 1``, ``[B, N]``; alternative candidates share one.
+            among: attention mask among the tokens, row attends to column, ``[B, N, N]``; the diagonal is True.
         """
         return self._read(cache, self._embedding[tokens], self.prefix + places, among)
 
@@ -179,5 +179,5 @@ class TokenNetworks:
 
 
 def causal(batch: int, count: int) -> Mask:
-    """Each token sees itself and those before it, ``[B, N, N]``."""
+    """The causal attention mask, ``[B, N, N]``."""
     return np.broadcast_to(np.tri(count, dtype=np.bool_), (batch, count, count))

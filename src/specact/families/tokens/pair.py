@@ -1,4 +1,4 @@
-"""A token policy as the target of a pair; the draft is whatever proposes tokens, or nothing."""
+"""A token policy as the target of a pair, with drafters of tokens or none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specact.families.tokens.wire import TokenCodec, TokenResponder
 from specact.units import ActionUnits
 from specact.verification import Target
 
-# Where a bundle's drafters lie.
+# Folder of a bundle's drafters.
 DRAFTERS = "drafters"
 
 
@@ -28,8 +28,8 @@ class TokenPair(TargetPair[TokenPolicy]):
     """See :class:`~specact.pair.Pair` and :class:`~specact.families.target_pair.TargetPair`; the target is greedy.
 
     Attributes:
-        drafters: what was learned from it; None where nothing was.
-        decoding: how verified steps are decoded, and what proposes.
+        drafters: trained for it, or None.
+        decoding: of verified steps, with its source of candidates.
     """
 
     drafters: DrafterBundle | None = None
@@ -37,7 +37,7 @@ class TokenPair(TargetPair[TokenPolicy]):
 
     @cached_property
     def units(self) -> ActionUnits:
-        """Those of the tokens: the outermost bins are -1 and 1."""
+        """Units of the tokens: the outermost bins are -1 and 1."""
         return ActionUnits(self.policy.units.centre, self.policy.units.scale)
 
     @property
@@ -76,16 +76,16 @@ class TokenPair(TargetPair[TokenPolicy]):
 
 
 def token_pair(bundle: TokenBundle, draft: LoadedPolicy | None = None, draft_name: str | None = None) -> TokenPair:
-    """A token policy's bundle as a pair, with the drafters that lie beside it.
+    """A token policy's bundle as a pair, with the drafters in its folder.
 
     Args:
         bundle: the target.
         draft: a policy on the device.
-        draft_name: how it was named.
+        draft_name: its name as given by the user.
 
     Raises:
-        BundleError: if the drafters do not fit the target, or are damaged.
-        ConfigError: if the draft does not fit the target.
+        BundleError: if the drafters are damaged or incompatible with the target.
+        ConfigError: if the draft is incompatible with the target.
     """
     folder = bundle.path / DRAFTERS
     drafters = load_drafters(folder, bundle) if folder.exists() else None

@@ -1,4 +1,4 @@
-"""A policy that writes actions token by token."""
+"""An autoregressive policy of action tokens."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from specact.types import value
 
 
 @value
-class Written:
-    """Chunks of B windows, token by token.
+class DecodedBatch:
+    """Decoded chunks of B windows.
 
     Attributes:
         tokens: ``[B, T]``.
-        sound: whether the logits behind them were numbers, ``[B]``.
-        features: T times what the token was read from, ``[B, W]``.
-        seen: what the encoder made of the windows, ``[B, N, W]``.
+        finite: whether all logits were finite, ``[B]``.
+        features: for each of the T tokens, the features ``[B, W]`` from which it was predicted.
+        seen: the encoder's tokens of the windows, ``[B, N, W]``.
     """
 
     tokens: Tokens
-    sound: NDArray[np.bool_]
+    finite: NDArray[np.bool_]
     features: list[Array]
     seen: Array
 
@@ -37,12 +37,12 @@ class Written:
 class TokenPolicy:
     """See :class:`~specact.families.chunks.policy.ChunkPolicy`.
 
-    A chunk is one token for every dimension of every action, in that order. Each is drawn given those before it:
-    ``p(token | observation, tokens before)``, with one pass of the decoder over one token for all but the first.
+    A chunk is one token for every dimension of every action, in that order. Each is sampled given the previous ones,
+    ``p(token | observation, previous tokens)``, with one decoder pass per token after the first.
 
     Args:
         networks, units, spec: the parts of one bundle.
-        temperature: of the softmax that tokens are drawn from; 0 takes the most likely one (greedy).
+        temperature: of the sampling softmax; 0 is greedy.
 
     Attributes:
         spec, networks, units, temperature: as given.
@@ -74,46 +74,46 @@ class TokenPolicy:
         return chunk
 
     def infer_batch(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> list[Chunk]:
-        """See :class:`~specact.families.chunks.policy.ChunkPolicy`; NaN where an observation is beyond range."""
+        """See :class:`~specact.families.chunks.policy.ChunkPolicy`; NaN for an observation that overflows."""
         with np.errstate(over="ignore", invalid="ignore"):
-            tokens, sound = self.decode(windows, rngs)
+            tokens, finite = self.decode(windows, rngs)
         chunks = self.to_environment(tokens)
-        return [chunk if fine else np.full_like(chunk, np.nan) for chunk, fine in zip(chunks, sound, strict=True)]
+        return [chunk if fine else np.full_like(chunk, np.nan) for chunk, fine in zip(chunks, finite, strict=True)]
 
     def decode(
         self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]
     ) -> tuple[Tokens, NDArray[np.bool_]]:
-        """The tokens of B windows ``[B, H * A]``, and whether the logits behind them were numbers ``[B]``."""
+        """The tokens of B windows ``[B, H * A]``, and whether all of their logits were finite ``[B]``."""
         found = self.write(windows, rngs)
-        return found.tokens, found.sound
+        return found.tokens, found.finite
 
-    def write(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> Written:
-        """The same, and what the tokens were read from."""
+    def write(self, windows: Sequence[Window], rngs: Sequence[np.random.Generator]) -> DecodedBatch:
+        """As :meth:`decode`, with the features of target and encoder."""
         batch, networks = len(windows), self.networks
         seen = networks.tokens(windows)
         cache, reading = networks.prefill(seen)
-        tokens, sound, features = np.zeros((batch, networks.length), np.int64), np.ones(batch, np.bool_), list[Array]()
+        tokens, finite, features = np.zeros((batch, networks.length), np.int64), np.ones(batch, np.bool_), list[Array]()
         for place in range(networks.length):
             if place:
                 places = np.full((batch, 1), place - 1)
                 reading = networks.read(cache, tokens[:, place - 1 : place], places, causal(batch, 1))
                 cache.keep(reading.entries)
             logits = reading.logits[:, -1]
-            sound &= np.isfinite(logits).all(axis=-1)
-            tokens[:, place] = self._chosen(logits, rngs)
+            finite &= np.isfinite(logits).all(axis=-1)
+            tokens[:, place] = self._sample(logits, rngs)
             features.append(reading.features[:, -1])
-        return Written(tokens, sound, features, seen)
+        return DecodedBatch(tokens, finite, features, seen)
 
     def to_environment(self, tokens: Tokens) -> list[Chunk]:
         """Chunks ``[H, A]`` in the environment's units, of tokens ``[B, H * A]``."""
         normalised = to_actions(tokens).reshape(len(tokens), self.spec.chunk, self.spec.actions)
         return list(self.units.to_environment(normalised))
 
-    def _chosen(self, logits: Array, rngs: Sequence[np.random.Generator]) -> Tokens:
+    def _sample(self, logits: Array, rngs: Sequence[np.random.Generator]) -> Tokens:
         if self.temperature == 0.0:
             greedy: Tokens = np.argmax(logits, axis=-1)
             return greedy
-        # The first token whose cumulative probability lies above the number drawn.
+        # Inverse-CDF sampling.
         above = np.cumsum(softmax(logits.astype(np.float64), self.temperature), axis=-1)
         drawn = np.array([rng.random() for rng in rngs])[:, None] * above[:, -1:]
         chosen: Tokens = np.minimum(np.count_nonzero(above <= drawn, axis=-1), logits.shape[-1] - 1)

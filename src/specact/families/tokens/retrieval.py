@@ -1,7 +1,7 @@
-"""Chunks of tokens that were right where it looked alike: retrieval of HeiSD (Zheng et al. 2026, arXiv 2603.17573).
+"""Retrieval of chunks by the similarity of features, as in HeiSD (Zheng et al. 2026, arXiv 2603.17573).
 
-HeiSD keeps the features of both views of every demonstrated step in a vector database, one for each task, and searches
-it by cosine. Here it is one file; an index of it is searched exactly, or in a graph of the same kind as theirs.
+HeiSD stores the features of both views of every demonstrated step in a vector database, one for each task, and searches
+it by cosine similarity. Here it is one file, with exact search or a graph of the same kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specact.ranges import NOT_NEGATIVE, Range, check_ranges
 
 
 def unit(features: NDArray[np.floating]) -> Array:
-    """Features of length 1, ``[..., F]``: their products are cosines.
+    """Features of unit length, ``[..., F]``, whose dot products are cosines.
 
     Raises:
         ObservationError: for one that is 0 or not finite.
@@ -36,15 +36,15 @@ def unit(features: NDArray[np.floating]) -> Array:
 
 @dataclass(frozen=True)
 class Entries:
-    """What was seen and what was right then, of n steps.
+    """The memory: features and chunks of n steps.
 
     Attributes:
-        features: of length 1, ``[n, F]``.
-        tokens: the chunk that the target chose, or that was demonstrated, ``[n, T]``, each 0 to 255.
-        episodes, steps: where it was, ``[n]``.
+        features: of unit length, ``[n, F]``.
+        tokens: the target's or the demonstrated chunk, ``[n, T]``, each 0 to 255.
+        episodes, steps: of origin, ``[n]``.
 
     Raises:
-        ConfigError: if there is none, or the parts do not fit together.
+        ConfigError: if it is empty or inconsistent.
     """
 
     features: Array
@@ -73,10 +73,10 @@ class Entries:
 
 
 def load_entries(path: Path) -> Entries:
-    """What :meth:`Entries.save` wrote.
+    """Reads a file of :meth:`Entries.save`.
 
     Raises:
-        BundleError: if the file is missing or damaged, or holds something else.
+        BundleError: if the file is missing, damaged or of another kind.
     """
     try:
         parts = load_file(path)
@@ -85,18 +85,18 @@ def load_entries(path: Path) -> Entries:
             raise ConfigError(f"it holds {sorted(parts)}")
         features = parts.pop("features").astype(np.float32)
         return Entries(features, **{**parts, "tokens": parts["tokens"].astype(np.int64)})
-    except (SafetensorError, OSError, TypeError, KeyError, ConfigError) as error:  # two of types that NumPy lacks
+    except (SafetensorError, OSError, TypeError, KeyError, ConfigError) as error:  # two for dtypes that NumPy lacks
         raise BundleError(f"{path} holds no entries to retrieve ({error}); export it again") from None
 
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The K entries that are most alike, best first.
+    """The K most similar entries, best first.
 
     Attributes:
         tokens: their chunks, ``[K, T]``.
         similarities: cosines, ``[K]``.
-        episodes, steps: where they come from, ``[K]``.
+        episodes, steps: of origin, ``[K]``.
     """
 
     tokens: Tokens
@@ -106,11 +106,11 @@ class Retrieved:
 
 
 class Index:
-    """Entries that can be searched.
+    """A search index of entries.
 
     Args:
-        entries: what is found.
-        graph: whether to search a graph, which pays where there are many.
+        entries: the memory.
+        graph: whether to use graph search, which is faster for many entries.
 
     Attributes:
         entries: as given.
@@ -124,10 +124,10 @@ class Index:
         self._search: Search = (GraphSearch if graph else ExactSearch)(entries.features)
 
     def nearest(self, feature: NDArray[np.floating], count: int = 1) -> Retrieved:
-        """The entries most like a feature; all of them where there are not so many.
+        """The ``count`` entries nearest to a feature, or all if there are fewer.
 
         Args:
-            feature: ``[F]``, of any length but 0.
+            feature: ``[F]``, of any norm but 0.
             count: K, at least 1.
 
         Raises:
@@ -143,11 +143,11 @@ class Index:
 
 @dataclass(frozen=True)
 class SkipRule:
-    """When a retrieved chunk is executed without the target: soon after it verified, and where it looks as it did then.
+    """Condition for executing a retrieved chunk without verification: soon after a verified step with similar features.
 
     Attributes:
-        similarity: the least cosine of the feature and that of the last verified step.
-        distance: the most steps since then; 0 for never.
+        similarity: smallest cosine of the feature and that of the last verified step.
+        distance: largest number of steps since then; 0 for never.
     """
 
     similarity: float = 1.0

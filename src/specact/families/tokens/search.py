@@ -1,4 +1,4 @@
-"""Which features are most like another: by comparing all, or in a graph (HNSW, Malkov and Yashunin 2018)."""
+"""Nearest neighbour search over features: exact, or approximate in a graph (HNSW, Malkov and Yashunin 2018)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from specact.errors import MissingExtraError
 Array = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 
-# Of the graph: neighbours of a node, candidates while it is built (both as HeiSD has them), and while it is searched.
-_NEIGHBOURS, _BUILDING, _SEARCHING = 16, 100, 100
+# HNSW parameters M and ef_construction (both as in HeiSD), and ef of a query.
+_GRAPH_DEGREE, _EF_CONSTRUCTION, _EF_SEARCH = 16, 100, 100
 
 
 class Search(Protocol):
-    """Finds the features most like another."""
+    """Nearest neighbour search by cosine."""
 
     def nearest(self, feature: Array, count: int) -> Tokens:
-        """Numbers of ``count`` features, in any order.
+        """Indices of the ``count`` nearest features, in any order.
 
         Args:
-            feature: of length 1, ``[F]``.
-            count: at most as many as there are.
+            feature: of unit length, ``[F]``.
+            count: at most the number of features.
         """
         ...
 
@@ -46,9 +46,9 @@ class ExactSearch:
 
 
 class GraphSearch:
-    """Follows a graph of neighbours: of n features it compares with a few hundred, and may miss some of the nearest.
+    """Approximate search in an HNSW graph: compares with a few hundred features, and may miss some of the nearest.
 
-    The graph is built on one thread, from a fixed seed, so that the same features give the same answers.
+    The graph is built on one thread from a fixed seed, so that results are reproducible.
 
     Args:
         features: of length 1, ``[n, F]``.
@@ -62,16 +62,20 @@ class GraphSearch:
             import voyager
         except ModuleNotFoundError as error:
             raise MissingExtraError("voyager", "retrieval") from error
-        self._exact, self._unreached = ExactSearch(features), voyager.RecallError
+        self._exact, self._recall_error = ExactSearch(features), voyager.RecallError
         self._graph: Any = voyager.Index(
-            voyager.Space.InnerProduct, features.shape[1], M=_NEIGHBOURS, ef_construction=_BUILDING, random_seed=1
+            voyager.Space.InnerProduct,
+            features.shape[1],
+            M=_GRAPH_DEGREE,
+            ef_construction=_EF_CONSTRUCTION,
+            random_seed=1,
         )
         self._graph.add_items(features, num_threads=1)
 
     def nearest(self, feature: Array, count: int) -> Tokens:
-        """See :class:`Search`; exact where the graph leads to fewer."""
+        """See :class:`Search`; falls back to exact search if the graph finds too few."""
         try:
-            found, _ = self._graph.query(feature, k=count, num_threads=1, query_ef=max(_SEARCHING, 2 * count))
-        except self._unreached:
+            found, _ = self._graph.query(feature, k=count, num_threads=1, query_ef=max(_EF_SEARCH, 2 * count))
+        except self._recall_error:
             return self._exact.nearest(feature, count)
         return np.asarray(found, np.int64)

@@ -2,7 +2,7 @@
 
 With the strict rule the tokens are those of greedy decoding, whatever was drafted (Leviathan et al. 2023). With a
 relaxed one (Spec-VLA, arXiv 2507.22424) accepted tokens keep the drafted values; with a tail (KERV, arXiv 2603.01581)
-everything from the first rejected token on is taken from elsewhere, and the target is not asked again.
+everything from the first rejected token on is replaced by the tail, without another pass of the target.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from specact.families.tokens.network import Array, Cache, Mask, Reading, TokenNe
 from specact.families.tokens.tree import Indices, Tree
 from specact.types import value
 
-# Where a token comes from. The numbers cross the wire.
+# Origin of a token. The numbers are part of the wire format.
 TARGET, DRAFT, TAIL = 0, 1, 2
 
 
 @value
 class Decoded:
-    """One chunk of T tokens, and how it came about.
+    """One chunk of T tokens, with statistics of its decoding.
 
     Attributes:
         tokens: int64 ``[T]``.
         sources: ``TARGET``, ``DRAFT`` or ``TAIL`` of each, uint8 ``[T]``.
-        bias: drafted token minus the target's most likely one, given what is before it, int64 ``[T]``; 0 where the
-            token is not a drafted one.
-        accepted: how many drafted tokens each pass of the target accepted; the pass over the prefix is not among them.
-        read: how many tokens each of these passes read.
-        rejected: place of the first token that was refused, or T.
-        feature: of the target, what the chunk's first token was read from, ``[W]``.
-        sound: whether all logits were numbers.
+        bias: drafted token minus the target's most likely one, given the tokens before it, int64 ``[T]``; 0 for tokens
+            that were not drafted.
+        accepted: number of drafted tokens accepted in each pass of the target, without the pass over the prefix.
+        read: number of tokens processed in each of these passes.
+        rejected: position of the first rejected token, or T.
+        feature: of the target, from which the chunk's first token was predicted, ``[W]``.
+        finite: whether all logits were finite.
     """
 
     tokens: Tokens
@@ -45,15 +45,15 @@ class Decoded:
     read: tuple[int, ...]
     rejected: int
     feature: Array
-    sound: bool
+    finite: bool
 
 
 class Path(NamedTuple):
-    """What was accepted of a tree: its nodes, their biases, and whether a node after them was refused."""
+    """The accepted path of a tree: its nodes, their biases, and whether a node after them was rejected."""
 
     nodes: Indices
     bias: NDArray[np.int64]
-    refused: bool
+    rejected: bool
 
 
 def decode(
@@ -68,11 +68,11 @@ def decode(
 
     Args:
         networks: of the target.
-        cache: that holds the window's prefix, and nothing else; of one window.
-        prefix: what the target said of it.
-        drafter: proposes candidates for what comes after the tokens that are decided.
-        rule: which of them are accepted.
-        tail: with KERV's compensation, the T tokens that are taken from the first rejected one on; None decodes on.
+        cache: of one window, with its prefix only.
+        prefix: the target's outputs for it.
+        drafter: proposes candidates after the decoded tokens.
+        rule: for accepting them.
+        tail: with KERV's compensation, the T tokens used from the first rejected one on; None continues decoding.
     """
     length = networks.length
     sources, bias = np.zeros(length, np.uint8), np.zeros(length, np.int64)
@@ -80,20 +80,20 @@ def decode(
     accepted: list[int] = []
     read: list[int] = []
     features = [prefix.features[0, -1]]
-    # The first token is never drafted: the pass over the prefix gives it.
-    tokens[0], sound, count = np.argmax(prefix.logits[0, -1]), bool(np.isfinite(prefix.logits[0, -1]).all()), 1
+    # The first token is not drafted: the pass over the prefix predicts it.
+    tokens[0], finite, count = np.argmax(prefix.logits[0, -1]), bool(np.isfinite(prefix.logits[0, -1]).all()), 1
     while count < length:
         tree = drafter.grow(Decided(tokens[:count], np.stack(features), length))
-        found = networks.read(cache, *_asked(tokens[count - 1], tree, count - 1))
+        found = networks.read(cache, *_decoder_inputs(tokens[count - 1], tree, count - 1))
         logits = found.logits[0]
-        sound = sound and bool(np.isfinite(logits).all())
-        path = longest(tree, np.argmax(logits, axis=-1), rule, count)
+        finite = finite and bool(np.isfinite(logits).all())
+        path = longest_accepted(tree, np.argmax(logits, axis=-1), rule, count)
         kept = np.concatenate([[0], 1 + path.nodes])
         end = count + len(path.nodes)
         tokens[count:end], sources[count:end], bias[count:end] = tree.tokens[path.nodes], DRAFT, path.bias
         accepted.append(len(path.nodes))
         read.append(1 + len(tree))
-        if path.refused:
+        if path.rejected:
             rejected = min(rejected, end)
             if tail is not None:
                 tokens[end:], sources[end:] = tail[end:], TAIL
@@ -103,29 +103,29 @@ def decode(
         if count < length:
             cache.keep(found.entries, [kept])
             features += list(found.features[0, kept])
-    return Decoded(tokens, sources, bias, tuple(accepted), tuple(read), rejected, features[0], sound)
+    return Decoded(tokens, sources, bias, tuple(accepted), tuple(read), rejected, features[0], finite)
 
 
-def longest(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -> Path:
-    """The longest accepted path of a tree; of equally long ones the first.
+def longest_accepted(tree: Tree, wanted: Tokens, rule: Acceptance, start: int) -> Path:
+    """The longest accepted path of a tree; the first one of equal length.
 
     Args:
         tree: of candidates.
-        wanted: the target's most likely token after what was decided, and after each of the N nodes, ``[1 + N]``.
-        rule: which are accepted.
-        start: place of the first candidates.
+        wanted: the target's most likely token after the decoded tokens, and after each of the N nodes, ``[1 + N]``.
+        rule: for accepting them.
+        start: position of the first candidates.
     """
-    best, bias, refused = np.zeros(0, np.int64), np.zeros(0, np.int64), bool(len(tree))
-    # What the target would have written in each node's place, given the path to that node.
+    best, bias, rejected = np.zeros(0, np.int64), np.zeros(0, np.int64), bool(len(tree))
+    # Bias to the target's most likely token at each node, given the path to that node.
     off = tree.tokens - wanted[1 + tree.parents]
     for nodes in tree.paths:
         count = rule.accepted(off[nodes], start)
         if count > len(best):
-            best, bias, refused = nodes[:count], off[nodes[:count]], count < len(nodes)
-    return Path(best, bias, refused)
+            best, bias, rejected = nodes[:count], off[nodes[:count]], count < len(nodes)
+    return Path(best, bias, rejected)
 
 
-def _asked(last: np.int64, tree: Tree, place: int) -> tuple[Tokens, Indices, Mask]:
+def _decoder_inputs(last: np.int64, tree: Tree, place: int) -> tuple[Tokens, Indices, Mask]:
     """Tokens, places and mask of a pass over the last decided token, which was not read yet, and a tree after it."""
     tokens = np.concatenate([[last], tree.tokens])[None]
     places = np.concatenate([[place], place + 1 + tree.depths])[None]

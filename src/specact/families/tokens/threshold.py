@@ -1,4 +1,4 @@
-"""How many bins a draft may be off, and when its tail may be predicted: KERV (Zheng et al. 2026, arXiv 2603.01581)."""
+"""KERV's adaptive tolerance, and the spacing of its compensation (Zheng et al. 2026, arXiv 2603.01581)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def variability(verified: NDArray[np.int64], drafted: NDArray[np.int64]) -> floa
     """Kinematic variability of a step: the sum of ``|Map(verified) - Map(drafted)|`` over its accepted tokens.
 
     Args:
-        verified, drafted: the target's tokens and those executed in their place, ``[n]``; of no others, because the
-            target's token after a rejected one belongs to another prefix.
+        verified, drafted: the target's tokens and the accepted ones, ``[n]``; no others, because the target's token
+            after a rejected one belongs to another prefix.
 
     Returns:
-        In normalised actions; 0 for no token.
+        In normalised actions; 0 for no tokens.
     """
     return float(np.abs(to_actions(verified).astype(np.float64) - to_actions(drafted)).sum())
 
 
 def typical_change(episodes: Sequence[Sequence[float]], rule: Rule = "repaired") -> float:
-    """A scale for a rule: the median of ``|dK|`` over the steps of some episodes, of those that are not 0.
+    """The scale of a rule: the median of the ``|dK|`` that are not 0, over the steps of some episodes.
 
     Args:
         episodes: the variability of every step.
@@ -50,16 +50,16 @@ def typical_change(episodes: Sequence[Sequence[float]], rule: Rule = "repaired")
 
 @dataclass(frozen=True)
 class Threshold:
-    """How r, the largest bias of an accepted token in bins, follows the variability K.
+    """The rule for r, the largest bias of an accepted token in bins, as a function of the variability K.
 
     With ``g(x) = (high - low) exp(-(|x| / scale) ** power)``:
 
-    * ``printed``: ``r + g(dK)``, kept within bounds. As g is positive, r can only grow, and stays at ``high`` soon.
-    * ``repaired``: ``low + g(dK)``: strict where the variability changes, tolerant where it is steady.
-    * ``level``: ``low + g(K)``: strict where the accepted tokens were far off.
+    * ``printed``: ``r + g(dK)``, clipped to the bounds. As g is positive, r only grows, and soon stays at ``high``.
+    * ``repaired``: ``low + g(dK)``: strict when the variability changes, tolerant when it is steady.
+    * ``level``: ``low + g(K)``: strict when the accepted tokens had a large bias.
 
-    The first step of an episode has r = ``low``, and the first variability has no dK: it changes nothing. Deviation:
-    the paper has no ``|x|``, without which an odd power makes the exponential exceed 1. A fixed r is ``low == high``.
+    The first step of an episode has r = ``low``; the first variability has no dK and leaves r unchanged. Deviation: the
+    paper has no ``|x|``, without which an odd power makes the exponential exceed 1. A fixed r is ``low == high``.
 
     Args:
         low, high: bounds of r in bins, at least 0.
@@ -86,14 +86,14 @@ class Threshold:
 
 
 class AdaptiveThreshold:
-    """A threshold of one robot.
+    """The threshold of one robot.
 
     Args:
-        settings: how it adapts.
+        settings: its rule.
 
     Attributes:
         settings: as given.
-        r: the threshold of the step that comes, in bins, within the bounds.
+        r: the threshold of the next step, in bins, within the bounds.
     """
 
     def __init__(self, settings: Threshold) -> None:
@@ -107,11 +107,11 @@ class AdaptiveThreshold:
 
     @property
     def bins(self) -> int:
-        """The largest whole bias that r accepts."""
+        """The largest integer bias that r accepts."""
         return int(self.r)
 
     def update(self, variability: float) -> None:
-        """Learns the variability of a step, see :func:`variability`."""
+        """Updates r with the variability of a step, see :func:`variability`."""
         settings, last = self.settings, self._last
         self._last = variability
         if settings.rule == "level":
@@ -124,18 +124,16 @@ class AdaptiveThreshold:
 
 
 class Spacing:
-    """When a rejected tail may be predicted instead: never in the n steps after one that was.
-
-    Otherwise the errors of predictions from predictions add up.
+    """Minimum distance of compensated steps: none in the n steps after one, so that errors do not accumulate.
 
     Args:
-        plain: n, at least 0; infinite for never at all.
+        plain: n, at least 0; infinite disables compensation.
 
     Attributes:
         plain: as given.
 
     Raises:
-        ConfigError: for a number of steps that is none.
+        ConfigError: if n is negative or not an integer.
     """
 
     def __init__(self, plain: float = 4) -> None:
@@ -150,9 +148,9 @@ class Spacing:
 
     @property
     def armed(self) -> bool:
-        """Whether the step that comes may be compensated."""
+        """Whether the next step may be compensated."""
         return self._left == 0.0
 
     def update(self, compensated: bool) -> None:
-        """Learns of a step whether it was compensated."""
+        """Records whether a step was compensated."""
         self._left = self.plain if compensated else max(0.0, self._left - 1.0)

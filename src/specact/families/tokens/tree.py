@@ -1,4 +1,4 @@
-"""Candidates for the tokens that follow, as a tree: continuations that begin alike share their beginning."""
+"""Candidates for the next tokens as a tree (trie): continuations share common prefixes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Tree:
 
     Args:
         tokens: of the N nodes, 0 to 255, ``[N]``.
-        parents: index of the node that each one follows, which comes before it; -1 where it follows the tokens that
-            are decided, ``[N]``.
+        parents: index of each node's parent, which must come before it; -1 for children of the decoded prefix, ``[N]``.
 
     Attributes:
         tokens, parents: as given.
@@ -38,7 +37,7 @@ class Tree:
 
     @cached_property
     def among(self) -> Mask:
-        """Whether the node of a row follows that of a column, or is it, ``[N, N]``: what it may attend to."""
+        """Attention mask ``[N, N]``: whether the node of a column is that of the row, or an ancestor."""
         among = np.eye(len(self), dtype=np.bool_)
         for node, parent in enumerate(self.parents.tolist()):
             if parent >= 0:
@@ -47,13 +46,13 @@ class Tree:
 
     @cached_property
     def depths(self) -> Indices:
-        """How many nodes come before each one, ``[N]``."""
+        """Number of ancestors of each node, ``[N]``."""
         depths: Indices = self.among.sum(axis=1) - 1
         return depths
 
     @cached_property
     def paths(self) -> Sequence[Indices]:
-        """Of every leaf, the nodes from the first one to it."""
+        """The nodes from the root to each leaf."""
         leaves = np.setdiff1d(np.arange(len(self)), self.parents)
         return [np.flatnonzero(self.among[leaf]) for leaf in leaves]
 
@@ -62,7 +61,7 @@ EMPTY = Tree(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def tree_of(sequences: Iterable[Sequence[int]]) -> Tree:
-    """The tree whose paths are these continuations."""
+    """The tree of these continuations."""
     tokens: list[int] = []
     parents: list[int] = []
     known: dict[tuple[int, int], int] = {}

@@ -1,4 +1,4 @@
-"""What the target does with a proposal of tokens: a pure function of one window and one question."""
+"""Verification of a proposal of tokens by the target: a pure function of one window and one request."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from specact.types import Chunk, OffloadTimes, Origin, Outcome, Proposal, value
 from specact.units import ActionUnits
 from specact.verification import Answer, Target, TargetVerifier
 
-# The target's own drafters, which need its features or share its place. The order crosses the wire: only append.
+# The target's own drafters, which run beside it. The order is part of the wire format: only append.
 OWN_DRAFTERS = ("none", "bigram", "head")
 
 
 @value
 class Question:
-    """How a chunk is to be decoded; all that the target needs besides the observation.
+    """The request for a chunk: all inputs of the target besides the observation.
 
     Attributes:
-        candidates: chunks that were drafted elsewhere, the likelier first, int64 ``[K, T]``; K may be 0.
-        then: which of :data:`OWN_DRAFTERS` proposes where there are no candidates, or after they failed.
+        candidates: chunks drafted on the device, more likely ones first, int64 ``[K, T]``; K may be 0.
+        then: which of :data:`OWN_DRAFTERS` proposes without candidates, or after their rejection.
         combined: whether groups of the candidates are combined, see
             :class:`~specact.families.tokens.drafters.GroupCandidates`.
-        rule: which tokens are accepted.
-        tail: what takes the place of everything from the first rejected token on, int64 ``[T]``; None decodes on.
+        rule: for accepting tokens.
+        tail: replacement of everything from the first rejected token on, int64 ``[T]``; None continues decoding.
     """
 
     candidates: Tokens
@@ -43,12 +43,12 @@ class Question:
 
 @value
 class Prefilled:
-    """What a target made of one window; any number of questions can be put to it.
+    """A window prefilled by a target, for any number of requests.
 
     Attributes:
         policy: the target.
         drafters: its own, by their names in :data:`OWN_DRAFTERS`.
-        cache, prefix: of the window.
+        cache, prefix: KV cache and decoder outputs of the window.
     """
 
     policy: TokenPolicy
@@ -57,7 +57,7 @@ class Prefilled:
     prefix: Reading
 
     def decode(self, question: Question) -> Decoded:
-        """The chunk that answers a question."""
+        """The decoded chunk for a request."""
         own = None if question.then == "none" else self.drafters[question.then]
         drafter = NoCandidates() if own is None else own
         if len(question.candidates):
@@ -67,13 +67,13 @@ class Prefilled:
                 if question.combined
                 else Candidates(chunks, then=own)
             )
-        # NaN where an observation is far beyond those of training.
+        # Extreme observations overflow to NaN.
         with np.errstate(over="ignore", invalid="ignore"):
             return decode(self.policy.networks, self.cache.copy(), self.prefix, drafter, question.rule, question.tail)
 
 
 class TokenTarget:
-    """A token policy as a :class:`~specact.verification.TargetPolicy` whose answers are yet to be decoded.
+    """A token policy as a :class:`~specact.verification.TargetPolicy`; its answers are decoded later.
 
     Args:
         policy: the target.
@@ -84,7 +84,7 @@ class TokenTarget:
         self._policy, self.drafters = policy, drafters
 
     def answer(self, window: Window, address: StepAddress) -> Prefilled:
-        """The window, read; decoding is greedy, so nothing is drawn."""
+        """The prefilled window; decoding is greedy and needs no random stream."""
         networks = self._policy.networks
         with np.errstate(over="ignore", invalid="ignore"):
             cache, prefix = networks.prefill(networks.tokens([self._policy.spec.observation.select(window)]))
@@ -92,10 +92,10 @@ class TokenTarget:
 
 
 class TokenVerifier(TargetVerifier[Prefilled]):
-    """Decodes here what the target has read.
+    """Decodes windows that the target has prefilled.
 
     Args:
-        target: where prefilled windows come from.
+        target: prefills windows.
         units: of the actions.
     """
 
@@ -104,23 +104,23 @@ class TokenVerifier(TargetVerifier[Prefilled]):
         self._units = units
 
     def judge(self, answer: Answer[Prefilled], proposal: Proposal, address: StepAddress) -> Outcome:
-        """See :class:`~specact.verification.TargetVerifier`; what is not finite is no outcome to act on."""
+        """See :class:`~specact.verification.TargetVerifier`; NaN actions if any logit is not finite."""
         decoded = answer.value.decode(proposal.evidence.question)
         chunk = answer.value.policy.to_environment(decoded.tokens[None])[0]
-        actions = self._units.from_environment(chunk) if decoded.sound else np.full_like(chunk, np.nan)
+        actions = self._units.from_environment(chunk) if decoded.finite else np.full_like(chunk, np.nan)
         return token_outcome(decoded, actions, answer.times)
 
 
 def token_outcome(decoded: Decoded, actions: Chunk, times: OffloadTimes) -> Outcome:
     """A decoded chunk as an outcome.
 
-    An action is *compensated* where any of its tokens is the tail's, *accepted* where any other is a drafted one, and
-    *replaced* where all of them are the target's.
+    An action is *compensated* if any of its tokens is the tail's, otherwise *accepted* if any is a drafted one, and
+    *replaced* if all of them are the target's.
 
     Args:
         decoded: the chunk; it is the outcome's evidence.
         actions: the same, ``[H, A]``, normalised.
-        times: what was waited for.
+        times: time that the device waited.
     """
     sources = decoded.sources.reshape(actions.shape)
     origins = np.full(len(actions), Origin.REPLACED, np.uint8)

@@ -1,7 +1,7 @@
-"""Tokens on the wire: a question and the decoded chunk as arrays, and what the server does with them.
+"""Wire format of tokens: a request and the decoded chunk as arrays, and the server's responder.
 
-It is what chunk policies say, so that whoever only wants chunks need not know of tokens, and requests to verify. The
-server keeps no state of a robot: everything that a method remembers travels with the question.
+It extends the wire format of chunk policies, which clients without tokens can use, by requests to verify. The server is
+stateless: a method's state is part of each request.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from specact.wire.checks import bad
 from specact.wire.dialect import Arrays, ArraySpec, Dialect, Exchange
 from specact.wire.messages import Request
 
-# Candidates of one question.
-MOST_CANDIDATES = 8
-# In the place of a token: there is none.
+# Candidates of one request.
+MAX_CANDIDATES = 8
+# Marks a missing token.
 _NONE = -1
 
 
 class TokenCodec:
-    """See :class:`~specact.wire.dialect.VerifyingCodec`; verification is the server's, its cache stays there.
+    """See :class:`~specact.wire.dialect.VerifyingCodec`; verification and its KV cache are on the server.
 
     Args:
         policy: the target.
@@ -51,8 +51,8 @@ class TokenCodec:
         """See :class:`~specact.wire.dialect.VerifyingCodec`."""
         asked: Question = proposal.evidence.question
         length = self._policy.networks.length
-        candidates = np.full((MOST_CANDIDATES, length), _NONE, np.int16)
-        kept = asked.candidates[:MOST_CANDIDATES]
+        candidates = np.full((MAX_CANDIDATES, length), _NONE, np.int16)
+        kept = asked.candidates[:MAX_CANDIDATES]
         candidates[: len(kept)] = kept
         tail = np.full(length, _NONE) if asked.tail is None else asked.tail
         return {
@@ -84,9 +84,9 @@ class TokenResponder:
     """See :class:`~specact.wire.messages.Responder`.
 
     Args:
-        target: what is served, with its own drafters.
+        target: the served target, with its own drafters.
         policy: the same, as a chunk policy.
-        name, fingerprint: what it is called, and what tells its weights from others.
+        name, fingerprint: of the target.
     """
 
     steady = True
@@ -97,7 +97,7 @@ class TokenResponder:
         self.dialect = _dialect(policy)
 
     def respond(self, requests: Sequence[Request]) -> list[Arrays | WireError]:
-        """See :class:`~specact.wire.messages.Responder`; verified is one after the other, each with its own tree."""
+        """See :class:`~specact.wire.messages.Responder`; verifications run one after the other, each with its tree."""
         others = iter(self._chunks.respond([request for request in requests if request.kind != "verify"]))
         return [self._verified(request) if request.kind == "verify" else next(others) for request in requests]
 
@@ -108,7 +108,7 @@ class TokenResponder:
         if question.then != "none" and question.then not in self._target.drafters:
             return bad(f"this server's target has no drafter {question.then!r}; start it with a bundle that has one")
         decoded = self._target.answer(request.window, request.address).decode(question)
-        if not decoded.sound:
+        if not decoded.finite:
             return bad("the target has no finite answer to this observation")
         passes = np.full((2, len(decoded.tokens)), _NONE, np.int16)
         passes[:, : len(decoded.accepted)] = decoded.accepted, decoded.read
@@ -126,7 +126,7 @@ class TokenResponder:
 def _question(arrays: Arrays) -> Question:
     candidates, tail = arrays["candidates"].astype(np.int64), arrays["tail"].astype(np.int64)
     total, then, combined = arrays["how"].tolist()
-    # Groups are runs, whatever a peer numbers them.
+    # Groups are renumbered by runs; the peer's numbers are not trusted.
     groups = np.cumsum(np.diff(arrays["groups"], prepend=arrays["groups"][:1]) != 0)
     rule = Acceptance(arrays["each"].astype(np.int64), groups, total)
     whole = candidates[(candidates >= 0).all(axis=1)]
@@ -144,7 +144,7 @@ def _dialect(policy: TokenPolicy) -> Dialect:
     token = ArraySpec((length,), np.int16, _NONE, BINS - 1)
     verify = Exchange(
         {
-            "candidates": ArraySpec((MOST_CANDIDATES, length), np.int16, _NONE, BINS - 1),
+            "candidates": ArraySpec((MAX_CANDIDATES, length), np.int16, _NONE, BINS - 1),
             "tail": token,
             "each": ArraySpec((length,), np.int16, 0, BINS - 1),
             "groups": ArraySpec((length,), np.int16, 0, length - 1),
