@@ -25,7 +25,7 @@ from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
 from specact.families.head import HEAD
 from specact.gates.settings import BUNDLES_OWN
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.offline import calibrate_along
+from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
@@ -55,7 +55,7 @@ def main(data: Path, workers: int | None = None) -> None:
             shutil.rmtree(path / "gate")
         shown = held_out(pair, ROOT / "recipes" / "flow-pusht.toml", data, None)
         result["along demonstrations"] = {
-            gate: calibrate_along(pair, BUNDLES_OWN.settings(gate, pair), RATE, shown, pool, update, seed=SEED).model
+            gate: calibrate_offline(pair, BUNDLES_OWN.settings(gate, pair), RATE, shown, pool, update, seed=SEED).model
             for gate in ("learned", "deviation")
         }
         what = Evaluation(

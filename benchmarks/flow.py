@@ -20,7 +20,7 @@ from typing import Any
 from pages import fill
 
 from specact.lab.report.drawing import style
-from specact.lab.report.flow import draw_flow, legend, told
+from specact.lab.report.flow import draw_flow, methods_table, report_markdown
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "flash.md"
@@ -49,11 +49,11 @@ def main() -> None:
         }
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     fill(PAGE, "shuffled", shuffled_table(kept["shuffled"]) if "shuffled" in kept else "Not run yet.")
-    fill(PAGE, "rounds", legend())
+    fill(PAGE, "rounds", methods_table())
     fill(PAGE, "seeds", seeds_table(kept))
     for name, found in kept.items():
         if name not in ("seeds", "shuffled"):
-            fill(PAGE, name, "\n".join(told(found["summary"], found["rounds"])))
+            fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["rounds"])))
             with style():
                 figure = draw_flow(found["summary"], found["rounds"])
                 figure.savefig(PAGE.parent / f"flash-{found['summary']['env']}.png", dpi=110)

@@ -30,7 +30,7 @@ from specact.gates.calibration import find_calibration
 from specact.gates.settings import BUNDLES_OWN
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.chance import asked_gate, at_rate
+from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, write_shard
 from specact.lab.rollout import rollout
@@ -91,12 +91,12 @@ def main() -> None:
 def shard_of(bundle: Bundle, name: str) -> Shard:
     """The method's first shard, with its stored calibration, chance at a rate of 0.6, and fixed accounted times."""
     method = load_method(name)
-    gate = asked_gate(name, BUNDLES_OWN, bundle)
+    gate = uncalibrated_gate(name, BUNDLES_OWN, bundle)
     stored = find_calibration(bundle, method.gate, 0.6)
     if stored is not None:
         gate = stored.settings
     elif method.rate_of is not None:
-        gate = at_rate(gate, 0.6, None)
+        gate = random_gate_at_rate(gate, 0.6, None)
     return Shard(
         bundle.source, bundle.fingerprint, bundle.env, name, gate, tuple(range(EPISODES)), 1, "wifi-paper",
         2e-4, 5e-4, gate_s=5e-5,

@@ -43,7 +43,7 @@ from specact.cluster import join
 from specact.errors import WireError
 from specact.families.load import load_responder
 from specact.gates.settings import GateSettings
-from specact.lab.evaluation.load import run_load, speech_of
+from specact.lab.evaluation.load import run_load, workload_of
 from specact.lab.processes import ServerProcess
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
@@ -152,7 +152,7 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
 
     from specact.server.ray_app import application
 
-    speech = speech_of(load_bundle("ball").codec.dialect)
+    speech = workload_of(load_bundle("ball").codec.dialect)
     settings = ServerSettings(max_batch=LARGEST)
     crowd: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     paced: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}

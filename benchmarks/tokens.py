@@ -22,7 +22,7 @@ from pages import fill
 from specact.families.chunks.bundle import load_flow
 from specact.families.tokens.bundle import load_tokens
 from specact.lab.report.drawing import style
-from specact.lab.report.tokens import draw_tokens, legend, told
+from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
 
 ROOT = Path(__file__).parents[1]
@@ -47,12 +47,12 @@ def main() -> None:
     if given.flows is not None:
         kept["one pass"] = one_pass(given.study / TOKENS, given.flows / FLOW)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    fill(PAGE, "decodings", legend())
+    fill(PAGE, "decodings", methods_table())
     fill(PAGE, "one-pass", one_pass_table(kept["one pass"]) if "one pass" in kept else "Not run yet.")
     for name, found in kept.items():
         if name == "one pass":
             continue
-        fill(PAGE, name, "\n".join(told(found["summary"], found["gain"])))
+        fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["gain"])))
         with style():
             draw_tokens(found["summary"]).savefig(PAGE.parent / f"tokens-{found['summary']['env']}.png", dpi=110)
 

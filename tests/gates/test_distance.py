@@ -24,7 +24,7 @@ from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.offline import calibrate_along
+from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
@@ -101,7 +101,7 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_p
     path = Path(shutil.copytree(learned.path or "", tmp_path / "pair"))
     pair = load_chunk_pair(path, draft=SMALL, target=LARGE)
     with Pool(1) as pool:
-        made = calibrate_along(pair, GateChoices().settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
+        made = calibrate_offline(pair, GateChoices().settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
     assert made.held_out["rate"] == pytest.approx(0.4, abs=0.15) and made.model["spearman"] > 0.8
     made.save(path / "calibration")
     assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold

@@ -25,7 +25,7 @@ from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLES_OWN, load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.chance import asked_gate, at_rate
+from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import start_of
@@ -109,9 +109,9 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         method = load_method(self._method)
         if load_gate(method.gate).calibrated:
             return calibrated_gate(self._pair, method.gate, self._rate)
-        settings = asked_gate(self._method, BUNDLES_OWN, self._pair)
+        settings = uncalibrated_gate(self._method, BUNDLES_OWN, self._pair)
         if method.rate_of is not None:
-            settings = at_rate(settings, self._rate, None)
+            settings = random_gate_at_rate(settings, self._rate, None)
         return settings.build(self._pair)
 
 

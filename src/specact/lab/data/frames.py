@@ -111,7 +111,7 @@ def copied(frames: Frames, file: Path, advance: Callable[[int], None] = lambda d
     Args:
         frames: decoded once, from the first to the last.
         file: where to; what is there already is taken if it has the right shape.
-        advance: told how many frames are there.
+        advance: called with the number of frames so far.
 
     Raises:
         ConfigError: if there is no room for them, or they cannot be written.

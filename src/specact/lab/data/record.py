@@ -68,7 +68,7 @@ def record(order: Order, out: Path, episodes: int, each: Each, progress: Callabl
         out: the dataset's folder. What it holds stays; it may be of the same order alone.
         episodes: how many, of a suite how many of each task.
         each: runs the work, such as :meth:`Pool.each <specact.lab.rollout.pool.Pool.each>`.
-        progress: told (episodes recorded, in all).
+        progress: called with (episodes recorded, total).
 
     Raises:
         ConfigError: if the task has no expert, a number is out of range, the folder holds something else or is in use.

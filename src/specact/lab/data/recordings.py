@@ -228,7 +228,7 @@ def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], 
     Args:
         paths: the recordings.
         out: the dataset's folder; it holds none yet.
-        progress: told (recordings converted, in all).
+        progress: called with (recordings converted, total).
 
     Raises:
         ConfigError: if there is a dataset already.

@@ -65,7 +65,7 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         paths: run folders, folders above them, or files of recordings.
         out: the page.
         files: folder of the figures and tables.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
         films: whether to show rollouts as films; those not made yet are simulated and kept in the run folders.
 
     Raises:

@@ -245,6 +245,17 @@ def _ms(value: float) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
+def success_text(metrics: Metrics) -> str:
+    """The success rate of a method with its interval."""
+    success = metrics["success"]
+    return f"{success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}]"
+
+
+def relative_text(cost: Metrics) -> str:
+    """A relative cost with its interval."""
+    return f"{cost['relative']:.2f} [{cost['relative_low']:.2f}, {cost['relative_high']:.2f}]"
+
+
 def contrast_table(summary: Mapping[str, Any]) -> str:
     """Paired differences of success, as Markdown; p by Holm's method over the table."""
     rows = ["| | difference of success | p (Holm) |", "|---|---|---|"]

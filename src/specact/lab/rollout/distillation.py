@@ -48,8 +48,8 @@ def collect(
         wanted: at least so many inferences, in whole batches of episodes.
         number: of this round; every round has other episodes.
         pool: where.
-        advance: told the number of inferences so far.
-        seed: of everything random.
+        advance: called with the number of inferences so far.
+        seed: random seed.
         env: where; the pair's own environment if None.
         folder: where the draft's camera frames are kept; without a camera nothing is written.
 
@@ -90,7 +90,7 @@ def collector(
     Args:
         wanted: inferences in every round, at least.
         pool: where.
-        progress: told (which round, inferences so far, in all).
+        progress: called with (which round, inferences so far, total).
         env, folder: see :func:`collect`.
 
     Raises:

@@ -51,7 +51,7 @@ class Shard:
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
         gate: its calibrated gate.
         episodes: numbers of the episodes; the same number and seed give every method the same start.
-        seed: of everything random.
+        seed: random seed.
         link: name of a link preset.
         draft_s, target_s: what one proposal, and one inference of the target, is accounted with [s].
         offset: see :class:`~specact.families.codes.verify.CodeVerifier`.

@@ -86,7 +86,7 @@ def record_rollouts(order: RolloutOrder, files: int, each: Each, progress: Calla
         order: what.
         files: how many there shall be.
         each: runs the work, such as :meth:`Pool.each <specact.lab.rollout.pool.Pool.each>`.
-        progress: told (files there, in all).
+        progress: called with (files there, total).
     """
     missing = [number for number in range(files) if not order.file(number).exists()]
     done = files - len(missing)

@@ -53,7 +53,7 @@ class Sweep:
         hardware: profiles, see :func:`~specact.tised.hardware.load_hardware`.
         links: for what is at the far end; see :func:`~specact.links.link.load_link`.
         episodes: paired, of every setting at every place.
-        seed: of everything random.
+        seed: random seed.
         idles: what the robot does while it waits, each in turn, see :class:`~specact.lab.envs.moving.MovingWorld`.
         calibration: episodes per round of a gate's calibration, and again for its held-out check.
         target_ms: accounted time of a server's inference, whatever the robot's hardware; None for the measured time on
@@ -99,7 +99,7 @@ def run_sweep(what: Sweep, out: Path, progress: Progress, pool: Pool, *, command
     Args:
         what: the sweep.
         out: its folder.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
         pool: where.
         command: recorded in the manifest.
 

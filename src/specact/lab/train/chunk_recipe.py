@@ -49,7 +49,7 @@ class ChunkRecipe:
             rollouts tell; the loss on held-out demonstrations does not.
         bfloat16: whether matrix products in training run in bfloat16.
         precision: of the exported weights.
-        seed: of everything random.
+        seed: random seed.
         held_out: share of episodes kept for validation.
     """
 

@@ -41,7 +41,7 @@ class DistilRecipe:
         rounds: the first on states of the bundle's draft, every further one on those of the draft distilled so far.
         steps, batch, learning_rate: AdamW with warm-up and a cosine.
         offset_weight: of the offsets' distance to the target's, weighted with p, beside the codes' cross-entropy.
-        seed: of everything random.
+        seed: random seed.
     """
 
     rates: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6)
@@ -67,7 +67,7 @@ def distil(
         recipe: how.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the bundle.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
         threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:

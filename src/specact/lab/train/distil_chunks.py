@@ -57,7 +57,7 @@ def distil_chunks(
         recipe: rates, rounds and seed; the optimizer's settings are those of the draft's own recipe.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, drafts and pairs.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
         threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:

@@ -67,7 +67,7 @@ class DrafterRecipe:
         average: decay of the exponential average of the weights, which is what is exported.
         bfloat16: whether matrix products in training run in bfloat16.
         precision: of the exported weights.
-        seed: of everything random.
+        seed: random seed.
         held_out: share of the episodes kept for validation.
     """
 

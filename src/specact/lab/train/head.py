@@ -56,7 +56,7 @@ class HeadRecipe:
         rounds: first under random gates, then under the head of the round before.
         objective: of action codes. ``distribution`` learns p, by cross-entropy; ``rejection`` learns nothing but
             ``r_k(z_k)`` of codes drawn from the draft, the direct regression that the former is compared with.
-        seed: of everything random.
+        seed: random seed.
     """
 
     hidden: int = 256
@@ -269,7 +269,7 @@ def teach_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
         recipe: how.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
 
     Returns:
         Metrics on held-out episodes of the last round.

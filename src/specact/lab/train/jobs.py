@@ -143,7 +143,7 @@ def train_stages(work: Work, progress: Progress, *, jobs: int, threads: int) -> 
 
     Args:
         work: the run.
-        progress: told (stage, steps done, steps in all).
+        progress: called with (stage, steps done, total).
         jobs: stages at a time.
         threads: of PyTorch, in every process.
 

@@ -39,7 +39,7 @@ class Stage:
         validate: metrics of a module on held-out demonstrations.
         steps: fixed number of steps.
         learning_rate: of a step.
-        seed: of everything random.
+        seed: random seed.
         average: decay of the exponential average of the weights; 0 to keep the raw ones.
         snapshot_at: step after which the raw weights are kept as ``NAME@snapshot``; 0 for never.
         averages_at: steps after which the averaged weights are kept as ``NAME@STEP``.
@@ -130,7 +130,7 @@ def run(
     Args:
         stage: what to train.
         folder: of the run; holds checkpoints, results and ``log.jsonl``.
-        advance: told the number of steps done so far.
+        advance: called with the number of steps done so far.
         every: steps between checkpoints, which is also what a kill can cost.
         device: to train on; weights and checkpoints do not depend on it, and come back on the CPU.
     """

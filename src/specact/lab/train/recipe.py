@@ -205,7 +205,7 @@ class Recipe:
         temperature: of both policies' softmax when they are deployed; below 1 it makes up for the focal loss, which
             leaves them less sure than they could be.
         precision: of the exported weights, ``float16`` or ``float32``.
-        seed: of everything random.
+        seed: random seed.
         gates: choices for the gates that serve the pairs well, see :class:`~specact.gates.settings.GateChoices`.
         held_out: share of episodes kept for validation.
         tokenizer: the tokenizer's recipe.

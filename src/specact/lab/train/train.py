@@ -53,7 +53,7 @@ def train(
         recipe: what to make.
         data: folder the recipe's data paths are relative to.
         out: folder of the run: checkpoints, ``log.jsonl`` and ``bundles/NAME``.
-        progress: told (stage, steps done, steps in all).
+        progress: called with (stage, steps done, total).
         threads: of PyTorch, in every process; results are exact for the same number.
         jobs: stages that may be trained at the same time, each in a process of its own; it does not change the results.
             A program that asks for more than one must be importable: ``if __name__ == "__main__":``.
