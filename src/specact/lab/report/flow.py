@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from specact.families.flash.rounds import ROUNDS
 from specact.lab.evaluation.flow_study import cost_of
-from specact.lab.report.drawing import INK, name_points
+from specact.lab.report.drawing import INK, label_points
 from specact.lab.report.tables import contrast_table, relative_text, success_text
 
 _FAMILIES = (
@@ -120,7 +120,7 @@ def draw_flow(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Figure:
                 elinewidth=0.7, label=label,
             )  # fmt: skip
         labelled += zip(cost, [point["rate"] for point in points], present, strict=True)
-    name_points(axes, labelled)
+    label_points(axes, labelled)
     axes.set(xlabel="ms per executed action (one core, one machine)", ylabel="success", ylim=(-0.02, 1.04))
     axes.margins(x=0.12)
     axes.set_xlim(left=0.0)

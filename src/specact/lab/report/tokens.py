@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from specact.families.tokens.decoding import DECODINGS
-from specact.lab.report.drawing import INK, name_points
+from specact.lab.report.drawing import INK, label_points
 from specact.lab.report.tables import contrast_table, relative_text, success_text
 
 _FAMILIES = (
@@ -80,7 +80,7 @@ def draw_tokens(summary: Mapping[str, Any]) -> Figure:
                 passes, rates, error_bars, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=label
             )
         labelled += zip(passes, rates, present, strict=True)
-    name_points(axes, labelled)
+    label_points(axes, labelled)
     axes.set(xlabel="passes of the target's decoder per inference", ylabel="success", ylim=(-0.02, 1.04))
     axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)
     axes.legend(fontsize=8, loc="lower right")
