@@ -22,7 +22,7 @@ from specact.families.tokens.head import TokenHead
 from specact.files import check_name, write_whole
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.token_rollouts import SHARD, RolloutOrder, TokenRollouts, read_rollouts, record_rollouts
+from specact.lab.rollout.token_rollouts import SHARD, RolloutRequest, TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.train.drafter_head import DrafterHead, Weights, chain_metrics, head_loss, output_layer
 from specact.lab.train.drafter_settings import fit_settings, memory_of, scale_of
 from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
@@ -155,7 +155,7 @@ def train_drafters(
     with locked(out):
         claim(out, asked)
         # By path: other processes read the bundle that was looked at here.
-        order = RolloutOrder(target.source, env_of(target, recipe.env), recipe.seed, out / "rollouts")
+        order = RolloutRequest(target.source, env_of(target, recipe.env), recipe.seed, out / "rollouts")
         files = recipe.episodes // SHARD
         with Pool(jobs) as pool:
             record_rollouts(order, files, pool.each, lambda done, total: progress("rollouts", done, total))
