@@ -238,10 +238,10 @@ def with_head(bundle: Bundle, scale: Scale, cell: Cell, pool: Pool, update: Prog
     """The bundle with a learned gate's head."""
     if (bundle.path / HEAD).is_file():
         return bundle
-    from specact.lab.train.head import HeadRecipe, teach_head
+    from specact.lab.train.head import HeadRecipe, train_head
 
     how = HeadRecipe(steps=scale.head_steps, seed=cell.seed)
-    teach_head(bundle, how, collector(scale.lessons, pool, update), bundle.path / "gate", update)
+    train_head(bundle, how, collector(scale.lessons, pool, update), bundle.path / "gate", update)
     shutil.rmtree(bundle.path / "gate")
     return load_bundle(bundle.path)
 

@@ -29,7 +29,7 @@ from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.head import DISTANCE, teach_head
+from specact.lab.train.head import DISTANCE, train_head
 
 RATE, SEED, EPISODES = 0.4, 1, 100
 LESSONS = 3000
@@ -51,7 +51,7 @@ def main(data: Path, workers: int | None = None) -> None:
     result: dict[str, Any] = {}
     with Pool(workers) as pool, progress_bars() as update:
         if not (path / HEAD).is_file():
-            teach_head(pair, DISTANCE, collector(LESSONS, pool, update), path / "gate", update)
+            train_head(pair, DISTANCE, collector(LESSONS, pool, update), path / "gate", update)
             shutil.rmtree(path / "gate")
         shown = held_out(pair, ROOT / "recipes" / "flow-pusht.toml", data, None)
         result["along demonstrations"] = {

@@ -30,7 +30,7 @@ from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.statistics import holm
-from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.head import HeadRecipe, train_head
 
 RATE, SEED = 0.4, 1
 LESSONS = 50_000
@@ -100,7 +100,7 @@ def regression(pair: str) -> Path:
     )
     bundle = load_bundle(path)
     with progress_bars() as update, Pool() as pool:
-        teach_head(bundle, HeadRecipe(objective="rejection"), collector(LESSONS, pool, update), path / "gate", update)
+        train_head(bundle, HeadRecipe(objective="rejection"), collector(LESSONS, pool, update), path / "gate", update)
     shutil.rmtree(path / "gate")
     return path
 

@@ -191,10 +191,10 @@ def _teach(
 ) -> None:
     """Trains the pair's head."""
     from specact.families.chunks.pair import ChunkPair
-    from specact.lab.train.head import DISTANCE, HeadRecipe, teach_head
+    from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
     recipe = DISTANCE if isinstance(pair, ChunkPair) else HeadRecipe()
-    metrics = teach_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
+    metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
     shutil.rmtree(_gate_folder(pair))
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"head, held out: {numbers}", highlight=False)

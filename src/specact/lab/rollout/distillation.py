@@ -13,7 +13,7 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.load import AnyPair, named_again
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import DistillationData, FrameWindows, Seen, join
+from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.data.frames import as_frames, copied
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
@@ -128,7 +128,7 @@ def _shard(pair: AnyPair, gate: GateSettings, first: int, seed: int, env: str) -
 def data_of(table: dict[str, NDArray[Any]], folder: Path | None, number: int) -> DistillationData:
     """The training columns of a step table; camera frames go to a file with this number in the folder."""
 
-    def stored(name: str, column: NDArray[Any]) -> Seen:
+    def stored(name: str, column: NDArray[Any]) -> Column:
         if column.dtype != np.uint8:
             return column
         assert folder is not None, "camera frames need a folder"

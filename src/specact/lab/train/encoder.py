@@ -307,6 +307,6 @@ def encoded(dataset: Dataset, camera: str, encoder: ImageEncoder) -> Dataset:
     def features(windows: Windows) -> Windows:
         frames = windows.episodes.frames(camera)
         parts = [encoder(torch.from_numpy(frames[at : at + _AT_ONCE])) for at in range(0, len(frames), _AT_ONCE)]
-        return windows.showing(camera, torch.cat(parts).numpy())
+        return windows.with_observation(camera, torch.cat(parts).numpy())
 
     return replace(dataset, train=features(dataset.train), held_out=features(dataset.held_out))
