@@ -186,7 +186,7 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
     def get_step_result(self, step_result: StepResult) -> dict[str, Any]:
         """How the episode went; with a transmission rate, where the model server says what it transmits."""
         rate = {"transmission_rate": self._transmitted / self._inferred} if self._inferred else {}
-        return self._world.told | rate
+        return self._world.outcome | rate
 
     def get_hold_action(self, last_action: dict[str, Any] | None) -> dict[str, Any]:
         """What the robot does in live mode while there is no new action: the task's ``hold``.
