@@ -372,7 +372,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def _tables(observations: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Converts entries to tables: a string is the dataset's key; unquoted ``image.front = ...`` is a nested TOML table."""
+    """Converts entries to tables: a string is the dataset's key; unquoted ``image.front = ...`` is nested in TOML."""
     for part, value in observations.items():
         name = f"{above}{part}"
         if isinstance(value, str):
