@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def run(results: dict[str, dict[str, Any]], pair: str, bundle: str, rows: dict[str, str], choices: GateChoices) -> None:
-    """Evaluates methods, given with the names of their rows, beside random and the oracle."""
+    """Evaluates methods, given with the names of their rows, together with random and the oracle."""
     what = Evaluation(
         bundle=bundle, env=None, methods=tuple(dict.fromkeys((*rows.values(), "random", "oracle"))),
         episodes=EPISODES[pair], seed=SEED, rate=RATE, calibration_episodes=CALIBRATION[pair],

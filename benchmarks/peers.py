@@ -1,4 +1,4 @@
-"""This package's servers and clients beside those that others use, with the same network behind each.
+"""This package's servers and clients compared with other projects', with the same network behind each.
 
 ``--parts throughput,paced,device``: the ball pair's target. openpi's server answers with its outputs as they are; ours
 checks the request, makes distributions of them and keeps its books. Both are asked by the same load generator, in turn.

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def one_pass(tokens: Path, flows: Path) -> dict[str, Any]:
-    """The control that needs no decoding: a chunk policy of the same suite, on the episodes that both have run."""
+    """The control without decoding: a chunk policy of the same suite, on the common episodes."""
     runs = {name: successes(tokens, name) for name in ("ar", "specvla", "kerv", "heisd_fixed")}
     runs |= {f"flow, {steps} steps": successes(flows, f"full_{steps}") for steps in (1, 2)}
     both = sorted(set.intersection(*(set(run) for run in runs.values())))
@@ -80,13 +80,13 @@ def one_pass(tokens: Path, flows: Path) -> dict[str, Any]:
 
 
 def successes(run: Path, method: str) -> dict[int, bool]:
-    """By episode."""
+    """Success by episode."""
     tables = [pq.read_table(file, columns=["episode", "success"]) for file in (run / "episodes" / method).iterdir()]
     return {episode: won for table in tables for episode, won in zip(*table.to_pydict().values(), strict=True)}
 
 
 def times(rounds: int = 60) -> dict[str, tuple[float, float, float]]:
-    """An inference of the flow over one of greedy decoding, both in turn on an observation of zeros, with interval."""
+    """Time ratio of a flow inference to greedy decoding, alternating on an observation of zeros, with interval."""
     tokens, flow = load_tokens(TOKENS).policy(), load_flow(FLOW)
     rng, window = np.random.default_rng(0), tokens.spec.observation.zeros()
     works: dict[str, Callable[[], Any]] = {"ar": lambda: tokens.infer(window, rng)}
