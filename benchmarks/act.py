@@ -1,4 +1,4 @@
-"""What SpeculativePolicy.act costs beside the networks: checks, sampling, gate, verification, decoding, records.
+"""The overhead of SpeculativePolicy.act over the networks: checks, sampling, gate, verification, decoding, records.
 
 The networks' time is that of ``session.run`` itself, in the same call of ``act``.
 

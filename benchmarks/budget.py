@@ -1,14 +1,14 @@
-"""Where does device compute belong? Drafts of four sizes, plain and distilled, under every gate, on three tasks.
+"""The study of device compute: drafts of four sizes, plain and distilled, under every gate, on three tasks.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/to/demonstrations
      OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --published
      python benchmarks/budget.py table FOLDER
 
 `run` trains a target and drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for
-every training seed, distils each draft from its target, teaches each pair a learned gate's head, measures every part on
-one core, and evaluates every method at every rate on the same episodes. It is one process. Stop it at any time; run
-again, it goes on: training from its checkpoints, evaluations from their shards. With `--published` it evaluates the
-pairs of these tasks that come with the package instead, plain and distilled, at a rate of .4; nothing is trained.
+every training seed, distils each draft from its target, trains a learned gate's head for each pair, measures every part
+on one core, and evaluates every method at every rate on the same episodes. It is one process, which resumes after a
+stop: training from its checkpoints, evaluations from their shards. With `--published` it evaluates the pairs of these
+tasks that come with the package instead, plain and distilled, at a rate of .4; nothing is trained.
 `table` writes benchmarks/results/budget.json from the cells that are finished, docs/budget-TASK.png, and the marked
 parts of docs/budget.md; given no folder it writes the latter two again from the former.
 """
@@ -59,8 +59,8 @@ RESULTS = Path(__file__).parent / "results" / "budget.json"
 PAGE = ROOT / "docs" / "budget.md"
 Progress = Callable[[str, int, int], None]
 
-# Widths of the drafts whose parameters are nearest to a quarter, one, four and sixteen times the recipe's. On ball a
-# quarter would take a width of 1, which layer normalisation makes constant.
+# Widths of the drafts with about a quarter, one, four and sixteen times the recipe's parameters. On ball a quarter
+# would need a width of 1, whose layer normalisation is constant.
 WIDTHS = {"ball": (2, 5, 18, 44), "pusht": (12, 32, 76, 162), "peg": (3, 12, 36, 90)}
 SIZES = ("1/4", "1", "4", "16")
 FIRST = (1, 0, 2, 3)  # today's first
@@ -74,15 +74,15 @@ METHODS = list(KNOWN)
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run; a test runs less.
+    """The size of the study; tests use a smaller one.
 
     Attributes:
-        episodes: judged, of each method at each rate, for each training seed.
-        calibration: episodes in each of six rounds; none of them is judged.
+        episodes: of the evaluation, for each method, rate and training seed.
+        calibration: episodes in each of six rounds, separate from those of the evaluation.
         lessons: inferences in each of two rounds, for a head and for a distilled draft.
-        head_steps: of each of the head's rounds.
+        head_steps: training steps in each of the head's rounds.
         rounds: of timing.
-        rates: that gates are calibrated for.
+        rates: transmission rates of the gates.
     """
 
     episodes: int = 50
@@ -95,9 +95,9 @@ class Scale:
 
 @dataclass(frozen=True)
 class Cell:
-    """One draft of one training seed: the unit of the study that is finished or missing.
+    """One draft of one training seed: the unit of work.
 
-    Seed 0 is the pair that comes with the package, which has today's size.
+    Seed 0 is the pair that comes with the package, of the recipe's size.
     """
 
     task: str
@@ -107,26 +107,26 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its bundle."""
+        """The name of its bundle."""
         return f"{self.task}-{NAMES[self.size]}" + "-distilled" * self.distilled
 
     @property
     def draft(self) -> str:
-        """In words."""
+        """Description of the draft."""
         return "distilled draft " * self.distilled + "draft " * (not self.distilled) + f"x{SIZES[self.size]}"
 
     def folder(self, out: Path) -> Path:
-        """Where its results are."""
+        """The folder of its results."""
         return out / self.task / f"seed-{self.seed}" / self.name
 
     def training(self, out: Path) -> Path:
-        """Where its bundle is made: one run for all plain drafts of a seed, one for every distilled draft."""
+        """The folder of its training run: one for all plain drafts of a seed, one per distilled draft."""
         base = out / self.task / f"seed-{self.seed}"
         return base / f"distil-{NAMES[self.size]}" if self.distilled else base / "train"
 
 
 def plan(tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """What says most first: every task at the first seed, plain, then distilled; then the other seeds."""
+    """All cells, the most informative first: every task at the first seed, plain, then distilled; then other seeds."""
     return [
         Cell(task, seed, size, distilled)
         for seed in seeds
@@ -142,36 +142,36 @@ PUBLISHED = [
 
 
 def run(out: Path, data: Path, cells: Sequence[Cell], scale: Scale, recipes: Path, update: Progress) -> None:
-    """Finishes the cells, in their order."""
+    """Runs the unfinished cells, in order."""
     left = [cell for cell in cells if not (cell.folder(out) / "cell.json").exists()]
-    say(f"{len(cells)} cells, {len(cells) - len(left)} of them finished; load {os.getloadavg()[0]:.1f}")
-    taken: dict[str, list[float]] = {}
+    log(f"{len(cells)} cells, {len(cells) - len(left)} of them finished; load {os.getloadavg()[0]:.1f}")
+    cpu_seconds: dict[str, list[float]] = {}
     while left:
         cell, *left = left
         update("cells", len(cells) - len(left) - 1, len(cells))
         wall, cpu = time.monotonic(), time.process_time()
         finish(cell, out, data, scale, recipes, update)
         wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-        taken.setdefault(cell.task, []).append(cpu)
-        known = [sum(taken[one.task]) / len(taken[one.task]) for one in left if one.task in taken]
-        say(f"{cell.task} seed {cell.seed} {cell.draft}: {cpu:.0f} s of one core in {wall:.0f} s; {len(left)} cells "
-            f"left, about {sum(known) / 3600:.1f} h of one core for {len(known)} of them")  # fmt: skip
+        cpu_seconds.setdefault(cell.task, []).append(cpu)
+        estimates = [sum(cpu_seconds[one.task]) / len(cpu_seconds[one.task]) for one in left if one.task in cpu_seconds]
+        log(f"{cell.task} seed {cell.seed} {cell.draft}: {cpu:.0f} s of one core in {wall:.0f} s; {len(left)} cells "
+            f"left, about {sum(estimates) / 3600:.1f} h of one core for {len(estimates)} of them")  # fmt: skip
     update("cells", len(cells), len(cells))
 
 
 def finish(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, update: Progress) -> None:
-    """Trains, measures and evaluates a cell as far as that is missing."""
+    """Trains, measures and evaluates a cell; resumable."""
     cpu = time.process_time()
     with Pool(1) as pool:
-        bundle = made(cell, out, data, scale, recipes, pool, update)
+        bundle = get_bundle(cell, out, data, scale, recipes, pool, update)
         bundle = with_head(bundle, scale, cell, pool, update)
         folder = cell.folder(out)
         costs = folder / "parts.json"
         if not costs.exists():
             write_json(costs, measure_parts(bundle, scale.rounds))
-        for name, what in evaluations(cell, bundle, scale):
-            if not finished(what, folder / name):
-                evaluate(what, folder / name, update, pool, command="python benchmarks/budget.py run")
+        for name, evaluation in evaluations(cell, bundle, scale):
+            if not finished(evaluation, folder / name):
+                evaluate(evaluation, folder / name, update, pool, command="python benchmarks/budget.py run")
     write_json(
         folder / "cell.json",
         {
@@ -185,25 +185,25 @@ def finish(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, updat
 
 
 def evaluations(cell: Cell, bundle: Bundle, scale: Scale) -> Iterator[tuple[str, Evaluation]]:
-    """Every method at every rate. Nothing is judged on episodes that a gate was calibrated on."""
+    """Every method at every rate, on other episodes than those of the calibrations."""
 
-    def of(methods: Sequence[str], rate: float) -> Evaluation:
+    def evaluation(methods: Sequence[str], rate: float) -> Evaluation:
         return Evaluation(
             str(bundle.path), None, tuple(methods), scale.episodes, seed=1000 + cell.seed, rate=rate, shard=25,
             calibration_episodes=scale.calibration,
         )  # fmt: skip
 
     # The target is the same for every draft.
-    yield "ends", of(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (cell.size == 1 and not cell.distilled)), 0.5)
+    yield "ends", evaluation(("draft", HEAD_DRAFT, "hybrid", *[TARGET] * (cell.size == 1 and not cell.distilled)), 0.5)
     lowest = GateChoices().settings("deviation", bundle).lowest_rate
     for rate in scale.rates:
-        # Where the deviation has a limit on skips, chance has it too, as a method of its own.
+        # If the deviation has a limit on skips, its random baseline has it too, as a separate method.
         own = () if rate <= lowest else ("adahi",) if lowest == 0.0 else ("random", "adahi")
-        yield f"rate-{rate:g}", of(("random_learned", *own, "uncertainty", "learned"), rate)
+        yield f"rate-{rate:g}", evaluation(("random_learned", *own, "uncertainty", "learned"), rate)
 
 
-def made(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, pool: Pool, update: Progress) -> Bundle:
-    """The cell's bundle; trained where it is missing."""
+def get_bundle(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, pool: Pool, update: Progress) -> Bundle:
+    """Loads the cell's bundle, or trains it."""
     if cell.seed == 0:
         return load_bundle(cell.task + "-distilled" * cell.distilled)
     path = cell.training(out) / "bundles" / cell.name
@@ -215,13 +215,13 @@ def made(cell: Cell, out: Path, data: Path, scale: Scale, recipes: Path, pool: P
 
     recipe = load_recipe(recipes / f"{cell.task}.toml")
     if cell.distilled:
-        plain = made(replace(cell, distilled=False), out, data, scale, recipes, pool, update)
-        # As many samples as the plain draft has seen: its batches have half the size.
-        how = DistilRecipe(steps=max(1, recipe.policies["draft"].steps // 2), seed=cell.seed)
-        distil(plain, how, collector(scale.lessons, pool, update), cell.training(out), update)
+        plain = get_bundle(replace(cell, distilled=False), out, data, scale, recipes, pool, update)
+        # As many samples as for the plain draft, whose batches have half the size.
+        distil_recipe = DistilRecipe(steps=max(1, recipe.policies["draft"].steps // 2), seed=cell.seed)
+        distil(plain, distil_recipe, collector(scale.lessons, pool, update), cell.training(out), update)
         return load_bundle(path)
     draft = replace(recipe.policies["draft"], snapshot=0.0)
-    # Today's draft first, so that there is something to evaluate; a run of training may be given more policies later.
+    # The draft of the recipe's size first, for early results; more policies may be added to a training run later.
     names = NAMES if cell.size != FIRST[0] else (NAMES[cell.size],)
     widths = dict(zip(NAMES, WIDTHS[cell.task], strict=True))
     recipe = replace(
@@ -238,25 +238,25 @@ def with_head(bundle: Bundle, scale: Scale, cell: Cell, pool: Pool, update: Prog
     """The bundle with a learned gate's head."""
     if (bundle.path / HEAD).is_file():
         return bundle
-    from specact.lab.train.head import HeadRecipe, teach_head
+    from specact.lab.train.head import HeadRecipe, train_head
 
-    how = HeadRecipe(steps=scale.head_steps, seed=cell.seed)
-    teach_head(bundle, how, collector(scale.lessons, pool, update), bundle.path / "gate", update)
+    head_recipe = HeadRecipe(steps=scale.head_steps, seed=cell.seed)
+    train_head(bundle, head_recipe, collector(scale.lessons, pool, update), bundle.path / "gate", update)
     shutil.rmtree(bundle.path / "gate")
     return load_bundle(bundle.path)
 
 
 def collect(out: Path, cells: Sequence[Cell]) -> dict[str, Any]:
-    """The results of all finished cells, down to the episodes, and the names of the others."""
-    there = [cell for cell in cells if (cell.folder(out) / "cell.json").exists()]
-    missing = [f"{cell.task} seed {cell.seed} {cell.draft}" for cell in cells if cell not in there]
+    """The results of all finished cells, with every episode, and the names of the missing ones."""
+    finished_cells = [cell for cell in cells if (cell.folder(out) / "cell.json").exists()]
+    missing = [f"{cell.task} seed {cell.seed} {cell.draft}" for cell in cells if cell not in finished_cells]
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     parameters: dict[str, dict[str, dict[str, int]]] = {}
     machine = None
-    for cell in there:
-        said = json.loads((cell.folder(out) / "cell.json").read_text())
-        machine, parts = said["machine"], said["parts"]
-        parameters.setdefault(cell.task, {})[cell.draft] = said["parameters"]
+    for cell in finished_cells:
+        result = json.loads((cell.folder(out) / "cell.json").read_text())
+        machine, parts = result["machine"], result["parts"]
+        parameters.setdefault(cell.task, {})[cell.draft] = result["parameters"]
         for folder in sorted(path.parent for path in cell.folder(out).glob("*/summary.json")):
             summary = json.loads((folder / "summary.json").read_text())
             for method, metrics in summary["methods"].items():
@@ -286,7 +286,7 @@ def collect(out: Path, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
-    """The marked parts of the page, and a picture of each task, from the results."""
+    """Writes the marked parts of the page, and a figure of each task."""
     tasks = tasks_of(results)
     fill(page, "advice", sentences(results))
     fill(page, "published", sentences(results["published"]))
@@ -303,31 +303,31 @@ def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
     fill(page, "costs", costs_table(results))
     fill(page, "results", "\n\n".join(results_table(results, task) for task in tasks))
     fill(page, "missing", missing(results))
-    shown = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
-    fill(page, "pictures", "\n\n".join(shown))
+    figures = [f"![{task}: success over device time, by transmission rate](budget-{task}.png)" for task in tasks]
+    fill(page, "pictures", "\n\n".join(figures))
     for task in tasks:
         with style():
             draw_budget(task, study_ways(results, task)).savefig(pictures / f"budget-{task}.png", dpi=130)
 
 
 def tasks_of(results: dict[str, Any]) -> list[str]:
-    """Tasks that anything is known of."""
+    """Tasks with results."""
     return [task for task in WIDTHS if any(row["task"] == task for row in results["rows"])]
 
 
 def sentences(results: dict[str, Any]) -> str:
     """A line for each task."""
-    lines = [f"- **{task}** ({said_of(results, task)}): {sentence(results, task)}" for task in tasks_of(results)]
+    lines = [f"- **{task}** ({sample_sizes(results, task)}): {sentence(results, task)}" for task in tasks_of(results)]
     return "\n".join(lines)
 
 
 def sentence(results: dict[str, Any], task: str) -> str:
-    """What to do at which budget."""
+    """The recommendations for all budgets."""
     return advice(study_ways(results, task, alike=True), BUDGETS, "of the target's time")
 
 
-def said_of(results: dict[str, Any], task: str) -> str:
-    """How many seeds and episodes a choice rests on."""
+def sample_sizes(results: dict[str, Any], task: str) -> str:
+    """The numbers of seeds, episodes and ways."""
     ways = study_ways(results, task, alike=True)
     seeds = sorted({seed for way in ways for seed in way.successes})
     each = sorted({way.episodes // len(way.successes) for way in ways})
@@ -336,7 +336,7 @@ def said_of(results: dict[str, Any], task: str) -> str:
 
 
 def choices(results: dict[str, Any], task: str) -> str:
-    """What is enough at each budget (rows) where at most a share may be sent (columns)."""
+    """The recommended way at each budget (rows) and maximum transmission rate (columns)."""
     ways, caps = study_ways(results, task, alike=True), (0.0, *RATES, 1.0)
     lines = [
         f"| {task}: device budget | " + " | ".join(f"at most {cap:g} sent" for cap in caps) + " |",
@@ -344,7 +344,7 @@ def choices(results: dict[str, Any], task: str) -> str:
     ]
     for budget in BUDGETS:
         found = [choose(ways, budget, cap) for cap in caps]
-        cells = " | ".join("-" if one is None else f"{in_short(one.way)}: {interval(one.way)}" for one in found)
+        cells = " | ".join("-" if one is None else f"{label(one.way)}: {interval(one.way)}" for one in found)
         if not lines[-1].endswith(f" | {cells} |"):
             lines.append(f"| from {budget:g} | {cells} |")
     return "\n".join(lines)
@@ -361,14 +361,14 @@ def costs_table(results: dict[str, Any]) -> str:
         ways = study_ways(results, task)
         for draft, counts in drafts.items():
             cost = {way.method: way.cost for way in ways if way.draft == draft}
-            shown = [f"{cost[method]:.2f}" if method in cost else "-" for method in methods]
+            cells = [f"{cost[method]:.2f}" if method in cost else "-" for method in methods]
             share = counts["draft"] / counts["target"]
-            lines.append(f"| {task} | {draft} | {counts['draft']:,} | {share:.2%} | " + " | ".join(shown) + " |")
+            lines.append(f"| {task} | {draft} | {counts['draft']:,} | {share:.2%} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def results_table(results: dict[str, Any], task: str) -> str:
-    """Success of every way, with its interval and the rate that was achieved."""
+    """Success of every way, with its interval."""
     ways = study_ways(results, task)
     columns = sorted({(way.asked, METHODS.index(way.method), way.method) for way in ways})
     lines = [
@@ -382,8 +382,8 @@ def results_table(results: dict[str, Any], task: str) -> str:
     return "\n".join(lines)
 
 
-def in_short(way: Way) -> str:
-    """Draft, method, and where there is a choice the rate."""
+def label(way: Way) -> str:
+    """Draft, method, and the rate of gated methods."""
     rate = f" {way.asked:g}" if way.asked in RATES else ""
     return f"{way.draft}, {way.method}{rate}" if way.draft else way.method
 
@@ -394,22 +394,22 @@ def interval(way: Way) -> str:
 
 
 def missing(results: dict[str, Any]) -> str:
-    """Which sizes are there, of every task and seed."""
-    there = {(row["task"], seed, row["draft"]) for row in results["rows"] for seed in row["seeds"]}
+    """The finished sizes of every task and seed."""
+    present = {(row["task"], seed, row["draft"]) for row in results["rows"] for seed in row["seeds"]}
     lines = ["| task | training seed | plain | distilled |", "|---|---|---|---|"]
     for task in WIDTHS:
         for seed in SEEDS:
-            shown = []
+            columns = []
             for distilled in (False, True):
                 cells = [Cell(task, seed, size, distilled) for size in range(len(SIZES))]
-                found = [f"x{SIZES[cell.size]}" for cell in cells if (task, str(seed), cell.draft) in there]
-                shown.append(", ".join(found) or "none")
-            lines.append(f"| {task} | {seed} | {' | '.join(shown)} |")
+                found = [f"x{SIZES[cell.size]}" for cell in cells if (task, str(seed), cell.draft) in present]
+                columns.append(", ".join(found) or "none")
+            lines.append(f"| {task} | {seed} | {' | '.join(columns)} |")
     return "\n".join([*lines, "", f"{len(results['missing'])} of {len(plan(list(WIDTHS), SEEDS))} cells are missing."])
 
 
-def say(text: str) -> None:
-    """A line with the time, for a log."""
+def log(text: str) -> None:
+    """Logs a line with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -425,18 +425,18 @@ def main() -> None:
     running.add_argument("--recipes", type=Path, default=ROOT / "recipes")
     table = verbs.add_parser("table")
     table.add_argument("out", type=Path, nargs="?")
-    given = parser.parse_args()
-    if given.verb == "run":
-        cells = plan(given.tasks.split(","), [int(seed) for seed in given.seeds.split(",")])
+    arguments = parser.parse_args()
+    if arguments.verb == "run":
+        cells = plan(arguments.tasks.split(","), [int(seed) for seed in arguments.seeds.split(",")])
         scale = Scale()
-        if given.published:
+        if arguments.published:
             cells, scale = PUBLISHED, replace(scale, rates=(0.4,))
-        with locked(given.out / ("published" if given.published else "trained")), progress_bars() as update:
-            run(given.out, given.data, cells, scale, given.recipes, update)
+        with locked(arguments.out / ("published" if arguments.published else "trained")), progress_bars() as update:
+            run(arguments.out, arguments.data, cells, scale, arguments.recipes, update)
         return
-    if given.out is not None:
-        published = collect(given.out, PUBLISHED)
-        write_json(RESULTS, collect(given.out, plan(list(WIDTHS), SEEDS)) | {"published": published})
+    if arguments.out is not None:
+        published = collect(arguments.out, PUBLISHED)
+        write_json(RESULTS, collect(arguments.out, plan(list(WIDTHS), SEEDS)) | {"published": published})
     write_pages(json.loads(RESULTS.read_text()), PAGE, ROOT / "docs")
 
 

@@ -22,9 +22,9 @@ import numpy as np
 from pages import fill
 
 from specact.families.load import load_pair
-from specact.lab.evaluation.flow_study import path_of
+from specact.lab.evaluation.flow_study import target_observations
 from specact.lab.evaluation.run import read_table
-from specact.lab.report.cache import draw_cache, legend, told
+from specact.lab.report.cache import draw_cache, methods_table, report_markdown
 from specact.lab.report.drawing import style
 from specact.lab.statistics import contrast, holm, mean_interval
 from specact.rng import Role, stream
@@ -52,12 +52,12 @@ def main() -> None:
     if given.smaller is not None:
         kept["smaller"] = smaller(given.smaller, given.data)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    fill(PAGE, "methods", legend())
+    fill(PAGE, "methods", methods_table())
     fill(PAGE, "smaller", smaller_table(kept["smaller"]) if "smaller" in kept else "Not run yet.")
     for name, found in kept.items():
         if name == "smaller":
             continue
-        fill(PAGE, name, "\n".join(told(found["summary"], found["reuse"])))
+        fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["reuse"])))
         with style():
             figure = draw_cache(found["summary"], found["reuse"])
             figure.savefig(PAGE.parent / f"freqcache-{found['summary']['env']}.png", dpi=110)
@@ -96,7 +96,7 @@ def smaller(out: Path, data: Path) -> dict[str, Any]:
 def costs(pairs: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Tokens of the prefix, and what encoder, prefix and ten steps take on the same observations, in turns."""
     first = pairs[WHOLE]
-    seen = [window for path in path_of(first, first.env, 4, 1) for window in path]
+    seen = [window for path in target_observations(first, first.env, 4, 1) for window in path]
     spent: dict[str, list[float]] = {name: [] for name in pairs}
     tokens: dict[str, int] = {}
     for window in seen:

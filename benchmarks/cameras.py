@@ -1,9 +1,9 @@
-"""PushT through a camera beside PushT from its state: success and coverage on the same episodes.
+"""PushT with a camera and PushT with its state: success and coverage on the same episodes.
 
 Run: python benchmarks/cameras.py [--episodes N]
 
-Evaluations go to runs/cameras and resume. The summary is kept in benchmarks/results/cameras.json, and the table of
-docs/choices.md is written from it.
+Evaluations are written to runs/cameras and are resumable. The summary is written to benchmarks/results/cameras.json,
+and the table of docs/choices.md from it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from specact.lab.statistics import contrast, holm
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "results" / "cameras.json"
 RUNS = {"pusht": "draft,target", "pusht-camera": "draft,target", "pusht-camera-state": "draft,hybrid"}
-# Of these bundles, draft and target see ...
+# Observations of draft and target, by bundle.
 SEES = {
     "pusht": ("state", "state"),
     "pusht-camera": ("frames, agent's position", "frames, agent's position"),
     "pusht-camera-state": ("state", "frames, agent's position"),
 }
-# Run and method against run and method, in mean coverage.
+# Contrasts in mean coverage: run and method against run and method.
 PAIRS = (
     ("pusht-camera", "target", "pusht", "target"),
     ("pusht-camera-state", "hybrid", "pusht", "target"),
@@ -45,30 +45,30 @@ def main() -> None:
     for name, methods in RUNS.items():
         out = ROOT / "runs" / "cameras" / name
         if not (out / "summary.json").exists():
-            given = ["--methods", methods, "--episodes", episodes, "--seed", "1", "--out", str(out)]
-            subprocess.run(["specact", "eval", "--bundle", name, *given], check=True)
+            options = ["--methods", methods, "--episodes", episodes, "--seed", "1", "--out", str(out)]
+            subprocess.run(["specact", "eval", "--bundle", name, *options], check=True)
         summaries[name] = json.loads((out / "summary.json").read_text())
         scores |= {(name, method): read_table(out / "episodes" / method)["score"] for method in methods.split(",")}
-    found = [contrast(scores[a, b].astype(float), scores[c, d].astype(float)) for a, b, c, d in PAIRS]
-    kept = {
+    contrasts = [contrast(scores[a, b].astype(float), scores[c, d].astype(float)) for a, b, c, d in PAIRS]
+    summary = {
         "methods": {name: summary["methods"] for name, summary in summaries.items()},
         "episodes": int(episodes),
         "contrasts": [
             {"first": " ".join(pair[:2]), "second": " ".join(pair[2:]), "p_holm": p, **dataclasses.asdict(one)}
-            for pair, one, p in zip(PAIRS, found, holm([one.p for one in found]), strict=True)
+            for pair, one, p in zip(PAIRS, contrasts, holm([one.p for one in contrasts]), strict=True)
         ],
     }
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    fill(ROOT / "docs" / "choices.md", "cameras", table(kept))
+    KEPT.write_text(json.dumps(summary, indent=1) + "\n")
+    fill(ROOT / "docs" / "choices.md", "cameras", table(summary))
 
 
-def table(kept: dict[str, Any]) -> str:
-    """Every method, and the contrasts in words."""
+def table(summary: dict[str, Any]) -> str:
+    """The table of methods, and the contrasts as text."""
     lines = [
         "| pair | method | draft sees | target sees | largest coverage | success, above .85 | above .95 |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, methods in kept["methods"].items():
+    for name, methods in summary["methods"].items():
         for method, m in methods.items():
             score, success, strict = m["score"], m["success"], m["success_at"]["0.95"]
             lines.append(
@@ -77,12 +77,12 @@ def table(kept: dict[str, Any]) -> str:
                 f"{success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | "
                 f"{strict['rate']:.2f} [{strict['low']:.2f}, {strict['high']:.2f}] |"
             )
-    said = [
+    texts = [
         f"{row['first']} - {row['second']}: {row['difference']['mean']:+.3f} "
         f"[{row['difference']['low']:+.3f}, {row['difference']['high']:+.3f}], p = {row['p_holm']:.2g}"
-        for row in kept["contrasts"]
+        for row in summary["contrasts"]
     ]
-    return "\n".join([*lines, "", f"Coverage, p after Holm's correction over these {len(said)}: {'; '.join(said)}."])
+    return "\n".join([*lines, "", f"Coverage, p after Holm's correction over these {len(texts)}: {'; '.join(texts)}."])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ Run: OMP_NUM_THREADS=1 python benchmarks/chunk_gate.py --data path/to/demonstrat
 The pair is `pusht#draft` and `pusht-flow`, 4 actions of a chunk executed. Its head is trained on states of the gated
 pair. Then a rate of 0.4, seed 1, all methods on the same episodes, `random_learned` at the learned gate's rate and with
 its forced steps; and the rank correlation of the scores of this gate and of the deviation with the distance of the
-target's actions from the drafted ones, step by step along the demonstrations that were kept back in training. Run
-folders go to runs/chunk-gate and resume; the result is kept in benchmarks/results/chunk_gate.json.
+target's actions from the drafted ones, on the held-out demonstrations. Run folders are written to runs/chunk-gate and
+are resumable; the result is written to benchmarks/results/chunk_gate.json.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
 from specact.families.head import HEAD
 from specact.gates.settings import BUNDLES_OWN
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.offline import calibrate_along
+from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.head import DISTANCE, teach_head
+from specact.lab.train.head import DISTANCE, train_head
 
 RATE, SEED, EPISODES = 0.4, 1, 100
 LESSONS = 3000
@@ -51,22 +51,24 @@ def main(data: Path, workers: int | None = None) -> None:
     result: dict[str, Any] = {}
     with Pool(workers) as pool, progress_bars() as update:
         if not (path / HEAD).is_file():
-            teach_head(pair, DISTANCE, collector(LESSONS, pool, update), path / "gate", update)
+            train_head(pair, DISTANCE, collector(LESSONS, pool, update), path / "gate", update)
             shutil.rmtree(path / "gate")
-        shown = held_out(pair, ROOT / "recipes" / "flow-pusht.toml", data, None)
+        demonstrations = held_out(pair, ROOT / "recipes" / "flow-pusht.toml", data, None)
         result["along demonstrations"] = {
-            gate: calibrate_along(pair, BUNDLES_OWN.settings(gate, pair), RATE, shown, pool, update, seed=SEED).model
+            gate: calibrate_offline(
+                pair, BUNDLES_OWN.settings(gate, pair), RATE, demonstrations, pool, update, seed=SEED
+            ).model
             for gate in ("learned", "deviation")
         }
-        what = Evaluation(
+        evaluation = Evaluation(
             bundle=str(path), env=None, methods=METHODS, episodes=EPISODES, seed=SEED, rate=RATE,
             calibration_episodes=10,
         )  # fmt: skip
-        summary = evaluate(what, folder / "eval", update, pool, command="python benchmarks/chunk_gate.py")
-    result["demonstrations"] = len(shown)
+        summary = evaluate(evaluation, folder / "eval", update, pool, command="python benchmarks/chunk_gate.py")
+    result["demonstrations"] = len(demonstrations)
     result |= {name: summary[name] for name in ("episodes", "seed", "rate", "contrasts")}
-    told = ("success", "score", "transmission_rate", "action_change_loss", "cost")
-    result["methods"] = {name: {key: row[key] for key in told} for name, row in summary["methods"].items()}
+    keys = ("success", "score", "transmission_rate", "action_change_loss", "cost")
+    result["methods"] = {name: {key: row[key] for key in keys} for name, row in summary["methods"].items()}
     (RESULTS / "chunk_gate.json").write_text(json.dumps(result, indent=2) + "\n")
     print(markdown(result))
 

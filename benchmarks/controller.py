@@ -1,12 +1,12 @@
-"""Holding a rate or a latency while the world drifts, and noticing that it does: a calibrated threshold beside it.
+"""Controllers of rate or latency under drift, and drift alarms, compared with a calibrated threshold.
 
 Run: python benchmarks/controller.py
 
-Robots live through 10,000 inferences each, episode after episode in virtual time on link wifi-paper; in the middle
-something changes: noise on the observations, the draft (to the under-trained one), the wanted rate, or the link (to
-5g). Steps that a held gate would skip are audited with probability 0.1. Robot k
-starts its episodes from seed k, its policy from seed 0, its noise from seed 1. Two numbers are not from these lives:
-false alarms and delays are counted with the audits drawn anew (seed 0), and the time of a decision is measured. Writes
+Each robot runs 10,000 inferences, in successive episodes in virtual time on link wifi-paper; after half of them
+something changes: noise on the observations, the draft (to the under-trained one), the set point of the rate, or the
+link (to 5g). Steps that a controlled gate would skip are audited with probability 0.1. Robot k has seed k for its
+episodes, seed 0 for its policy, and seed 1 for its noise. Two figures are not from these runs: false alarms and delays
+are counted with resampled audits (seed 0), and the time of a decision is measured. Writes
 benchmarks/results/controller.json and docs/controller.png.
 """
 
@@ -56,8 +56,8 @@ DRIFTS = ("noise", "draft", "set point", "link")
 
 
 @dataclass(frozen=True)
-class Life:
-    """One robot's life: what drifts in its middle, and whether its gate holds a budget or a calibrated threshold."""
+class RobotRun:
+    """One robot's run: the drift after half of it, and whether its gate has a controller or a calibrated threshold."""
 
     env: str
     drift: str
@@ -65,9 +65,9 @@ class Life:
     robot: int
 
 
-# A calibrated threshold knows nothing of a new set point, so there is nothing to run.
-LIVES = [
-    Life(env, drift, held, robot)
+# A calibrated threshold has no set point, so that drift does not apply to it.
+RUNS = [
+    RobotRun(env, drift, held, robot)
     for env in NOISE
     for drift in DRIFTS
     for held, robots in ((True, 2), (False, 1))
@@ -76,8 +76,8 @@ LIVES = [
 ]
 
 
-class Slow:
-    """A policy that takes a given time; another one may take its place."""
+class SlowPolicy:
+    """A policy with an accounted time; it can be replaced."""
 
     def __init__(self, policy: CodePolicy, clock: VirtualClock) -> None:
         self.policy, self._clock = policy, clock
@@ -90,13 +90,13 @@ class Slow:
         return [self.infer(window) for window in windows]
 
 
-class Far:
-    """A target behind a link; another link may take its place."""
+class RemoteTarget:
+    """A target behind a link; the link can be replaced."""
 
-    def __init__(self, bundle: Bundle, clock: VirtualClock, life: Life) -> None:
+    def __init__(self, bundle: Bundle, clock: VirtualClock, run: RobotRun) -> None:
         self.link = load_link("wifi-paper")
         self._target, self._clock = bundle.target, clock
-        self._rng = stream(0, Role.LINK, robot=life.robot)
+        self._rng = stream(0, Role.LINK, robot=run.robot)
         spec = bundle.spec
         self._up = spec.target.nbytes
         self._down = 4 * spec.codebooks * spec.codes * (1 + spec.chunk * spec.actions)
@@ -104,8 +104,8 @@ class Far:
     def prefetch(self, window: Window, address: StepAddress) -> bool:
         return False
 
-    def submit(self, window: Window, address: StepAddress) -> Waiting:
-        return Waiting(self, window)
+    def submit(self, window: Window, address: StepAddress) -> PendingAnswer:
+        return PendingAnswer(self, window)
 
     def answer(self, window: Window) -> Answer[CodeDistribution]:
         network = round_trip(self.link, self._up, self._down, self._clock.now(), self._rng)
@@ -114,43 +114,43 @@ class Far:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingAnswer:
     """A request to that target."""
 
-    far: Far
+    remote: RemoteTarget
     window: Window
 
     def done(self) -> bool:
         return False
 
     def result(self) -> Answer[CodeDistribution]:
-        return self.far.answer(self.window)
+        return self.remote.answer(self.window)
 
 
-def live(life: Life) -> dict[str, np.ndarray]:
-    """Lives a life; one entry per inference."""
-    bundle, task, clock = load_bundle(life.env), load_task(life.env), VirtualClock()
-    draft, far = Slow(bundle.draft, clock), Far(bundle, clock, life)
+def run_robot(run: RobotRun) -> dict[str, np.ndarray]:
+    """Runs one robot; returns one entry per inference."""
+    bundle, task, clock = load_bundle(run.env), load_task(run.env), VirtualClock()
+    draft, remote = SlowPolicy(bundle.draft, clock), RemoteTarget(bundle, clock, run)
     rate = RateBudget(RATE)
-    gate = make_gate(bundle, life, rate)
+    gate = make_gate(bundle, run, rate)
     audits = AuditEstimator(DriftAlarm(level_of(bundle)))
-    verifier = SpeculativeVerifier(far, bundle.tokenizer)
+    verifier = SpeculativeVerifier(remote, bundle.tokenizer)
     drafter = CodeDrafter(draft, bundle.tokenizer)
-    policy = SpeculativePolicy(bundle, gate, drafter=drafter, verifier=verifier, robot=life.robot, clock=clock)
-    env, noise, sigma = task.make(), stream(1, Role.DATA, robot=life.robot), 0.0
+    policy = SpeculativePolicy(bundle, gate, drafter=drafter, verifier=verifier, robot=run.robot, clock=clock)
+    env, noise, sigma = task.make(), stream(1, Role.DATA, robot=run.robot), 0.0
     rows: dict[str, list[Any]] = {name: [] for name in ("sent", "would_skip", "kept", "took", "estimate", "alarm")}
     episode = 0
     while len(rows["sent"]) < END:
         policy.reset(episode)
-        observation, _ = env.reset(seed=start_of(life.robot, episode, task))
+        observation, _ = env.reset(seed=start_of(run.robot, episode, task))
         for _ in range(task.max_steps):
             if len(rows["sent"]) >= CHANGE:
-                sigma = change(life, bundle, draft, far, rate)
+                sigma = apply_drift(run, bundle, draft, remote, rate)
             state = observation["state"] + sigma * noise.standard_normal(observation["state"].shape)
             wanted = policy.wants_inference
             action = policy.act(observation | {"state": state.astype(np.float32)})
             if wanted:
-                note(rows, policy, bundle, audits)
+                record_step(rows, policy, bundle, audits)
             observation, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 break
@@ -158,12 +158,12 @@ def live(life: Life) -> dict[str, np.ndarray]:
     return {name: np.array(values[:END], dtype=float) for name, values in rows.items()}
 
 
-def make_gate(bundle: Bundle, life: Life, rate: RateBudget) -> Gate:
-    if not life.held:
+def make_gate(bundle: Bundle, run: RobotRun, rate: RateBudget) -> Gate:
+    if not run.held:
         return calibrated_gate(bundle, "deviation", RATE)
     inner = BUNDLES_OWN.settings("deviation", bundle).build(bundle)
     inner.audit_rate = AUDIT_RATE
-    return Controller(inner, LatencyBudget(BUDGET_S) if life.drift == "link" else rate)
+    return Controller(inner, LatencyBudget(BUDGET_S) if run.drift == "link" else rate)
 
 
 def level_of(bundle: Bundle) -> float:
@@ -172,18 +172,18 @@ def level_of(bundle: Bundle) -> float:
     return expected_true_skip(calibration.model["rejections"], RATE)
 
 
-def change(life: Life, bundle: Bundle, draft: Slow, far: Far, rate: RateBudget) -> float:
-    """What is different in the second half; returns the noise."""
-    if life.drift == "draft" and draft.policy is bundle.draft:
-        draft.policy = load_bundle(f"{life.env}-undertrained").draft
-    elif life.drift == "set point":
+def apply_drift(run: RobotRun, bundle: Bundle, draft: SlowPolicy, remote: RemoteTarget, rate: RateBudget) -> float:
+    """Applies the drift; returns the standard deviation of the noise."""
+    if run.drift == "draft" and draft.policy is bundle.draft:
+        draft.policy = load_bundle(f"{run.env}-undertrained").draft
+    elif run.drift == "set point":
         rate.rate = NEW_RATE
-    elif life.drift == "link":
-        far.link = load_link("5g")
-    return NOISE[life.env] if life.drift == "noise" else 0.0
+    elif run.drift == "link":
+        remote.link = load_link("5g")
+    return NOISE[run.env] if run.drift == "noise" else 0.0
 
 
-def note(rows: dict[str, list[Any]], policy: SpeculativePolicy, bundle: Bundle, audits: AuditEstimator) -> None:
+def record_step(rows: dict[str, list[Any]], policy: SpeculativePolicy, bundle: Bundle, audits: AuditEstimator) -> None:
     record = policy.record
     assert record is not None
     proposal = record.proposal
@@ -202,15 +202,15 @@ def note(rows: dict[str, list[Any]], policy: SpeculativePolicy, bundle: Bundle, 
 def main() -> None:
     started = time.perf_counter()
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        finish(dict(zip(LIVES, pool.map(live, LIVES), strict=True)))
+        finish(dict(zip(RUNS, pool.map(run_robot, RUNS), strict=True)))
     print(f"{time.perf_counter() - started:.0f} s")
 
 
-def finish(rows: dict[Life, dict[str, np.ndarray]]) -> None:
+def finish(rows: dict[RobotRun, dict[str, np.ndarray]]) -> None:
     results = {
         "change_after": CHANGE, "inferences": END, "window": WINDOW, "rate": RATE, "new_rate": NEW_RATE,
         "audit_rate": AUDIT_RATE, "noise": NOISE, "budget_s": BUDGET_S, "draft_s": DRAFT_S, "target_s": TARGET_S,
-        "lives": [vars(life) | brief(life, rows[life]) for life in LIVES],
+        "lives": [vars(run) | summarise(run, rows[run]) for run in RUNS],
         "alarms": {env: replayed(env, rows) for env in NOISE},
         "decision_us": decision_us(),
     }  # fmt: skip
@@ -219,10 +219,10 @@ def finish(rows: dict[Life, dict[str, np.ndarray]]) -> None:
     report(results)
 
 
-def brief(life: Life, row: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What is printed of one life.
+def summarise(run: RobotRun, row: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The summary of one run.
 
-    It has reached what is wanted where the mean of the next WINDOW inferences is within 0.05, or 1 ms, of it.
+    The set point is reached where the mean of the next WINDOW inferences is within 0.05, or 1 ms, of it.
     """
     before, after = row["sent"][:CHANGE], row["sent"][CHANGE:]
     skip = row["would_skip"] > 0
@@ -237,29 +237,28 @@ def brief(life: Life, row: dict[str, np.ndarray]) -> dict[str, Any]:
         "estimate": [float(value) for value in estimate],
         "alarm_after": int(alarms[0]) + 1 if len(alarms) else None,
     }
-    wanted, tolerance = (NEW_RATE if life.drift == "set point" else RATE), 0.05
-    if life.drift == "link":
-        after, wanted, tolerance = 1e3 * row["took"][CHANGE:], 1e3 * BUDGET_S, 1.0
-    off = np.abs(moving(after) - wanted)
+    set_point, tolerance = (NEW_RATE if run.drift == "set point" else RATE), 0.05
+    if run.drift == "link":
+        after, set_point, tolerance = 1e3 * row["took"][CHANGE:], 1e3 * BUDGET_S, 1.0
+    off = np.abs(moving_average(after) - set_point)
     close = np.flatnonzero(off <= tolerance)
     return found | {"reached_after": int(close[0]) if len(close) else None, "farthest": float(off.max())}
 
 
-def moving(values: np.ndarray) -> np.ndarray:
-    """Means over WINDOW values, the first over the first ones."""
+def moving_average(values: np.ndarray) -> np.ndarray:
+    """Moving averages over WINDOW values."""
     total = np.cumsum(np.concatenate([[0.0], values]))
     return np.asarray((total[WINDOW:] - total[:-WINDOW]) / WINDOW)
 
 
-def replayed(env: str, rows: dict[Life, dict[str, np.ndarray]]) -> dict[str, Any]:
-    """False alarms and delays, from the held lives with their audits drawn anew, 100 times.
+def replayed(env: str, rows: dict[RobotRun, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """False alarms and delays, from the controlled runs with their audits resampled 100 times.
 
-    Without drift: the first halves of all of them, one after the other. The steps keep their order, so whatever one
-    audit says of the next in real rollouts is in here. With drift: the first half of a life, then its second half
-    again and again until the alarm is raised.
+    Without drift: the first halves of all runs, concatenated. The steps keep their order, and so their
+    autocorrelation. With drift: the first half of a run, then its second half repeatedly until the alarm is raised.
     """
     level, rng = level_of(load_bundle(env)), np.random.default_rng(0)
-    held = {life: row for life, row in rows.items() if life.env == env and life.held and life.drift != "link"}
+    held = {run: row for run, row in rows.items() if run.env == env and run.held and run.drift != "link"}
     calm = np.concatenate([skipped(row, slice(0, CHANGE)) for row in held.values()])
     false, audits = 0, 0
     for _ in range(100):
@@ -273,7 +272,7 @@ def replayed(env: str, rows: dict[Life, dict[str, np.ndarray]]) -> dict[str, Any
     }  # fmt: skip
     for drift in ("noise", "draft"):
         found[f"{drift}_delay"] = [
-            float(q) for q in np.quantile([delay(held[Life(env, drift, True, 0)], level, rng) for _ in range(100)],
+            float(q) for q in np.quantile([delay(held[RobotRun(env, drift, True, 0)], level, rng) for _ in range(100)],
                                           (0.5, 0.9))
         ]  # fmt: skip
     return found
@@ -289,7 +288,7 @@ def audited(values: np.ndarray, rng: np.random.Generator) -> list[float]:
 
 
 def delay(row: dict[str, np.ndarray], level: float, rng: np.random.Generator) -> int:
-    """Audits after the change until the alarm."""
+    """Number of audits from the change to the alarm."""
     alarm, count = DriftAlarm(level), 0
     for value in audited(skipped(row, slice(0, CHANGE)), rng):
         alarm.take(value)
@@ -301,7 +300,7 @@ def delay(row: dict[str, np.ndarray], level: float, rng: np.random.Generator) ->
 
 
 def decision_us() -> dict[str, float]:
-    """What a decision with all that is learned from it takes, the inner gate's score excluded [microseconds]."""
+    """Time of a decision with the controller's update, without the inner gate's score [microseconds]."""
     from specact.gates import Random
     from specact.types import StageTimes, StepRecord
 
@@ -346,8 +345,8 @@ def report(results: dict[str, Any]) -> None:
     print("a decision: " + ", ".join(f"{name} {us:.1f} us" for name, us in results["decision_us"].items()))
 
 
-def draw(rows: dict[Life, dict[str, np.ndarray]], path: Path) -> None:
-    """Rates, latencies and the audits' estimate of the first robot of each kind."""
+def draw(rows: dict[RobotRun, dict[str, np.ndarray]], path: Path) -> None:
+    """Draws rates, latencies and the audits' estimate of the first robot of each kind."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -359,17 +358,19 @@ def draw(rows: dict[Life, dict[str, np.ndarray]], path: Path) -> None:
     for line, env in zip(axes, NOISE, strict=True):
         for axis, drift in zip(line, DRIFTS, strict=False):
             for held, colour in ((False, "#30638e"), (True, "#d1495b")):
-                if (row := rows.get(Life(env, drift, held, 0))) is None:
+                if (row := rows.get(RobotRun(env, drift, held, 0))) is None:
                     continue
                 values = 1e3 * row["took"] if drift == "link" else row["sent"]
-                axis.plot(at, moving(values), color=colour, lw=0.9, label="held" if held else "calibrated threshold")
+                axis.plot(
+                    at, moving_average(values), color=colour, lw=0.9, label="held" if held else "calibrated threshold"
+                )
             later = {"set point": NEW_RATE, "link": 1e3 * BUDGET_S}.get(drift, RATE)
             earlier = later if drift == "link" else RATE
             axis.plot([0, CHANGE, CHANGE, END], [earlier, earlier, later, later], "k--", lw=0.8, label="wanted")
             axis.set_title(f"{env}: {drift} changes", fontsize=9)
             axis.set_ylabel(f"{'ms' if drift == 'link' else 'sent'}, mean of {WINDOW}", fontsize=8)
             axis.set_ylim(*((0.0, 30.0) if drift == "link" else (0.0, 1.0)))
-        _draw_shadow(line[4], env, rows[Life(env, "noise", True, 0)])
+        _draw_shadow(line[4], env, rows[RobotRun(env, "noise", True, 0)])
         for axis in line:
             axis.tick_params(labelsize=7)
     axes[0, 0].legend(fontsize=7)

@@ -1,4 +1,4 @@
-"""Who succeeds in real time: policies on devices of different speed, beside a server behind real sockets.
+"""Success in real time: policies on devices of different speed, and a server behind real sockets.
 
 A simulated robot whose world does not wait (``specact run --live``), a device that has a share of one core
 (``--device-share``), the pair's target on a server in a process of its own, and a link between them. Nothing of the
@@ -36,18 +36,18 @@ from specact.lab.statistics import contrast, holm, wilson
 COMMAND = [sys.executable, "-c", "from specact.cli.main import main; main()"]
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "results" / "device.json"
-# A pair's deadline, and how long an answer that nobody waits for may take [ms].
+# A pair's deadline, and the deadline of late verdicts [ms].
 WAITED_MS, LATE_MS = 50.0, 1000.0
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to control the robot.
+    """A method of controlling the robot.
 
     Attributes:
         name: in the table.
-        linked: whether a server takes part; without one the link makes no difference.
-        options: of ``specact run``; PAIR, ALONE, FEWER, TARGET and SERVER stand for what is run.
+        linked: whether it uses a server, and so depends on the link.
+        options: of ``specact run``; PAIR, ALONE, FEWER, TARGET and SERVER are placeholders.
     """
 
     name: str
@@ -55,9 +55,9 @@ class Method:
     options: tuple[str, ...]
 
 
-# Whoever waits for a slow target acts on old observations; the usual limit on their age would keep the robot still.
+# With a slow target observations are old; the default limit on their age would stop the robot.
 WAITING = ("--gate", "never", "--max-chunk-age-ms", "5000")
-# All of a chunk may be played, and the next one is asked for as soon as it begins.
+# The whole chunk may be executed, and the next one is requested at its start.
 ASYNCHRONOUS = (
     "--execution", "aligned", "--execute-actions", "4", "--overlap-actions", "3", "--idle", "nothing",
     "--max-chunk-age-ms", "5000",
@@ -88,72 +88,76 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="keep and show what is there, and run nothing")
-    asked = parser.parse_args()
-    if not asked.table:
-        run_all(asked)
-    cells = list(kept(asked.out))
+    arguments = parser.parse_args()
+    if not arguments.table:
+        run_all(arguments)
+    cells = list(kept(arguments.out))
     print(table(cells))
-    if asked.table:
-        told = {"cells": [summary(cell) for cell in cells], "contrasts": contrasts(cells)}
-        KEPT.write_text(json.dumps(told, indent=1) + "\n")
+    if arguments.table:
+        results = {"cells": [summary(cell) for cell in cells], "contrasts": contrasts(cells)}
+        KEPT.write_text(json.dumps(results, indent=1) + "\n")
         fill(ROOT / "docs" / "metaworld.md", "device", table(cells))
 
 
-def run_all(asked: argparse.Namespace) -> None:
-    shares, links = [float(share) for share in asked.shares.split(",")], asked.links.split(",")
+def run_all(arguments: argparse.Namespace) -> None:
+    shares, links = [float(share) for share in arguments.shares.split(",")], arguments.links.split(",")
     with ExitStack() as stack:
-        stands = {"PAIR": asked.pair, "TARGET": asked.target}
+        stands = {"PAIR": arguments.pair, "TARGET": arguments.target}
         settings = PairSettings(draft_steps=10)
-        stands["ALONE"] = alone(asked.out / "alone", asked.target, settings)
-        if asked.fewer:
-            stands["FEWER"] = alone(asked.out / "fewer", asked.target, PairSettings(draft_steps=asked.fewer))
-        servers = {source: stack.enter_context(serving(source)) for source in dict.fromkeys([asked.pair, asked.target])}
+        stands["ALONE"] = alone(arguments.out / "alone", arguments.target, settings)
+        if arguments.fewer:
+            stands["FEWER"] = alone(
+                arguments.out / "fewer", arguments.target, PairSettings(draft_steps=arguments.fewer)
+            )
+        servers = {
+            source: stack.enter_context(serving(source)) for source in dict.fromkeys([arguments.pair, arguments.target])
+        }
         for link in links:
-            # The device's end of a link is the server's port for whoever needs none.
+            # Without a link the device connects to the server's port.
             ports = {
-                source: stack.enter_context(linked(server.port, link, asked.seed)).port
+                source: stack.enter_context(linked(server.port, link, arguments.seed)).port
                 for source, server in servers.items()
             }
-            stands["SERVER"] = f"ws://127.0.0.1:{ports[asked.target]}"
-            pair_server = f"ws://127.0.0.1:{ports[asked.pair]}"
+            stands["SERVER"] = f"ws://127.0.0.1:{ports[arguments.target]}"
+            pair_server = f"ws://127.0.0.1:{ports[arguments.pair]}"
             for method in METHODS:
-                if method.name == "target, fewer steps" and not asked.fewer:
+                if method.name == "target, fewer steps" and not arguments.fewer:
                     continue
                 for share in shares:
-                    cell = {"method": method.name, "link": called(link) if method.linked else "", "share": share}
-                    path = asked.out / f"{file_stem('-'.join(map(str, cell.values())))}.json"
+                    cell = {"method": method.name, "link": link_name(link) if method.linked else "", "share": share}
+                    path = arguments.out / f"{file_stem('-'.join(map(str, cell.values())))}.json"
                     if path.exists():
                         continue
-                    found = run_one(method, stands, pair_server, share, asked)
-                    write_json(path, cell | found)
-                    print(line(cell | found), flush=True)
+                    result = run_one(method, stands, pair_server, share, arguments)
+                    write_json(path, cell | result)
+                    print(line(cell | result), flush=True)
 
 
-def called(link: str) -> str:
-    """A link without the folder of its recording."""
+def link_name(link: str) -> str:
+    """The name of a link, without the folder of its recording."""
     kind, _, where = link.partition(":")
     return f"{kind}:{Path(where).name}" if where else link
 
 
 def alone(folder: Path, target: str, settings: PairSettings) -> str:
-    """A pair whose draft is the target: never gated, it is the target that is waited for in the control loop."""
+    """A pair whose draft is the target: without queries, this is the target in the control loop."""
     if not folder.exists():
         make_pair(folder, target, target, settings)
     return str(folder)
 
 
 def run_one(
-    method: Method, stands: dict[str, str], pair_server: str, share: float, asked: argparse.Namespace
+    method: Method, stands: dict[str, str], pair_server: str, share: float, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """One cell: what ``specact run`` says, or why it ended."""
+    """One cell: the output of ``specact run``, or its error."""
     options = [stands.get(option, option) for option in method.options]
     if "--bundle" in options:
         options += ["--server", pair_server]
     if "deviation" in options:
-        options += ["--rate", asked.rate]
+        options += ["--rate", arguments.rate]
     command = [
         *COMMAND, "run", *options, "--env", "metaworld", "--live", "--device-share", str(share), "--episodes",
-        str(asked.episodes), "--seed", str(asked.seed), "--json",
+        str(arguments.episodes), "--seed", str(arguments.seed), "--json",
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -169,7 +173,7 @@ def kept(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def summary(cell: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a cell: everything but each episode, and no paths of this machine."""
+    """The published part of a cell, without episodes and local paths."""
     episodes = cell["episodes"]
     # What runs a policy alone has no gate.
     numbers = {key: cell.get(key) for key in ("method", "link", "share", "inferences", "transmission_rate", "misses")}
@@ -183,7 +187,7 @@ def summary(cell: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Which method against which, at the same share, on the same episodes.
+# Paired contrasts of methods, at the same share, on the same episodes.
 COMPARED = (
     ("late ADAHI", "draft"), ("ADAHI", "draft"), ("hybrid", "draft"), ("target, waited for", "draft"),
     ("target, asynchronous", "draft"), ("late ADAHI", "target, waited for"), ("late ADAHI", "target, asynchronous"),
@@ -197,20 +201,20 @@ def contrasts(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
         (cell["method"], cell["link"], cell["share"]): np.array([e["success"] for e in cell["episodes"]], np.float64)
         for cell in cells
     }
-    found = []
+    tests = []
     for (method, link, share), first in won.items():
         for one, other in COMPARED:
             second = won.get((other, link, share), won.get((other, "", share)))
             if one == method and second is not None:
-                found.append(({"first": one, "second": other, "link": link, "share": share}, contrast(first, second)))
+                tests.append(({"first": one, "second": other, "link": link, "share": share}, contrast(first, second)))
     return [
         {**names, "difference": asdict(one.difference), "p": p}
-        for (names, one), p in zip(found, holm([one.p for _, one in found]), strict=True)
+        for (names, one), p in zip(tests, holm([one.p for _, one in tests]), strict=True)
     ]
 
 
 def line(cell: dict[str, Any]) -> str:
-    """What a cell says in one line."""
+    """The result of a cell in one line."""
     episodes = cell["episodes"]
     won = wilson(sum(episode["success"] for episode in episodes), len(episodes))
     steps = sum(episode["steps"] for episode in episodes)

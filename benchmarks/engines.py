@@ -20,7 +20,7 @@ from specact.lab.train.vqbet import Shapes, VQBeT
 from specact.observation import Window, vectors
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-# State, goal and action widths of the environments; the weights are random, which changes no time.
+# State, goal and action widths of the environments; weights are random, which does not affect the time.
 WIDTHS = {"ball": (8, 2, 2), "swarm": (20, 10, 10), "pusht": (26, 0, 2), "kitchen": (30, 7, 9)}
 ROUNDS, CALLS = 30, 20
 
@@ -48,7 +48,7 @@ def build(recipe: Recipe, role: str, state: int, goal: int, actions: int) -> VQB
 
 
 def compare(model: VQBeT, recipe: Recipe) -> tuple[float, float]:
-    """Median milliseconds of the whole call a device makes, window in and distribution out, in both engines."""
+    """Median milliseconds of a device's complete call, from window to distribution, in both engines."""
     shapes = model.shapes
     spec = PolicySpec(
         shapes.observation, shapes.observation, shapes.codebooks, shapes.codes, shapes.chunk, shapes.actions,
@@ -62,7 +62,7 @@ def compare(model: VQBeT, recipe: Recipe) -> tuple[float, float]:
         runtime = OnnxPolicy(path, spec, spec.target)
 
     def in_torch() -> None:
-        # What a device would have to do with PyTorch: wrap, infer, softmax, and bring the result back to NumPy.
+        # The complete call with PyTorch: wrap the arrays, infer, softmax, and convert the result to NumPy.
         seen = {name: torch.from_numpy(values)[None] for name, values in window.arrays.items()}
         with torch.inference_mode():
             logits, offsets = deployed(seen)[:2]

@@ -20,7 +20,7 @@ from typing import Any
 from pages import fill
 
 from specact.lab.report.drawing import style
-from specact.lab.report.flow import draw_flow, legend, told
+from specact.lab.report.flow import draw_flow, methods_table, report_markdown
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "flash.md"
@@ -49,24 +49,24 @@ def main() -> None:
         }
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     fill(PAGE, "shuffled", shuffled_table(kept["shuffled"]) if "shuffled" in kept else "Not run yet.")
-    fill(PAGE, "rounds", legend())
+    fill(PAGE, "rounds", methods_table())
     fill(PAGE, "seeds", seeds_table(kept))
     for name, found in kept.items():
         if name not in ("seeds", "shuffled"):
-            fill(PAGE, name, "\n".join(told(found["summary"], found["rounds"])))
+            fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["rounds"])))
             with style():
                 figure = draw_flow(found["summary"], found["rounds"])
                 figure.savefig(PAGE.parent / f"flash-{found['summary']['env']}.png", dpi=110)
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What is kept of a run's summary."""
+    """The published part of a run's summary."""
     summary = json.loads((folder / "summary.json").read_text())
     return {part: summary[part] for part in PARTS}
 
 
 def trained(seed: int, out: Path, data: Path) -> dict[str, Any]:
-    """PushT's flow and its block with another training seed, and a table of both on the study's episodes."""
+    """Trains PushT's flow and its block with another seed, and evaluates them on the study's episodes."""
     out.mkdir(parents=True, exist_ok=True)
     flow, block = out / f"flow-{seed}.toml", out / f"flash-{seed}.toml"
     recipe = (ROOT / "recipes" / "flow-pusht.toml").read_text().replace("pusht-flow", f"pusht-flow-{seed}")
@@ -85,7 +85,7 @@ def trained(seed: int, out: Path, data: Path) -> dict[str, Any]:
 
 
 def shuffled(bundle: str, run: Path) -> dict[str, Any]:
-    """A table of FLASH and of the same lengths at random, on the study's episodes."""
+    """Evaluates FLASH and its control with shuffled accepted lengths, on the study's episodes."""
     methods = ("full", "full_2", "flash", "flash_shuffled", "flash_fitted", "flash_fitted_shuffled")
     shard = 10 if bundle == "metaworld-flow" else 20
     specact(
@@ -118,7 +118,7 @@ def shuffled_table(found: dict[str, Any]) -> str:
 
 
 def specact(*words: object) -> None:
-    """A command, as a user would type it."""
+    """Runs a command of specact."""
     subprocess.run(["specact", *map(str, words)], check=True)
 
 

@@ -1,4 +1,4 @@
-"""What a learned gate costs beside the draft it sits next to: medians of interleaved calls on one core.
+"""The time of a learned gate relative to its draft: medians of interleaved calls on one core.
 
 Run: OMP_NUM_THREADS=1 python benchmarks/gate_cost.py
 """
@@ -31,13 +31,13 @@ def main() -> None:
             step = drafter.propose(window, rng)
             for gate, built in gates.items():
                 timed(times[gate], built.score, step, rng)
-        medians = {what: 1e3 * float(np.median(values)) for what, values in times.items()}
+        medians = {part: 1e3 * float(np.median(values)) for part, values in times.items()}
         shares = ", ".join(f"{gate} {medians[gate]:.3f} ms ({medians[gate] / medians['draft']:.0%})" for gate in gates)
         print(f"{name}: draft {medians['draft']:.3f} ms; {shares}")
 
 
 def timed(times: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
-    """What the call returns; how long it took is added to the times."""
+    """Returns the result of a call, and appends its duration to the times."""
     start = time.perf_counter()
     result = call(*arguments)
     times.append(time.perf_counter() - start)

@@ -30,7 +30,7 @@ from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.statistics import holm
-from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.head import HeadRecipe, train_head
 
 RATE, SEED = 0.4, 1
 LESSONS = 50_000
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def run(results: dict[str, dict[str, Any]], pair: str, bundle: str, rows: dict[str, str], choices: GateChoices) -> None:
-    """Evaluates methods, given with the names of their rows, beside random and the oracle."""
+    """Evaluates methods, given with the names of their rows, together with random and the oracle."""
     what = Evaluation(
         bundle=bundle, env=None, methods=tuple(dict.fromkeys((*rows.values(), "random", "oracle"))),
         episodes=EPISODES[pair], seed=SEED, rate=RATE, calibration_episodes=CALIBRATION[pair],
@@ -100,7 +100,7 @@ def regression(pair: str) -> Path:
     )
     bundle = load_bundle(path)
     with progress_bars() as update, Pool() as pool:
-        teach_head(bundle, HeadRecipe(objective="rejection"), collector(LESSONS, pool, update), path / "gate", update)
+        train_head(bundle, HeadRecipe(objective="rejection"), collector(LESSONS, pool, update), path / "gate", update)
     shutil.rmtree(path / "gate")
     return path
 

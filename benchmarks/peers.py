@@ -1,4 +1,4 @@
-"""This package's servers and clients beside those that others use, with the same network behind each.
+"""This package's servers and clients compared with other projects', with the same network behind each.
 
 ``--parts throughput,paced,device``: the ball pair's target. openpi's server answers with its outputs as they are; ours
 checks the request, makes distributions of them and keeps its books. Both are asked by the same load generator, in turn.
@@ -45,7 +45,7 @@ from specact.families.chunks.sources import load_policy
 from specact.families.chunks.wire import ChunkCodec
 from specact.families.codes.bundle import Bundle
 from specact.gates import Always
-from specact.lab.evaluation.load import Load, Robot, Speech, run_load, run_robots, speech_of
+from specact.lab.evaluation.load import Load, Robot, Workload, run_load, run_robots, workload_of
 from specact.lab.processes import ServerProcess, serving
 from specact.observation import ObservationSpec, Window
 from specact.remote import Client, Endpoint, RemoteTarget, remote_verifier
@@ -125,7 +125,7 @@ def whole_requests(asked: argparse.Namespace, pair: Bundle, found: dict[str, Any
     """Distributions beside the network's outputs."""
     found |= {"rounds": asked.rounds, "seconds": asked.seconds, "steps": asked.steps}
     with serving("ball") as ours, other_server(asked.openpi) as (port, _):
-        sides = {OURS: (ours.port, speech_of(pair.codec.dialect)), THEIRS: (port, openpi_speech(pair))}
+        sides = {OURS: (ours.port, workload_of(pair.codec.dialect)), THEIRS: (port, openpi_speech(pair))}
         if "throughput" in asked.parts:
             found["throughput"] = throughput(sides, asked.rounds, asked.seconds)
         if "paced" in asked.parts:
@@ -195,11 +195,11 @@ def measured(load: Load, server_s: float, seconds: float) -> dict[str, float]:
 def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) -> dict[str, Ask]:
     """How robots ask each side, in its own protocol."""
     packed = [openpi.encode(one) for one in seen]
-    asking = Speech("/", None, packed, lambda reply: int(b"actions" in reply))
+    asking = Workload("/", None, packed, lambda reply: int(b"actions" in reply))
     bodies = [json_request(one) for one in seen]
     arrays = [b"".join(value.tobytes() for value in one.values()) for one in seen]
 
-    def sockets(port: int, speech: Speech) -> Ask:
+    def sockets(port: int, speech: Workload) -> Ask:
         return lambda robots, seconds, offered: run_load(port, speech, robots, seconds, offered)
 
     def others(robot: Callable[[asyncio.AbstractEventLoop], Robot]) -> Ask:
@@ -209,7 +209,7 @@ def askers(ports: dict[str, int], spec: Any, seen: list[dict[str, np.ndarray]]) 
         return lambda robots, seconds, offered: uvloop.run(run_robots(join, robots, seconds, offered))
 
     return {
-        OURS: sockets(ports[OURS], speech_of(ChunkCodec(spec).dialect)),
+        OURS: sockets(ports[OURS], workload_of(ChunkCodec(spec).dialect)),
         ENDPOINT: sockets(ports[ENDPOINT], asking),
         THEIRS: sockets(ports[THEIRS], asking),
         FLASK: others(lambda loop: HttpRobot(loop, ports[FLASK], bodies)),
@@ -233,9 +233,9 @@ class HttpRobot(Robot):
 
     async def _post(self, request: bytes) -> None:
         try:
-            await self._loop.create_connection(lambda: Post(request, self.take), "127.0.0.1", self._port)
+            await self._loop.create_connection(lambda: Post(request, self.answered), "127.0.0.1", self._port)
         except OSError:
-            self.take(0)
+            self.answered(0)
 
     def hang_up(self) -> None:
         """There is nothing to hang up between two requests."""
@@ -244,8 +244,8 @@ class HttpRobot(Robot):
 class Post(asyncio.Protocol):
     """One request. It hangs up once the reply is whole: Flask's server would wait some time for that."""
 
-    def __init__(self, request: bytes, take: Callable[[int], None]) -> None:
-        self._request, self._take, self._reply, self._whole = request, take, bytearray(), False
+    def __init__(self, request: bytes, answered: Callable[[int], None]) -> None:
+        self._request, self._take, self._reply, self._whole = request, answered, bytearray(), False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -290,7 +290,7 @@ class GrpcRobot(Robot):
 
     async def _exchange(self, observation: bytes) -> None:
         await self._observe(iter([observation]))
-        self.take(int(bool(await self._get(b""))))
+        self.answered(int(bool(await self._get(b""))))
 
     def hang_up(self) -> None:
         self._later(self._channel.close(None))
@@ -457,14 +457,16 @@ def observations(spec: ObservationSpec, count: int) -> list[dict[str, np.ndarray
     ]
 
 
-def openpi_speech(pair: Bundle) -> Speech:
+def openpi_speech(pair: Bundle) -> Workload:
     from openpi_client import msgpack_numpy
 
     requests = [msgpack_numpy.packb(seen) for seen in observations(pair.spec.target, 64)]
-    return Speech("/", None, requests, lambda reply: int(b"offsets" in reply))
+    return Workload("/", None, requests, lambda reply: int(b"offsets" in reply))
 
 
-def throughput(sides: dict[str, tuple[int, Speech]], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+def throughput(
+    sides: dict[str, tuple[int, Workload]], rounds: int, seconds: float
+) -> dict[str, dict[str, list[float]]]:
     """Steps per second of robots that ask again as soon as they are answered, by their number and the server."""
     found: dict[str, dict[str, list[float]]] = {}
     for turn in range(rounds + 1):
@@ -476,7 +478,7 @@ def throughput(sides: dict[str, tuple[int, Speech]], rounds: int, seconds: float
     return found
 
 
-def paced(sides: dict[str, tuple[int, Speech]], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+def paced(sides: dict[str, tuple[int, Workload]], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
     """p99 of robots at 20 Hz [ms] by their number and the server; with more only where most rounds were in time."""
     found: dict[str, dict[str, list[float]]] = {}
     left = dict(sides)

@@ -50,15 +50,15 @@ def main() -> None:
             folder = ROOT / "runs" / "readings" / f"{bundle}-{name.replace(', ', '-').replace(' ', '-')}"
             with Pool() as pool, progress_bars() as update:
                 summary = evaluate(what, folder, update, pool, command=f"python benchmarks/readings.py {bundle}")
-            results.setdefault(bundle, {})[name] = brief(summary)
+            results.setdefault(bundle, {})[name] = row_of(summary)
             kept.write_text(json.dumps(results, indent=2) + "\n")
     text = markdown(results)
     (RESULTS / "readings.md").write_text(text)
     print(text)
 
 
-def brief(summary: dict[str, Any]) -> dict[str, Any]:
-    """What the table shows of one evaluation."""
+def row_of(summary: dict[str, Any]) -> dict[str, Any]:
+    """The part of an evaluation's summary in the table."""
     methods = summary["methods"]
     pairs = {(row["first"], row["second"]): row["score"] for row in summary["contrasts"]}
     return {

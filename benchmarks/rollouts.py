@@ -1,4 +1,4 @@
-"""How near an evaluation in virtual time comes to its bound: simulator and ``session.run`` with nothing around them.
+"""The overhead of an evaluation in virtual time over its lower bound: only simulator and ``session.run``.
 
 One shard of each of six methods runs once while its calls are kept: every reset and every step of the environment, and
 every inference with its batch. Then the shard and these calls alone, in their order, take turns. The time of a shard
@@ -30,7 +30,7 @@ from specact.gates.calibration import find_calibration
 from specact.gates.settings import BUNDLES_OWN
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.chance import asked_gate, at_rate
+from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, write_shard
 from specact.lab.rollout import rollout
@@ -45,7 +45,7 @@ Tape = list[Callable[[], Any]]
 
 
 class TapedEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps the calls of an environment while ``tape`` is one."""
+    """Records the calls of an environment while ``tape`` is set."""
 
     tape: Tape | None = None
 
@@ -89,14 +89,14 @@ def main() -> None:
 
 
 def shard_of(bundle: Bundle, name: str) -> Shard:
-    """The method's first shard, with its stored calibration, chance at a rate of 0.6, and fixed accounted times."""
+    """The method's first shard, with its stored calibration, random gates at 0.6, and fixed accounted times."""
     method = load_method(name)
-    gate = asked_gate(name, BUNDLES_OWN, bundle)
+    gate = uncalibrated_gate(name, BUNDLES_OWN, bundle)
     stored = find_calibration(bundle, method.gate, 0.6)
     if stored is not None:
         gate = stored.settings
     elif method.rate_of is not None:
-        gate = at_rate(gate, 0.6, None)
+        gate = random_gate_at_rate(gate, 0.6, None)
     return Shard(
         bundle.source, bundle.fingerprint, bundle.env, name, gate, tuple(range(EPISODES)), 1, "wifi-paper",
         2e-4, 5e-4, gate_s=5e-5,
@@ -104,7 +104,7 @@ def shard_of(bundle: Bundle, name: str) -> Shard:
 
 
 def measure(work: Callable[[], Any], bundle: Bundle, env: str, rounds: int) -> str:
-    """CPU time of a piece of work in this process beside that of its calls alone."""
+    """CPU time of a piece of work in this process, and that of its recorded calls alone."""
     tape = record(work, bundle, env)
     steps = sum(call.func.__name__ == "step" for call in tape)  # type: ignore[attr-defined]
     rows = []
@@ -146,7 +146,7 @@ def _batched(network: OnnxPolicy | TargetHead) -> str:
 
 
 def _keep(network: OnnxPolicy | TargetHead, tape: Tape) -> None:
-    """Lets a network keep its calls of ``session.run``."""
+    """Makes a network record its calls of ``session.run``."""
     session, plain = network._session, getattr(network, _batched(network))
 
     class Kept:
@@ -165,7 +165,7 @@ def _keep(network: OnnxPolicy | TargetHead, tape: Tape) -> None:
 
 
 def evaluation(name: str, folder: Path, workers: int) -> int:
-    """A whole evaluation of the methods that the bundle has a calibration for; its control steps."""
+    """Runs an evaluation of the methods that the bundle has a calibration for; returns its control steps."""
     what = Evaluation(name, None, METHODS, EPISODES, draft_ms=0.2, gate_ms=0.05, head_ms=0.1, target_ms=0.5)
     with Pool(workers) as pool:
         summary = evaluate(what, Path(tempfile.mkdtemp(dir=folder)), lambda *_: None, pool)

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Read when Ray is imported: its processes listen on loopback alone.
+# Read at Ray's import: its processes listen on loopback only.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers give way to other processes; beside others that do not they would seem slow.
@@ -43,7 +43,7 @@ from specact.cluster import join
 from specact.errors import WireError
 from specact.families.load import load_responder
 from specact.gates.settings import GateSettings
-from specact.lab.evaluation.load import run_load, speech_of
+from specact.lab.evaluation.load import run_load, workload_of
 from specact.lab.processes import ServerProcess
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard
@@ -99,7 +99,7 @@ def main() -> None:
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """Two nodes; this process has joined them."""
+    """Starts two nodes, which this process joins."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -127,7 +127,7 @@ def work(on: str, rounds: int) -> dict[str, Any]:
     ]  # fmt: skip
     took: dict[str, list[float]] = {"one node": [], "two nodes": [], "nothing, Ray": [], "nothing, process": []}
     with Pool(1, on) as one, Pool(2, on) as two, Pool(2) as here:
-        # Everybody has loaded what it needs.
+        # Warm-up: all workers have loaded their models.
         for pool in (two, here):
             list(pool.run(shards[:4]))
         for _ in range(rounds):
@@ -152,7 +152,7 @@ def servers(on: str, rounds: int, seconds: float) -> dict[str, Any]:
 
     from specact.server.ray_app import application
 
-    speech = speech_of(load_bundle("ball").codec.dialect)
+    speech = workload_of(load_bundle("ball").codec.dialect)
     settings = ServerSettings(max_batch=LARGEST)
     crowd: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     paced: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
@@ -202,7 +202,7 @@ def processes(*names: str) -> list[int]:
 
 
 def processor_s(pids: Sequence[int]) -> float:
-    """Processor time that these processes have taken [s]."""
+    """Processor time of these processes [s]."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

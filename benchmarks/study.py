@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def keep(folder: Path) -> dict[str, Summary]:
-    """The summaries of the study's runs by name, kept beside this script."""
+    """Reads the summaries of the study's runs by name, and writes them to benchmarks/results."""
     if folder.resolve() != KEPT.resolve():
         shutil.rmtree(KEPT, ignore_errors=True)
         KEPT.mkdir(parents=True)
@@ -91,7 +91,7 @@ def rejection(studies: Sequence[Study]) -> str:
 
 
 def goals(studies: Sequence[Study]) -> str:
-    """The goals as on the study's page."""
+    """The table of goals of the study's page."""
     found = goals_of(studies)
     lines = [
         "| goal | bundle | rate | episodes | reached [95 %] | result | beside it |",
@@ -105,7 +105,7 @@ def goals(studies: Sequence[Study]) -> str:
 
 
 def draw(study: dict[str, Summary], to: Path) -> None:
-    """Success of the main methods on every pair at a rate of .4, with their intervals."""
+    """Draws success of the main methods on every pair at a rate of .4, with intervals."""
     shown = ("draft", "head_draft", "random", "adahi", "learned", "learned_action", "hybrid")
     pairs = [
         pair for pair in PAIRS if f"{pair}-rate-0.4" in study and "learned" in study[f"{pair}-rate-0.4"]["methods"]
@@ -135,7 +135,7 @@ def draw(study: dict[str, Summary], to: Path) -> None:
 
 
 def _chapter(method: str) -> str:
-    """Where a method's success at .4 stands: what has no rate runs in the table alone, but hybrid."""
+    """The run with a method's success at .4; methods without a rate, except hybrid, are only in the table's run."""
     return "table" if method in ("draft", "head_draft") else "rate-0.4"
 
 

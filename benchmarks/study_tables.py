@@ -1,4 +1,4 @@
-"""The study's tables as Markdown, from the summaries of its runs by ``PAIR-CHAPTER``; what did not run is a dash."""
+"""The study's tables as Markdown, from the summaries of its runs by ``PAIR-RUN``; missing results are dashes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specact.lab.statistics import holm
 
 Summary = dict[str, Any]
 Metrics = dict[str, Any]
-# A contrast of a method with the first of the others that it was compared with.
+# A method, and its possible rivals; the first with a contrast is used.
 Pair = tuple[str, tuple[str, ...]]
 
 CHANCE = ("random_learned", "random")
-# What has no rate to choose runs in the table at .6, and stands beside the other rates too.
+# Methods without a rate run only in the table at .6, and are also shown for the other rates.
 WITHOUT_RATE = ("draft", "head_draft", "hybrid", "target", "target_on_device")
 STORY = {
     "draft": "draft", "head_draft": "head as draft", "distilled": "distilled draft", "random": "random",
@@ -33,7 +33,7 @@ PAPER: dict[str, dict[str, Any]] = {
 
 
 def overview(study: dict[str, Summary]) -> str:
-    """One line per pair on the end point that says most: the score, or the success itself."""
+    """One line per pair on its most informative end point: the score, or success."""
     pairs = [pair for pair in PAIRS if f"{pair}-table" in study]
     tables = [study[f"{pair}-table"] for pair in pairs]
     compared: tuple[Pair, ...] = (
@@ -51,7 +51,7 @@ def overview(study: dict[str, Summary]) -> str:
 
 
 def costs(study: dict[str, Summary]) -> str:
-    """The networks of every pair, and what an action takes with each method."""
+    """The networks of every pair, and the time per action of each method."""
     rows = []
     for pair in (pair for pair in PAIRS if f"{pair}-table" in study):
         methods = study[f"{pair}-table"]["methods"]
@@ -201,7 +201,7 @@ def whole(name: str, summary: Summary) -> str:
 def _tested(
     summaries: Sequence[Summary], pairs: Sequence[Pair], end_point: str
 ) -> tuple[list[list[str]], list[str], str]:
-    """A cell per summary and contrast, their headings, and a remark; p is Holm's over all these cells."""
+    """A cell per summary and contrast, their headings, and a remark; p-values are corrected over all these cells."""
     found = [[_contrast(summary, pair, end_point) for pair in pairs] for summary in summaries]
     tested = [one for row in found for one in row if one is not None]
     corrected = iter(holm([one["p"] for one in tested]))
@@ -234,7 +234,7 @@ def _distilled(study: dict[str, Summary], pair: str) -> dict[str, Metrics]:
 
 
 def _story(study: dict[str, Summary], pair: str, name: str) -> Metrics | None:
-    """What a method of the story reached; the distilled draft alone is the draft of another bundle."""
+    """The metrics of a method of the overview; the distilled draft alone is the draft of another bundle."""
     if name == "distilled":
         return _distilled(study, pair).get("draft")
     found: Metrics | None = study[f"{pair}-table"]["methods"].get(name)

@@ -1,4 +1,4 @@
-"""The sweeps behind docs/tised.md: which method on which link, and what levers do to tasks.
+"""The sweeps of docs/tised.md: methods over links, and the effect of levers on tasks.
 
 Run: python benchmarks/tised.py [NAME ...] [--episodes N] [--workers N]
 Names are below. Each takes minutes to an hour, and resumes; --episodes (200 if not given) may be raised later.
@@ -28,13 +28,13 @@ RESULTS = Path(__file__).parent / "results" / "tised"
 DATA = Path(os.environ.get("SPECACT_DATA", ""))
 
 STEADY = [f"loopback+delay={ms}" for ms in (1, 20, 50, 100, 200)]
-# Wi-Fi and an internet provider between a real robot and its operator; an LTE phone.
+# Recordings of Wi-Fi and an internet provider between a real robot and its operator, and of an LTE phone.
 RECORDED = [
     "rtt:network/telerobot_rtt/tyrell_roundtrip024.csv",
     "mahimahi:network/mahimahi/TMobile-LTE-short.up,network/mahimahi/TMobile-LTE-short.down",
 ]
 METHODS = ["verification=1,0.6,0", "late=1,0.6", "chance=0.6", "remote", "remote_async=2"]
-# What needs no server: the target, and the learned gate's head.
+# Methods without a server: the target, and the learned gate's head.
 ALONE = "alone=0,1"
 # A draft at 50 times its time here, and a server whose target takes what a 12-layer, 768-wide transformer takes on two
 # cores.
@@ -47,7 +47,7 @@ TOKENS = [
     "chance=0.6", "--target-ms", "21", "--calibration-episodes", "10",
 ]  # fmt: skip
 
-# Of a sweep's figures, those that docs/tised.md shows, and what they are called there.
+# The figures of a sweep in docs/tised.md, and their names there.
 PICTURES = {
     "levers-chase": {
         "tised-naive-ball-chase-0-hold-agx-50w": "tised-paradox",
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def run(name: str, episodes: str, workers: str | None) -> None:
-    """One sweep and its analysis, as a user would type them."""
+    """Runs the commands of one sweep and its analysis."""
     folder, arguments = ROOT / "runs" / "tised" / name, list(SWEEPS[name])
     if name.startswith(("frontier", "links")):
         steady = STEADY if name.startswith("frontier") else STEADY[::2]
@@ -150,7 +150,7 @@ def run(name: str, episodes: str, workers: str | None) -> None:
 
 
 def frontier() -> str:
-    """Success of every method over the round trip, for every pair, pace and way to idle that was swept."""
+    """Success of every method over the round trip, for every pair, pace and idle mode of the sweeps."""
     found = {path.stem.partition("-")[2]: _methods(path) for path in sorted(RESULTS.glob("frontier-*.json"))}
     if not found:
         return "Not run yet."
@@ -172,7 +172,7 @@ def frontier() -> str:
 
 
 def idling(name: str) -> str:
-    """Success of every method over one link, with each way to idle."""
+    """Success of every method over one link, with each idle mode."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not run yet."
@@ -187,7 +187,7 @@ def idling(name: str) -> str:
 
 
 def _methods(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The cells of a sweep that are one of the frontier's methods, with its name."""
+    """The cells of the frontier's methods in a sweep, with their names."""
     cells = json.loads(path.read_text())["cells"]
     found = [(method_of(cell["lever"], cell["strength"]), cell) for cell in cells]
     return [(method, cell) for method, cell in found if method is not None]
@@ -259,7 +259,7 @@ def markdown(name: str, found: dict[str, Any]) -> str:
 
 
 def _calibrations(rows: list[dict[str, Any]]) -> list[str]:
-    """The gates as they were calibrated, each where it ran, and the rate on held-out episodes."""
+    """The calibrated gates of every place, and their rates on held-out episodes."""
     if not rows:
         return []
     lines = [

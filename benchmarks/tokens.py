@@ -22,7 +22,7 @@ from pages import fill
 from specact.families.chunks.bundle import load_flow
 from specact.families.tokens.bundle import load_tokens
 from specact.lab.report.drawing import style
-from specact.lab.report.tokens import draw_tokens, legend, told
+from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
 from specact.lab.statistics import contrast, holm, mean_interval, wilson
 
 ROOT = Path(__file__).parents[1]
@@ -47,18 +47,18 @@ def main() -> None:
     if given.flows is not None:
         kept["one pass"] = one_pass(given.study / TOKENS, given.flows / FLOW)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    fill(PAGE, "decodings", legend())
+    fill(PAGE, "decodings", methods_table())
     fill(PAGE, "one-pass", one_pass_table(kept["one pass"]) if "one pass" in kept else "Not run yet.")
     for name, found in kept.items():
         if name == "one pass":
             continue
-        fill(PAGE, name, "\n".join(told(found["summary"], found["gain"])))
+        fill(PAGE, name, "\n".join(report_markdown(found["summary"], found["gain"])))
         with style():
             draw_tokens(found["summary"]).savefig(PAGE.parent / f"tokens-{found['summary']['env']}.png", dpi=110)
 
 
 def one_pass(tokens: Path, flows: Path) -> dict[str, Any]:
-    """The control that needs no decoding: a chunk policy of the same suite, on the episodes that both have run."""
+    """The control without decoding: a chunk policy of the same suite, on the common episodes."""
     runs = {name: successes(tokens, name) for name in ("ar", "specvla", "kerv", "heisd_fixed")}
     runs |= {f"flow, {steps} steps": successes(flows, f"full_{steps}") for steps in (1, 2)}
     both = sorted(set.intersection(*(set(run) for run in runs.values())))
@@ -80,13 +80,13 @@ def one_pass(tokens: Path, flows: Path) -> dict[str, Any]:
 
 
 def successes(run: Path, method: str) -> dict[int, bool]:
-    """By episode."""
+    """Success by episode."""
     tables = [pq.read_table(file, columns=["episode", "success"]) for file in (run / "episodes" / method).iterdir()]
     return {episode: won for table in tables for episode, won in zip(*table.to_pydict().values(), strict=True)}
 
 
 def times(rounds: int = 60) -> dict[str, tuple[float, float, float]]:
-    """An inference of the flow over one of greedy decoding, both in turn on an observation of zeros, with interval."""
+    """Time ratio of a flow inference to greedy decoding, alternating on an observation of zeros, with interval."""
     tokens, flow = load_tokens(TOKENS).policy(), load_flow(FLOW)
     rng, window = np.random.default_rng(0), tokens.spec.observation.zeros()
     works: dict[str, Callable[[], Any]] = {"ar": lambda: tokens.infer(window, rng)}

@@ -1,4 +1,4 @@
-"""What fused updates, precision and stages side by side do to the time of training.
+"""The effect of fused updates, precision and concurrent stages on training time.
 
 Steps per second of CPU time of the target and the draft of a recipe, with AdamW in one fused kernel and parameter by
 parameter, with products in bfloat16 and in float32; then the time of a short training run with one and with two stages
@@ -97,7 +97,7 @@ def rate(stage: Stage, steps: int) -> float:
 
 
 def wall(recipe: Recipe, data: Path, rounds: int) -> None:
-    """Prints the time of whole short runs, start of processes included."""
+    """Prints the time of complete short runs, process start included."""
     policies = {name: replace(policy, steps=SHORT[name]) for name, policy in recipe.policies.items()}
     short = replace(recipe, policies=policies)
     found: dict[int, list[float]] = {1: [], 2: []}

@@ -24,11 +24,11 @@ from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.data.episodes import Episodes
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.offline import calibrate_along
+from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
 from specact.lab.rollout.distillation import collector
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.teacher import lessons_along
 from specact.observation import Window
 
@@ -55,10 +55,10 @@ def taught(folder: Path, *, shuffled: bool = False) -> tuple[ChunkPair, dict[str
         found = lessons_along(pair, shown(60, 0), 1500, folder / "gate", quiet)
         if not shuffled:
             return found
-        distance = np.random.default_rng(0).permutation(found.said["distance"])
-        return replace(found, said={**found.said, "distance": distance})
+        distance = np.random.default_rng(0).permutation(found.outputs["distance"])
+        return replace(found, outputs={**found.outputs, "distance": distance})
 
-    metrics = teach_head(pair, FEW, along, folder / "gate", quiet)
+    metrics = train_head(pair, FEW, along, folder / "gate", quiet)
     shutil.rmtree(folder / "gate")
     return load_chunk_pair(folder, draft=SMALL, target=LARGE), metrics
 
@@ -72,10 +72,10 @@ def correlation(pair: ChunkPair) -> float:
     """Of the gate's score with the true distance, where the head was not taught."""
     gate, rng = GateChoices().settings("learned", pair).build(pair), np.random.default_rng(0)
     judged = lessons_along(pair, shown(8, 1), 200, Path(), quiet)
-    states, drafted = np.asarray(judged.observation["state"]), judged.said["drafted"]
+    states, drafted = np.asarray(judged.observation["state"]), judged.outputs["drafted"]
     drafts = [pair.drafter.propose(Window({"state": state}), rng) for state in states]
     scores = [gate.score(replace(p, actions=d), rng) for p, d in zip(drafts, drafted, strict=True)]
-    return float(stats.spearmanr(scores, judged.said["distance"]).statistic)
+    return float(stats.spearmanr(scores, judged.outputs["distance"]).statistic)
 
 
 def test_its_score_says_how_far_the_targets_actions_are(learned: ChunkPair) -> None:
@@ -101,7 +101,7 @@ def test_it_is_calibrated_and_kept_like_any_other_gate(learned: ChunkPair, tmp_p
     path = Path(shutil.copytree(learned.path or "", tmp_path / "pair"))
     pair = load_chunk_pair(path, draft=SMALL, target=LARGE)
     with Pool(1) as pool:
-        made = calibrate_along(pair, GateChoices().settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
+        made = calibrate_offline(pair, GateChoices().settings("learned", pair), 0.4, shown(20, 2), pool, quiet)
     assert made.held_out["rate"] == pytest.approx(0.4, abs=0.15) and made.model["spearman"] > 0.8
     made.save(path / "calibration")
     assert calibrated_gate(pair, "learned", 0.4).threshold == made.settings.threshold
@@ -136,7 +136,7 @@ def test_it_runs_in_closed_loop_beside_chance_at_its_rate(tmp_path: Path) -> Non
     pair = make_pair(path, SMALL, LARGE, PairSettings(execute=2, env="ball"))
     recipe = replace(FEW, steps=60, rounds=2, rates=(0.4,))
     with Pool(1) as pool:
-        metrics = teach_head(pair, recipe, collector(100, pool, quiet), path / "gate", quiet)
+        metrics = train_head(pair, recipe, collector(100, pool, quiet), path / "gate", quiet)
         assert metrics["spearman"] > 0.2
         what = Evaluation(
             bundle=str(path), env=None, methods=("draft", "random_learned", "learned"), episodes=4, rate=0.4,
@@ -179,7 +179,7 @@ def test_what_it_cannot_be_for_is_refused(learned: ChunkPair, tmp_path: Path, mo
     monkeypatch.chdir(Path(__file__).parents[1] / "thirdparty")
     own = load_pair("my_family:pair")
     with Pool(1) as pool, pytest.raises(ConfigError, match="family of your own, of which nobody knows what a gate"):
-        teach_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
+        train_head(own, FEW, collector(10, pool, quiet), tmp_path, quiet)
     with pytest.raises(ConfigError, match="lessons must be at least 1, got 0"):
         lessons_along(learned, shown(2, 0), 0, tmp_path, quiet)
     with pytest.raises(DataError, match="at least two demonstrations are needed: one to learn from"):

@@ -25,7 +25,7 @@ from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData
 from specact.lab.rollout.distillation import collect, collector
 from specact.lab.rollout.pool import Pool
-from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.head import HeadRecipe, train_head
 from specact.observation import Window
 from specact.runtime.manifest import fingerprint_of
 from specact.types import Proposal
@@ -81,7 +81,7 @@ def taught(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     bundle = load_bundle(path)
     with Pool(1) as pool:
         roll = collector(2000, pool, lambda stage, done, total: None)
-        metrics = teach_head(bundle, FEW, roll, path / "gate", lambda stage, done, total: None)
+        metrics = train_head(bundle, FEW, roll, path / "gate", lambda stage, done, total: None)
     return bundle, metrics
 
 
@@ -100,7 +100,7 @@ def test_a_direct_regression_answers_with_rejection_probabilities_for_the_same_g
     recipe = replace(FEW, objective="rejection", rounds=1)
     with Pool(1) as pool:
         roll = collector(2000, pool, lambda stage, done, total: None)
-        metrics = teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
+        metrics = train_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
         data = collect(bundle, [GateSettings("always")], 20, 5, pool, lambda done: None)
     assert metrics["efficiency_0.2"] > 0.4
     gate = GateChoices().settings("learned", bundle).build(bundle)
@@ -126,10 +126,13 @@ def test_lessons_are_what_the_target_says(taught: tuple[Bundle, dict[str, float]
     assert set(data.observation) == {"state", "goal"}
     for row in RNG(0).integers(len(data), size=20):
         window = seen(data, row)
-        for policy, probs in ((bundle.target, data.said["target_probs"]), (bundle.draft, data.said["draft_probs"])):
+        for policy, probs in (
+            (bundle.target, data.outputs["target_probs"]),
+            (bundle.draft, data.outputs["draft_probs"]),
+        ):
             # Batches of another size may round differently.
             assert np.abs(policy.infer(window).probs - probs[row]).max() < 1e-5
-        assert np.abs(bundle.target.infer(window).offsets - data.said["target_offsets"][row]).max() < 1e-2
+        assert np.abs(bundle.target.infer(window).offsets - data.outputs["target_offsets"][row]).max() < 1e-2
     train, held_out = data.split(every=4)
     assert not set(train.episode) & set(held_out.episode)
     assert len(train) + len(held_out) == len(data)
@@ -166,11 +169,11 @@ def test_a_bundle_has_its_head_after_the_last_round_or_not_at_all(tiny_bundle: P
     with Pool(1) as pool:
         roll = collector(300, pool, lambda stage, done, total: None)
         with pytest.raises(KilledError):
-            teach_head(bundle, recipe, roll, bundle.path / "gate", stop)
+            train_head(bundle, recipe, roll, bundle.path / "gate", stop)
         assert sorted(path.name for path in bundle.path.iterdir()) == sorted([*before, "gate"])
         with pytest.raises(ConfigError, match="has no learned gate"):
             GateChoices().settings("learned", load_bundle(bundle.path))
-        teach_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
+        train_head(bundle, recipe, roll, bundle.path / "gate", lambda stage, done, total: None)
     again = load_bundle(bundle.path)
     assert again.fingerprint == bundle.fingerprint
     assert fingerprint_of(again.path / HEAD) == again.manifest["head"]

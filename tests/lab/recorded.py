@@ -73,7 +73,7 @@ def drive(
         policy.reset(episode)
         robot: Robot = recorder.begin(Watched(hand, truth, blind), policy, episode)
         run_loop(robot, policy, PERIOD_S, clock, lambda: not hand.done, _both(recorder, truth))
-        recorder.end(hand.told if judged else {})
+        recorder.end(hand.outcome if judged else {})
     return truth
 
 

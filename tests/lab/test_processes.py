@@ -43,7 +43,7 @@ def test_a_server_and_a_link_start_ready_and_end_in_order() -> None:
                 assert side.recv(100).startswith(b"HTTP/1.1 200")
         pids = server.pid, proxy.pid
         assert server.stop() == 0
-        assert "everything under way was answered" in server.said
+        assert "everything under way was answered" in server.output
         assert server.stop() == 0  # again
     assert all(map(ended, pids)) and open_files() == before
 
@@ -110,7 +110,7 @@ def test_a_talkative_command_is_never_stopped_by_a_full_pipe(tmp_path: Path) -> 
             assert time.monotonic() < until
             time.sleep(0.01)
         talkative.kill()
-        assert talkative.said.count("x") == 10**6
+        assert talkative.output.count("x") == 10**6
 
 
 def test_a_command_that_does_not_want_to_end_is_made_to() -> None:

@@ -82,7 +82,7 @@ def _answer(
     here_ms: Mapping[str, float],
     round_trip_ms: float,
 ) -> dict[str, Any]:
-    from specact.lab.evaluation.budget import choose, told, without_server
+    from specact.lab.evaluation.budget import choose, describe, without_server
 
     device_ms = {part: options.kappa * ms for part, ms in here_ms.items()}
     ways, target_ms = _ways(runs, device_ms), device_ms.get("target")
@@ -91,7 +91,7 @@ def _answer(
     if fits:
         advice = "the target fits on the device: run it there, without a draft, a gate or a server"
     elif found is not None:
-        advice = told(found)
+        advice = describe(found)
     elif ways:
         advice = "nothing that was evaluated fits; the target on a server takes nothing of the device"
     else:
@@ -246,14 +246,16 @@ def _read_study(path: Path) -> dict[str, Any]:
 
 def _of_study(study: Mapping[str, Any], pair: AnyPair, budget_ms: float, target_ms: float | None) -> str:
     """What is enough for other policies of the same task, with the same share of their target's time."""
-    from specact.lab.evaluation.budget import choose, study_ways, told
+    from specact.lab.evaluation.budget import choose, describe, study_ways
 
     if target_ms is None:
         return "it cannot be compared with, as the target's time is not known"
     found = choose(study_ways(study, pair.env or "", alike=True), budget_ms / target_ms)
     if found is None:
         return f"it holds nothing of the task {pair.env!r}"
-    return f"for other policies of {pair.env}, with {budget_ms / target_ms:.2g} of their target's time: {told(found)}"
+    return (
+        f"for other policies of {pair.env}, with {budget_ms / target_ms:.2g} of their target's time: {describe(found)}"
+    )
 
 
 def _print(answer: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ class Server:
 
     def run(self) -> None:
         from specact.families.codes.bundle import load_bundle
-        from specact.lab.evaluation.load import run_load, run_soak, speech_of
+        from specact.lab.evaluation.load import run_load, run_soak, workload_of
         from specact.lab.evaluation.neighbours import run_beside
         from specact.lab.processes import serving
 
@@ -143,7 +143,7 @@ class Server:
             raise ConfigError(f"--neighbours must not be negative; got {self.neighbours}")
         _check_out(self.out)
         pair, rows = load_bundle(self.bundle), []
-        speech = speech_of(pair.codec.dialect)
+        speech = workload_of(pair.codec.dialect)
         with ExitStack() as stack, progress_bars() as update:
             servers = {
                 size: stack.enter_context(serving(pair.path, "--max-batch", str(size), "--max-queue", "1024"))

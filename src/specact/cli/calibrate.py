@@ -111,7 +111,7 @@ def _in_simulation(pair: AnyPair, options: CalibrateOptions) -> Calibration:
 
 def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibration:
     from specact.cli.shown import split_demonstrations
-    from specact.lab.evaluation.offline import calibrate_along
+    from specact.lab.evaluation.offline import calibrate_offline
     from specact.lab.rollout.pool import Pool
 
     trained_on, shown = split_demonstrations(pair, options.recipe, options.data, options.env)
@@ -129,7 +129,7 @@ def _along_demonstrations(pair: AnyPair, options: CalibrateOptions) -> Calibrati
 
             _teach(pair, along, update, options.seed, rounds=1)
         wanted = options.gates.settings(options.gate, pair)
-        return calibrate_along(
+        return calibrate_offline(
             pair, wanted, options.rate, shown, pool, update, rounds=options.rounds, seed=options.seed
         )
 
@@ -191,10 +191,10 @@ def _teach(
 ) -> None:
     """Trains the pair's head."""
     from specact.families.chunks.pair import ChunkPair
-    from specact.lab.train.head import DISTANCE, HeadRecipe, teach_head
+    from specact.lab.train.head import DISTANCE, HeadRecipe, train_head
 
     recipe = DISTANCE if isinstance(pair, ChunkPair) else HeadRecipe()
-    metrics = teach_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
+    metrics = train_head(pair, replace(recipe, seed=seed, rounds=rounds), collect, _gate_folder(pair), update)
     shutil.rmtree(_gate_folder(pair))
     numbers = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
     remarks.print(f"head, held out: {numbers}", highlight=False)

@@ -106,9 +106,9 @@ def drive(
                     simulated.start(start_of(seed, episode, simulated.task))
                     acting.reset(episode)
                     run(simulated, acting, episode, lambda: not simulated.done)
-                    outcomes.append(simulated.told | {"stopped": acting.stopped})
+                    outcomes.append(simulated.outcome | {"stopped": acting.stopped})
                     if recorder is not None:
-                        recorder.end(simulated.told)
+                        recorder.end(simulated.outcome)
                 update("episodes", episodes, episodes)
             simulated.close()
     finally:

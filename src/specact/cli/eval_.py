@@ -46,11 +46,11 @@ def eval_(
         if offline:
             from specact.cli.shown import held_out
             from specact.families.load import load_pair
-            from specact.lab.evaluation.offline import evaluate_along
+            from specact.lab.evaluation.offline import evaluate_offline
 
             pair = load_pair(what.bundle, draft=what.draft, target=what.target)
             shown = held_out(pair, recipe, None if what.data is None else Path(what.data), what.env)
-            summary = evaluate_along(
+            summary = evaluate_offline(
                 pair, what.methods, shown, what.rate, out, pool, update, gates=what.gates, seed=what.seed,
                 command=command_line(),
             )  # fmt: skip

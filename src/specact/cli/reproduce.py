@@ -63,13 +63,13 @@ def reproduce(
     if not all(wanted):
         raise ConfigError(f"--pairs must be bundle names separated by commas, got {pairs!r}")
     chapters = plan(wanted, seed=seed, quick=quick, data=data)
-    left = [chapter for chapter in chapters if not finished(chapter.what, out / chapter.folder)]
+    left = [chapter for chapter in chapters if not finished(chapter.evaluation, out / chapter.folder)]
     remarks.print(f"{paper}: {len(chapters)} runs, {len(chapters) - len(left)} of them done", highlight=False)
     with Pool(workers, on) as pool:
         for number, chapter in enumerate(left):
             remarks.print(f"{chapter.folder}, {len(left) - number} left", highlight=False)
             with progress_bars() as update:
-                summary = evaluate(chapter.what, out / chapter.folder, update, pool, command=command_line())
+                summary = evaluate(chapter.evaluation, out / chapter.folder, update, pool, command=command_line())
             remarks.print(f"  {summary['seconds']:.0f} s", highlight=False)
     if data is None:
         remarks.print("without --data there are no errors along recorded demonstrations", style="yellow")
@@ -88,15 +88,15 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
     from specact.lab.report.drawing import style
 
     studies: dict[str, tuple[Callable[..., Sequence[Any]], str, Callable[..., Any], Any, Callable[..., Any]]] = {
-        "flow": (flow_study.plan_flow, "rounds", flow_study.rounds_of, flow, flow.draw_flow),
+        "flow": (flow_study.plan_flow, "rounds", flow_study.write_rounds, flow, flow.draw_flow),
         "tokens": (
             token_study.plan_tokens,
             "gain",
-            token_study.gain_of,
+            token_study.write_gain,
             tokens,
             lambda summary, _: tokens.draw_tokens(summary),
         ),
-        "cache": (cache_study.plan_cache, "reuse", cache_study.reuse_of, cache, cache.draw_cache),
+        "cache": (cache_study.plan_cache, "reuse", cache_study.write_reuse, cache, cache.draw_cache),
     }
     plan, file, measure, pages, draw = studies[paper]
     chapters = plan(seed=seed, quick=quick)
@@ -104,18 +104,18 @@ def _side_by_side(paper: str, out: Path, wanted: list[str] | None, quick: bool, 
     unknown = [name for name in wanted or () if name not in names]
     if unknown:
         raise ConfigError(f"the study of {paper} has no {', '.join(unknown)}; choose among {', '.join(names)}")
-    page = [pages.legend() + "\n"]
+    page = [pages.methods_table() + "\n"]
     for chapter in chapters:
         if wanted is not None and chapter.folder not in wanted:
             continue
         folder = out / chapter.folder
         with progress_bars() as update:
-            if not finished(chapter.what, folder):
-                evaluate(chapter.what, folder, update, pool, command=command_line())
+            if not finished(chapter.evaluation, folder):
+                evaluate(chapter.evaluation, folder, update, pool, command=command_line())
             if not (folder / f"{file}.json").exists():
                 measure(chapter, folder / f"{file}.json", update)
         summary, beside = (json.loads((folder / f"{name}.json").read_text()) for name in ("summary", file))
-        page += pages.told(summary, beside)
+        page += pages.report_markdown(summary, beside)
         with style():
             figure = draw(summary, beside)
             figure.savefig(folder / f"{paper}.png", dpi=120)
@@ -128,7 +128,7 @@ def _split(out: Path, data: Path | None, quick: bool, seed: int) -> None:
     from specact.files import write_json, write_whole
     from specact.lab.evaluation.split_links import bandwidths_of, study_links
     from specact.lab.evaluation.split_study import BUNDLE, FACTORS, SplitStudy
-    from specact.lab.report.split import told
+    from specact.lab.report.split import report_markdown
     from specact.lab.train.forecast import train_forecast
     from specact.lab.train.split import split_bundle
 
@@ -146,7 +146,7 @@ def _split(out: Path, data: Path | None, quick: bool, seed: int) -> None:
             train_forecast(bandwidths_of(link, study.staged)[0], file)
     with progress_bars() as update:
         study.run(update)
-    found = study.found()
+    found = study.results()
     write_json(out / "split.json", {"command": command_line(), **found})
-    write_whole(out / "split.md", "\n".join(told(found)).encode())
+    write_whole(out / "split.md", "\n".join(report_markdown(found)).encode())
     results.print(f"study: {out}, tables: {out / 'split.md'}", highlight=False)

@@ -36,9 +36,9 @@ def split_demonstrations(
                 f"nobody knows what {pair.name} was trained on; say which demonstrations with --recipe, the recipe of "
                 "the draft, and --data"
             )
-        from specact.lab.evaluation.imitation import its_demonstrations
+        from specact.lab.evaluation.imitation import demonstration_split
 
-        return its_demonstrations(pair, data, env)
+        return demonstration_split(pair, data, env)
     from specact.lab.data.generate import demonstrations
     from specact.lab.envs import load_task
     from specact.lab.train.chunk_recipe import load_any_recipe

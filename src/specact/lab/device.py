@@ -1,4 +1,4 @@
-"""A slower device than this machine: a process that gets a share of one core, by the kernel's bandwidth control."""
+"""Emulation of a slower device: limits a process to a share of one core with the kernel's CPU bandwidth control."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specact.errors import ConfigError
 
-# So short that a control period of 20 ms has several; the share of each is used up before the process has to wait.
+# Short, so that a control period of 20 ms spans several: a process is throttled once it has used a period's share.
 _PERIOD_US = 5_000
 _LEAST_US = 1_000  # the kernel's
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
@@ -17,17 +17,16 @@ _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu"))
 
 @contextmanager
 def device_share(share: float | None) -> Iterator[None]:
-    """For a while, this process and those it starts from now on have this share of one core between them.
+    """Limits this process and its future children together to a share of one core.
 
-    Everything is slower then, not networks alone: reading observations, messages, Python. What was started before, such
-    as a simulated world, is not.
+    This slows everything, not only networks: reading observations, messages, Python. Processes that were started
+    before, such as a simulated world, are not limited.
 
     Args:
         share: of one core, above 0 and at most 1; None for no limit.
 
     Raises:
-        ConfigError: for another share, or where this machine does not let us (it takes Linux, and the right to make
-            control groups).
+        ConfigError: for another share, or where this process may not create control groups (or is not on Linux).
     """
     if share is None:
         yield
@@ -47,7 +46,7 @@ def _group(share: float) -> Path:
     """Makes a control group with this share, of version 2 or 1, and enters it."""
     period_us = max(_PERIOD_US, round(_LEAST_US / share))
     quota_us = max(_LEAST_US, round(share * period_us))
-    # The most weight there is: what else runs on the machine must not take from the share.
+    # Maximum weight: other processes must not take from the share.
     limits: tuple[dict[str, object], ...] = (
         {"cpu.max": f"{quota_us} {period_us}", "cpu.weight": 10_000},
         {"cpu.cfs_period_us": period_us, "cpu.cfs_quota_us": quota_us, "cpu.shares": 262_144},

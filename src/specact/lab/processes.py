@@ -1,4 +1,4 @@
-"""A server or a link in a process of its own, for measurements and tests: it starts ready and ends with its owner."""
+"""A server or a link as a child process, for measurements and tests: a context manager that waits until it listens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from types import TracebackType
 from specact.errors import RemoteError
 
 _COMMAND = "from specact.cli.main import main; main()"
-# What the commands say once they listen.
-_ANNOUNCED = re.compile(r"(?:serving \S+ on wss?://|listening on )(\S+):(\d+)(?:;| for)")
-_LOOK_EVERY_S = 0.01
+# Output of the commands when they listen.
+_LISTENING = re.compile(r"(?:serving \S+ on wss?://|listening on )(\S+):(\d+)(?:;| for)")
+_POLL_S = 0.01
 
 
 class ServerProcess:
@@ -26,36 +26,36 @@ class ServerProcess:
     Args:
         arguments: the verb and its options.
         environment: variables added to this process's.
-        ready_within_s: how long it may take to start.
+        ready_within_s: timeout of the start.
 
     Attributes:
         port: where it listens.
         pid: of the process.
-        said: what it wrote until it was ready; everything, after it ended.
+        output: its output until it listened; all of it after it ended.
 
     Raises:
-        RemoteError: on entering, if it did not get ready; with what it said.
+        RemoteError: on entering, if it did not start; with its output.
     """
 
     def __init__(
         self, arguments: Sequence[str], environment: dict[str, str] | None = None, ready_within_s: float = 60.0
     ) -> None:
         self._command = [sys.executable, "-c", _COMMAND, *arguments]
-        # One thread per process unless asked otherwise: the machine is shared with what measures it.
+        # One thread per process by default: the measuring process shares the machine.
         self._environment = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", **os.environ, **(environment or {})}
         self._ready_within_s = ready_within_s
-        self.said = ""
+        self.output = ""
         self.port = self.pid = 0
 
     def __enter__(self) -> ServerProcess:
-        # Into a file: a pipe that nobody reads would stop a talkative process when it is full.
-        self._output = tempfile.TemporaryFile()
+        # A file, because a process blocks on a full pipe.
+        self._file = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            self._command, env=self._environment, stdout=self._output, stderr=subprocess.STDOUT
+            self._command, env=self._environment, stdout=self._file, stderr=subprocess.STDOUT
         )
         self.pid = self._process.pid
         try:
-            self._await_announcement()
+            self._await_ready()
         except BaseException:
             self.kill()
             raise
@@ -67,12 +67,12 @@ class ServerProcess:
         self.stop()
 
     def stop(self, within_s: float = 15.0) -> int:
-        """Asks it to end, kills it if it does not, and returns its exit status; may be called twice."""
+        """Terminates it, kills it after a timeout, and returns its exit status; may be called twice."""
         self._process.terminate()
         return self._reap(within_s)
 
     def kill(self) -> int:
-        """Ends it at once, as a crash would."""
+        """Kills it, as a crash would."""
         self._process.kill()
         return self._reap(15.0)
 
@@ -82,29 +82,29 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
         status = self._process.wait()
-        if not self._output.closed:
-            self._listen()
-            self._output.close()
+        if not self._file.closed:
+            self._read_output()
+            self._file.close()
         return status
 
-    def _listen(self) -> None:
-        # By position, as the process writes on with an offset that it shares with this file.
-        written = os.fstat(self._output.fileno()).st_size
-        self.said = os.pread(self._output.fileno(), written, 0).decode(errors="replace")
+    def _read_output(self) -> None:
+        # By position, because the process shares this file's offset.
+        written = os.fstat(self._file.fileno()).st_size
+        self.output = os.pread(self._file.fileno(), written, 0).decode(errors="replace")
 
-    def _await_announcement(self) -> None:
+    def _await_ready(self) -> None:
         until = time.monotonic() + self._ready_within_s
         while time.monotonic() < until:
             ended = self._process.poll() is not None
-            self._listen()
-            found = _ANNOUNCED.search(self.said)
-            if found:
-                self.port = int(found[2])
+            self._read_output()
+            match = _LISTENING.search(self.output)
+            if match:
+                self.port = int(match[2])
                 return
             if ended:
                 break
-            time.sleep(_LOOK_EVERY_S)
-        raise RemoteError(f"the process did not start: {self.said.strip() or 'it printed nothing'}")
+            time.sleep(_POLL_S)
+        raise RemoteError(f"the process did not start: {self.output.strip() or 'it printed nothing'}")
 
 
 def serving(bundle: str | Path, *options: str, environment: dict[str, str] | None = None) -> ServerProcess:

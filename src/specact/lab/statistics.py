@@ -1,4 +1,4 @@
-"""Intervals and paired tests; every rate in a table comes with one."""
+"""Confidence intervals and paired tests of evaluation results."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def bootstrap_interval(values: NDArray[np.float64], rng: np.random.Generator | i
 def seeds_interval(groups: Sequence[NDArray[np.float64]], rng: np.random.Generator | int = 0) -> Interval:
     """The mean over training seeds of the means over their episodes, with a 95 % interval over both.
 
-    A percentile interval from 2,000 bootstrap samples; each draws seeds, and then episodes of every seed it drew. With
-    as few seeds as three it is still too narrow, but not as much as one that takes all episodes for independent.
+    A percentile interval of a hierarchical bootstrap: 2,000 samples, each of seeds, and then of episodes within every
+    drawn seed. With only three seeds it is still too narrow, but less so than one over episodes as if independent.
 
     Args:
         groups: one array of episodes for each training seed.
@@ -63,27 +63,26 @@ def seeds_interval(groups: Sequence[NDArray[np.float64]], rng: np.random.Generat
 def success_margin(first: NDArray[np.bool_], second: NDArray[np.bool_], share: float = 1.0) -> Interval:
     """Success of the first minus a share of the second's, on the same episodes, with a 95 % interval.
 
-    Wald's interval after half an episode was added to each of the four pairs of results (Agresti & Min 2005, there for
-    a share of 1), so that methods that never differ in a few episodes are not taken for equal. The mean is that of the
-    episodes as they are.
+    Wald's interval after adding half an episode to each of the four cells of the paired table (Agresti & Min 2005,
+    there for a share of 1), so that its width is not zero where no episode differs. The mean is without that addition.
 
     Args:
         first, second: bool ``[episodes]``, in the same order.
         share: of the second's success.
     """
-    worth = np.array([1.0 - share, 1.0, -share, 0.0])
+    weights = np.array([1.0 - share, 1.0, -share, 0.0])
     pairs = np.array(
         [(first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()]
     )
-    chances = (pairs + 0.5) / (len(first) + 2.0)
-    centre = float(worth @ chances)
-    half = float(stats.norm.ppf(0.975) * np.sqrt((worth**2 @ chances - centre**2) / (len(first) + 2.0)))
-    return Interval(float(first.mean() - share * second.mean()), centre - half, centre + half)
+    shares = (pairs + 0.5) / (len(first) + 2.0)
+    centre = float(weights @ shares)
+    half_width = float(stats.norm.ppf(0.975) * np.sqrt((weights**2 @ shares - centre**2) / (len(first) + 2.0)))
+    return Interval(float(first.mean() - share * second.mean()), centre - half_width, centre + half_width)
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One method against another on the same episodes.
+    """The paired comparison of two methods on the same episodes.
 
     Attributes:
         difference: mean of first minus second, with a 95 % interval from 2,000 paired bootstrap samples.
@@ -101,23 +100,22 @@ def contrast(first: NDArray[np.float64], second: NDArray[np.float64], seed: int 
 
     Successes are given as 0 and 1 and compared with McNemar's exact test.
     """
-    away, rng = first - second, np.random.default_rng(seed)
-    difference = bootstrap_interval(away, rng)
-    if np.isin(away, (-1.0, 0.0, 1.0)).all():
-        gained, lost = int((away > 0).sum()), int((away < 0).sum())
+    differences, rng = first - second, np.random.default_rng(seed)
+    difference = bootstrap_interval(differences, rng)
+    if np.isin(differences, (-1.0, 0.0, 1.0)).all():
+        gained, lost = int((differences > 0).sum()), int((differences < 0).sum())
         p = stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
         return Contrast(difference, float(p), "exact McNemar")
-    signs = rng.choice([-1.0, 1.0], size=(10_000, len(away)))
-    extreme = np.abs((signs * away).mean(axis=1)) >= abs(away.mean()) - 1e-12
+    signs = rng.choice([-1.0, 1.0], size=(10_000, len(differences)))
+    extreme = np.abs((signs * differences).mean(axis=1)) >= abs(differences.mean()) - 1e-12
     return Contrast(difference, float((extreme.sum() + 1) / (len(extreme) + 1)), "sign-flip permutation")
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's step-down correction of the p-values of one family, in the given order (Holm 1979).
 
-    The k-th smallest of m values (k from 0) becomes the largest of ``min(1, (m - i) p_i)`` over ``i <= k``. Calling
-    those at or below a level significant gives at most that probability of any false alarm in the family, whatever the
-    dependence. A table's family is every contrast that it shows for one end point.
+    The k-th smallest of m values (k from 0) becomes the largest of ``min(1, (m - i) p_i)`` over ``i <= k``. This
+    controls the family-wise error rate under any dependence. A table's family is all its contrasts for one end point.
 
     Args:
         p: in [0, 1]; may be empty.
@@ -135,14 +133,14 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-# Of the gated loss, per step; below it an efficiency says nothing.
+# Of the gated loss, per step; below it an efficiency is not meaningful.
 LEAST_GAIN = 0.01
 
 
 def choice_efficiency(rejection: NDArray[np.float64], sent: NDArray[np.bool_]) -> float | None:
-    """How well a gate chose among the steps it met: 0 is chance, 1 the least R(z) that as many skips can have.
+    """How well a gate chose among its own steps: 0 is chance, 1 the least R(z) for the same number of skips.
 
-    Unlike the gate efficiency it compares nobody else's states. None where there was no choice, or none that matters.
+    Unlike the gate efficiency it uses no other method's states. None where the possible gain is negligible.
 
     Args:
         rejection: R(z) of every step, ``[N]``.
@@ -157,9 +155,9 @@ def choice_efficiency(rejection: NDArray[np.float64], sent: NDArray[np.bool_]) -
 
 
 def roc_auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
-    """The probability that a positive has the larger score than a negative, ties counted half: 1/2 is chance.
+    """Area under the ROC curve: the probability that a positive scores above a negative, ties counted half.
 
-    The Mann-Whitney statistic over the number of pairs. None where all are positive, or none.
+    The Mann-Whitney statistic over the number of pairs; 1/2 is chance. None where one class is empty.
 
     Args:
         scores: ``[N]``.

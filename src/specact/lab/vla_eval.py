@@ -1,7 +1,7 @@
 """The evaluation harness vla-eval: pairs of policies as its model servers, environments as its benchmarks.
 
-An episode of the harness is one of ``specact eval``: the same start, the same random streams, the same actions. The
-benchmark says in its tasks which episode it is, and the server takes the address of its random streams from there.
+An episode of the harness equals one of ``specact eval``: the same initial state, random streams and actions. The
+benchmark's tasks contain the episode's number, from which the server derives the address of its random streams.
 
 ``python -m specact.lab.vla_eval --args.bundle ball`` serves a pair; docs/vla-eval.md has the rest.
 """
@@ -25,7 +25,7 @@ from specact.gates.gate import Gate
 from specact.gates.settings import BUNDLES_OWN, load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.evaluation.chance import asked_gate, at_rate
+from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.rollout import start_of
@@ -39,8 +39,8 @@ _CAMERA = "image."
 class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no type hints
     """A method of a pair as a model server: each observation is answered with one action.
 
-    Every episode has a policy of its own, so that nothing of an episode or a session reaches another one. Beside
-    ``actions`` ``[A]`` an answer has ``inferred`` and ``transmitted``, each 0 or 1.
+    Every episode has its own policy, so that episodes and sessions share no state. Besides ``actions`` ``[A]`` an
+    answer has ``inferred`` and ``transmitted``, each 0 or 1.
 
     Args:
         bundle: a pair, see :func:`~specact.families.load.load_pair`.
@@ -72,13 +72,13 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         self._gate()  # what is wrong with it is said before anybody connects
 
     def get_observation_params(self) -> dict[str, Any]:
-        """Tells the benchmark the cameras that the pair looks through."""
+        """The pair's cameras, for the benchmark."""
         fields = self._pair.observation.fields
         cameras = {name: list(field.shape[:2]) for name, field in fields.items() if field.is_image}
         return {"cameras": cameras} if cameras else {}
 
     async def on_episode_start(self, config: dict[str, Any], ctx: SessionContext) -> None:
-        """Makes the policy of the episode."""
+        """Creates the policy of the episode."""
         task = config.get("task", {})
         policy = SpeculativePolicy(
             self._pair,
@@ -91,7 +91,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         self._policies[ctx.episode_id] = policy
 
     async def on_episode_end(self, result: dict[str, Any], ctx: SessionContext) -> None:
-        """Forgets it; also called when the connection is lost."""
+        """Deletes the episode's policy; also called when the connection is lost."""
         self._policies.pop(ctx.episode_id, None)
 
     def predict(self, obs: dict[str, Any], ctx: SessionContext) -> dict[str, Any]:
@@ -109,9 +109,9 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         method = load_method(self._method)
         if load_gate(method.gate).calibrated:
             return calibrated_gate(self._pair, method.gate, self._rate)
-        settings = asked_gate(self._method, BUNDLES_OWN, self._pair)
+        settings = uncalibrated_gate(self._method, BUNDLES_OWN, self._pair)
         if method.rate_of is not None:
-            settings = at_rate(settings, self._rate, None)
+            settings = random_gate_at_rate(settings, self._rate, None)
         return settings.build(self._pair)
 
 
@@ -149,15 +149,15 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
         ]
 
     def get_metadata(self) -> dict[str, Any]:
-        """Control steps of an episode at most."""
+        """The maximum number of control steps."""
         return {"max_steps": self._world.task.max_steps}
 
     def get_metric_keys(self) -> dict[str, str]:
-        """What is averaged over episodes."""
+        """The metrics that are averaged over episodes."""
         return dict.fromkeys(("success", "score", "transmission_rate"), "mean")
 
     def reset(self, task: dict[str, Any]) -> Any:
-        """Starts the episode, where ``specact eval`` starts it."""
+        """Starts the episode, in the initial state of ``specact eval``."""
         self._inferred = self._transmitted = 0
         self._world.start(start_of(self._seed, episode_of(task), self._world.task))
         return self._world.observe()
@@ -180,19 +180,19 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
         return StepResult(obs=self._world.observe(), reward=0.0, done=self._world.done, info={})
 
     def make_obs(self, raw_obs: Any, task: dict[str, Any]) -> dict[str, Any]:
-        """What the model server is sent."""
+        """The observation for the model server."""
         return to_harness(raw_obs)
 
     def get_step_result(self, step_result: StepResult) -> dict[str, Any]:
-        """How the episode went; with a transmission rate, where the model server says what it transmits."""
+        """The episode's result; with a transmission rate, if the model server reports transmissions."""
         rate = {"transmission_rate": self._transmitted / self._inferred} if self._inferred else {}
-        return self._world.told | rate
+        return self._world.outcome | rate
 
     def get_hold_action(self, last_action: dict[str, Any] | None) -> dict[str, Any]:
-        """What the robot does in live mode while there is no new action: the task's ``hold``.
+        """The robot's action in live mode without a new one: the task's ``hold``.
 
         Raises:
-            NotImplementedError: if the task does not say it; the harness then refuses live mode.
+            NotImplementedError: if the task does not define it; the harness then refuses live mode.
         """
         hold = self._world.task.hold
         if hold is None:
@@ -206,12 +206,12 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
 
 
 def episode_of(task: Mapping[str, Any]) -> int:
-    """The number of an episode in ``specact eval``, where the tasks of a suite take turns; elsewhere the harness's."""
+    """The number of an episode in ``specact eval``, which cycles through the tasks of a suite; else the harness's."""
     return int(task.get("episode_idx", 0)) * int(task.get("tasks", 1)) + int(task.get("number", 0))
 
 
 def to_harness(observation: Mapping[str, Any]) -> dict[str, Any]:
-    """By the harness's conventions: cameras under ``images``, the instruction as ``task_description``."""
+    """Converts to the harness's conventions: cameras under ``images``, the instruction as ``task_description``."""
     sent = {name: value for name, value in observation.items() if not name.startswith(_CAMERA)}
     if "instruction" in sent:
         sent["task_description"] = sent.pop("instruction")
@@ -228,7 +228,7 @@ def from_harness(sent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # The harness's own default is every interface of the machine.
+    # Loopback: the harness's default is all network interfaces.
     sys.argv[1:1] = ["--host", "127.0.0.1"]
     try:
         run_server(PairServer)

@@ -19,7 +19,7 @@ from tests.lab import toys
 from specact.errors import ConfigError, DataError
 from specact.lab.data import lerobot_writing
 from specact.lab.data.episodes import Episodes, concatenate
-from specact.lab.data.fit import in_terms_of
+from specact.lab.data.fit import convert_to_task
 from specact.lab.data.generate import demonstrate, generate, save
 from specact.lab.data.info import describe
 from specact.lab.data.lerobot_writing import Written
@@ -67,7 +67,7 @@ def test_what_is_read_is_what_was_shown(tmp_path: Path) -> None:
     assert found.instructions == wanted.instructions == 3 * ("go left", "go right")
     assert found.disturbed is not None and wanted.disturbed is not None
     np.testing.assert_array_equal(found.disturbed, wanted.disturbed)
-    fitted = in_terms_of(toys.SUITE, found, "here")
+    fitted = convert_to_task(toys.SUITE, found, "here")
     assert fitted.cameras == ("image.top",) and fitted.instructions == found.instructions
     assert not [warning for warning in describe(found, tmp_path / "out").warnings if "cannot be read" in warning]
 

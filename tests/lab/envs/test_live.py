@@ -33,7 +33,7 @@ def test_time_goes_on_without_actions(robot: LiveRobot) -> None:
     seen = [robot.observe() for _ in range(4)]
     assert [robot.last.steps, robot.last.held] == [3, 3]
     assert not np.array_equal(seen[0]["state"], seen[3]["state"]), "the ball rolls on"
-    assert robot.told["success"] is False and not robot.done
+    assert robot.outcome["success"] is False and not robot.done
 
 
 def test_with_an_action_in_every_period_it_is_the_world_that_waits(robot: LiveRobot) -> None:

@@ -16,10 +16,10 @@ from specact.lab.evaluation.budget import (
     advice,
     behind,
     choose,
+    describe,
     device_cost,
     measure_parts,
     study_ways,
-    told,
     without_server,
 )
 from specact.lab.rollout.methods import METHODS
@@ -135,7 +135,7 @@ def test_the_advice_names_every_change_and_when_no_gate_is_needed() -> None:
     assert "from 0.3" not in said and "from 0.7" not in said
     assert said.endswith("nobody needs a server from 0.5 of the target's time on")
     found = choose((LEARNED, CHANCE), 1.0)
-    assert found is not None and "no gate is needed" not in told(found)
+    assert found is not None and "no gate is needed" not in describe(found)
 
 
 def test_an_interval_over_seeds_is_as_wide_as_they_differ() -> None:

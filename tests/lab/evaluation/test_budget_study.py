@@ -119,7 +119,7 @@ def test_what_says_most_comes_first(budget: ModuleType) -> None:
 
 def test_pairs_that_are_published_are_not_trained(budget: ModuleType, tmp_path: Path) -> None:
     for cell in budget.PUBLISHED:
-        bundle = budget.made(cell, tmp_path, Path(), budget.Scale(), tmp_path, None, None)
+        bundle = budget.get_bundle(cell, tmp_path, Path(), budget.Scale(), tmp_path, None, None)
         assert bundle.name == cell.task + "-distilled" * cell.distilled
         names = [name for name, _ in budget.evaluations(cell, bundle, budget.Scale(rates=(0.4,)))]
         assert names == ["ends", "rate-0.4"]

@@ -11,10 +11,10 @@ from tests.families.freqcache.test_cached import window
 from specact.errors import ConfigError
 from specact.families.flash.pair import FlashPair
 from specact.families.load import load_pair
-from specact.lab.evaluation.cache_study import METHODS, VARIANTS, along, plan_cache, reuse_of
+from specact.lab.evaluation.cache_study import METHODS, VARIANTS, compare_variants, plan_cache, write_reuse
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.flow_study import FlowChapter
-from specact.lab.report.cache import draw_cache, legend, told
+from specact.lab.evaluation.flow_study import FlowStudy
+from specact.lab.report.cache import draw_cache, methods_table, report_markdown
 from specact.lab.report.drawing import style
 
 
@@ -30,21 +30,21 @@ def pair() -> FlashPair:
 
 
 def test_standing_pictures_cost_nothing_and_changing_ones_do(pair: FlashPair) -> None:
-    still = along(pair, [[window(0)] * 3], 1, quiet)
+    still = compare_variants(pair, [[window(0)] * 3], 1, quiet)
     assert still["inferences"] == 2
     assert still["cameras"]["image.gripper"] == {"confident": 1.0, "moved": 0.0}
     for name in VARIANTS:
         assert 0.0 < still["variants"][name]["reused"] <= 1.0
         assert still["variants"][name]["cosine"] == pytest.approx(1.0, abs=1e-5)
         assert still["variants"][name]["distance"] < 1e-3
-    changing = along(pair, [[window(0), window(1), window(2)]], 1, quiet)["variants"]
+    changing = compare_variants(pair, [[window(0), window(1), window(2)]], 1, quiet)["variants"]
     assert changing["freqcache"]["reused"] < still["variants"]["freqcache"]["reused"], "no motion to be sure of"
     assert changing["freqcache_frozen"]["reused"] == 1.0
     assert changing["freqcache_frozen"]["distance"] > 0.01 > still["variants"]["freqcache_frozen"]["distance"]
 
 
 def test_an_inference_is_the_sum_of_its_parts(pair: FlashPair) -> None:
-    costs = along(pair, [[window(0)] * 2], 1, quiet)["costs"]
+    costs = compare_variants(pair, [[window(0)] * 2], 1, quiet)["costs"]
     parts = {name: costs[name]["ms"] for name in ("encoder", "prefix", "expert", "freqcache:prefix")}
     assert costs["full_3"]["ms"] == pytest.approx(parts["encoder"] + parts["prefix"] + 3 * parts["expert"])
     whole = parts["encoder"] + parts["freqcache:prefix"] + 10 * parts["expert"]
@@ -54,8 +54,8 @@ def test_an_inference_is_the_sum_of_its_parts(pair: FlashPair) -> None:
 
 def test_the_page_names_every_method(pair: FlashPair, tmp_path: Path) -> None:
     (chapter,) = plan_cache(seed=3, quick=True)
-    assert chapter.what.methods == METHODS and chapter.folder == "metaworld-flow"
-    found = along(pair, [[window(0)] * 2], 3, quiet)
+    assert chapter.evaluation.methods == METHODS and chapter.folder == "metaworld-flow"
+    found = compare_variants(pair, [[window(0)] * 2], 3, quiet)
     reuse = {"episodes": 1, "seed": 3, "inference": {"execute": 4, **found}, "step": {"execute": 1, **found}}
     success = {"rate": 0.5, "low": 0.2, "high": 0.8}
     method = {"success": success, "reused": 0.4, "distance": 0.01, "actions_per_round": 4.0}
@@ -64,8 +64,8 @@ def test_the_page_names_every_method(pair: FlashPair, tmp_path: Path) -> None:
         "bundle": "metaworld-flow", "env": "metaworld", "episodes": 10, "seed": 3,
         "methods": dict.fromkeys(METHODS, method), "contrasts": [contrast],
     }  # fmt: skip
-    page = "\n".join(told(summary, reuse))
-    assert all(f"| `{name}` |" in page and f"| `{name}` |" in legend() for name in METHODS)
+    page = "\n".join(report_markdown(summary, reuse))
+    assert all(f"| `{name}` |" in page and f"| `{name}` |" in methods_table() for name in METHODS)
     assert "every 4 control steps" in page and "10 paired episodes" in page
     with style():
         draw_cache(summary, reuse).savefig(tmp_path / "cache.png")
@@ -73,6 +73,6 @@ def test_the_page_names_every_method(pair: FlashPair, tmp_path: Path) -> None:
 
 def test_a_target_that_has_nothing_to_reuse_says_so(pair: FlashPair, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="specact export --refresh"):
-        along(replace(pair, refresh=None), [[window(0)]], 1, quiet)
+        compare_variants(replace(pair, refresh=None), [[window(0)]], 1, quiet)
     with pytest.raises(ConfigError, match="no flow policy"):
-        reuse_of(FlowChapter(Evaluation("ball"), 1), tmp_path / "reuse.json", quiet)
+        write_reuse(FlowStudy(Evaluation("ball"), 1), tmp_path / "reuse.json", quiet)

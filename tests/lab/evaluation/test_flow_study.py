@@ -47,9 +47,9 @@ def test_every_round_is_charged_and_failed_ones_in_full(name: str, found: dict[s
 
 
 def test_a_study_resumes_and_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chapter = next(chapter for chapter in plan_flow(seed=1, quick=True) if chapter.what.bundle == "pusht-flow")
-    what = replace(chapter.what, methods=("full", "full_2", "flash"), episodes=2, shard=2)
-    monkeypatch.setattr(flow_study, "plan_flow", lambda **how: [replace(chapter, what=what)])
+    chapter = next(chapter for chapter in plan_flow(seed=1, quick=True) if chapter.evaluation.bundle == "pusht-flow")
+    evaluation = replace(chapter.evaluation, methods=("full", "full_2", "flash"), episodes=2, shard=2)
+    monkeypatch.setattr(flow_study, "plan_flow", lambda **how: [replace(chapter, evaluation=evaluation)])
     reproduce("flow", tmp_path, workers=1)
     page = (tmp_path / "flow.md").read_text()
     assert "| `flash` |" in page and "(pusht-flow/flow.png)" in page

@@ -19,7 +19,7 @@ from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, read_gates, read_table
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import Shard, run_shard
-from specact.lab.rollout.steps import SEEN
+from specact.lab.rollout.steps import OBSERVATION
 from specact.observation import ObservationHistory, Window
 from specact.runtime.parameters import count_parameters
 
@@ -76,7 +76,7 @@ def test_what_is_rejected_is_judged_by_the_heads_distribution(ball: Bundle, made
     assert len(table["step"]) > 10
     head = load_head(ball)
     for row in range(len(table["step"])):
-        window = Window({name: table[SEEN + name][row] for name in ("state", "goal")})
+        window = Window({name: table[OBSERVATION + name][row] for name in ("state", "goal")})
         estimate, target = head.estimate(window, ball.draft.infer(window)), table["target_probs"][row]
         np.testing.assert_allclose(table["draft_probs"][row], estimate, atol=1e-4)
         for k in range(2):

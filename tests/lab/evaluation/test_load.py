@@ -18,7 +18,7 @@ class Answered(Robot):
         self.gone = False
 
     def send(self) -> None:
-        self._loop.call_later(self._after_s, self.take, self._batch)
+        self._loop.call_later(self._after_s, self.answered, self._batch)
 
     def hang_up(self) -> None:
         self.gone = True

@@ -14,8 +14,8 @@ from specact.gates.settings import BUNDLES_OWN, GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
-from specact.lab.evaluation.imitation import Imitation, along
-from specact.lab.evaluation.offline import calibrate_along, evaluate_along
+from specact.lab.evaluation.imitation import OpenLoopJob, run_open_loop
+from specact.lab.evaluation.offline import calibrate_offline, evaluate_offline
 from specact.lab.rollout.pool import Pool
 from specact.lab.statistics import holm
 
@@ -39,7 +39,7 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
 ) -> None:
     methods = ("draft", "target", "random", "adahi")
     with Pool(1) as pool:
-        found = evaluate_along(ball, methods, shown, 0.5, tmp_path / "run", pool, quiet)
+        found = evaluate_offline(ball, methods, shown, 0.5, tmp_path / "run", pool, quiet)
     written = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert written == json.loads(json.dumps(found))
     assert (found["calibrated_on"], found["episodes"]) == (3, 6)
@@ -50,7 +50,7 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
     assert abs(rows["random"]["transmission_rate"] - rows["adahi"]["transmission_rate"]) < 0.25
     # The draft's error, by the definition: its actions along those six, whatever was calibrated.
     judged = shown.select(np.array([1, 2, 4, 5, 7, 8]))
-    alone = along(Imitation("ball", judged, "draft", GateSettings("never"), 0))
+    alone = run_open_loop(OpenLoopJob("ball", judged, "draft", GateSettings("never"), 0))
     assert rows["draft"]["error"]["mean"] == pytest.approx(alone.error.mean(), abs=1e-12)
     contrasts = [row["error"] for row in found["contrasts"]]
     assert [row["p_holm"] for row in contrasts] == holm([row["p"] for row in contrasts]) and contrasts
@@ -59,10 +59,10 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
 def test_a_calibration_is_checked_on_other_demonstrations(ball: Bundle, shown: Episodes) -> None:
     wanted = BUNDLES_OWN.settings("deviation", ball)
     with Pool(1) as pool:
-        made = calibrate_along(ball, wanted, 0.5, shown, pool, quiet)
+        made = calibrate_offline(ball, wanted, 0.5, shown, pool, quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted
     assert made.held_out["episodes"] == 4 and 0.0 < made.held_out["rate"] < 1.0
-    checked = along(Imitation("ball", shown.select(np.arange(1, 9, 2)), "hybrid", made.settings, 0))
+    checked = run_open_loop(OpenLoopJob("ball", shown.select(np.arange(1, 9, 2)), "hybrid", made.settings, 0))
     assert made.held_out["rate"] == checked.steps["transmitted"].mean()
 
 
@@ -72,13 +72,13 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     out = tmp_path / "run"
     with Pool(1) as pool:
         with pytest.raises(ConfigError, match=r"rate must lie strictly between 0 and 1, got 1\.5"):
-            evaluate_along(ball, ("draft",), shown, 1.5, out, pool, quiet)
+            evaluate_offline(ball, ("draft",), shown, 1.5, out, pool, quiet)
         with pytest.raises(DataError, match="there are 5 held-out demonstrations; at least 6"):
-            evaluate_along(ball, ("draft",), shown.select(np.arange(5)), 0.5, out, pool, quiet)
+            evaluate_offline(ball, ("draft",), shown.select(np.arange(5)), 0.5, out, pool, quiet)
         with pytest.raises(DataError, match="at least two demonstrations"):
-            calibrate_along(ball, GateSettings("deviation"), 0.5, shown.select(np.arange(1)), pool, quiet)
+            calibrate_offline(ball, GateSettings("deviation"), 0.5, shown.select(np.arange(1)), pool, quiet)
         assert not out.exists()
         out.mkdir()
         (out / "summary.json").write_text("{}")
         with pytest.raises(ConfigError, match="holds a finished run"):
-            evaluate_along(ball, ("draft",), shown, 0.5, out, pool, quiet)
+            evaluate_offline(ball, ("draft",), shown, 0.5, out, pool, quiet)

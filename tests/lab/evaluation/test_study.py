@@ -24,7 +24,7 @@ def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
     folders = [chapter.folder for chapter in chapters]
     assert len(set(folders)) == len(folders)
     assert folders[: len(pairs)] == [f"{pair}/table" for pair in pairs]
-    by_folder = {chapter.folder: chapter.what for chapter in chapters}
+    by_folder = {chapter.folder: chapter.evaluation for chapter in chapters}
     wanted = {"ball": 500, "swarm": 300, "pusht": 200, "kitchen": 30}
     for pair, episodes in wanted.items():
         what = by_folder[f"{pair}/table"]
@@ -53,13 +53,13 @@ def test_the_plan_covers_every_pair_and_is_broad_before_it_is_deep() -> None:
 
 def test_no_method_is_asked_for_a_head_that_its_bundle_lacks() -> None:
     for chapter in plan(PAIRS, seed=1, quick=False, data=None):
-        if not (load_bundle(chapter.what.bundle).path / HEAD).exists():
-            assert not any(load_method(name).needs_head for name in chapter.what.methods)
+        if not (load_bundle(chapter.evaluation.bundle).path / HEAD).exists():
+            assert not any(load_method(name).needs_head for name in chapter.evaluation.methods)
 
 
 def test_errors_along_demonstrations_are_asked_for_where_they_can_be_had_in_time() -> None:
-    whole = {c.folder: c.what for c in plan(["ball", "swarm"], seed=1, quick=False, data=None)}
-    quick = {c.folder: c.what for c in plan(["ball", "swarm"], seed=1, quick=True, data=None)}
+    whole = {c.folder: c.evaluation for c in plan(["ball", "swarm"], seed=1, quick=False, data=None)}
+    quick = {c.folder: c.evaluation for c in plan(["ball", "swarm"], seed=1, quick=True, data=None)}
     assert [whole[f"{pair}/table"].demonstrations for pair in ("ball", "swarm")] == [100, 100]
     assert quick["ball/table"].demonstrations == 4
     assert not quick["swarm/table"].mse

@@ -21,9 +21,9 @@ from specact.gates.verify_skip import VerifySkip
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.gain import measure_gain
 from specact.lab.evaluation.run import evaluate, read_table
-from specact.lab.evaluation.token_study import TokenChapter, gain_of, plan_tokens
+from specact.lab.evaluation.token_study import TokenStudy, plan_tokens, write_gain
 from specact.lab.report.drawing import style
-from specact.lab.report.tokens import draw_tokens, legend, told
+from specact.lab.report.tokens import draw_tokens, methods_table, report_markdown
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.drafters import train_drafters
 from specact.policy import SpeculativePolicy
@@ -145,17 +145,17 @@ def test_what_there_is_to_gain_is_judged_on_the_same_inferences(folder: Path) ->
 def test_a_study_is_planned_and_its_page_names_every_decoding(folder: Path, out: Path, tmp_path: Path) -> None:
     assert {chapter.folder for chapter in plan_tokens(seed=1, quick=True)} == {"relocate-tokens", "metaworld-tokens"}
     names = ("ar", "strict", "kerv")
-    chapter = TokenChapter(Evaluation(str(folder), methods=names, episodes=1, seed=2), names, 1)
-    gain = gain_of(chapter, tmp_path / "gain.json", lambda *said: None)
+    chapter = TokenStudy(Evaluation(str(folder), methods=names, episodes=1, seed=2), names, 1)
+    gain = write_gain(chapter, tmp_path / "gain.json", lambda *said: None)
     assert json.loads((tmp_path / "gain.json").read_text()) == json.loads(json.dumps(gain))
     summary = json.loads((out / "summary.json").read_text())
-    page = "\n".join(told(summary, gain)) + legend()
+    page = "\n".join(report_markdown(summary, gain)) + methods_table()
     assert all(f"| `{name}` |" in page for name in METHODS)
     assert "`kerv` - `kerv_last`" in page and f"{EPISODES} paired episodes" in page
     with style():
         draw_tokens(summary).savefig(tmp_path / "tokens.png")
     with pytest.raises(ConfigError, match="no token policy"):
-        gain_of(replace(chapter, what=Evaluation("ball")), tmp_path / "none.json", lambda *said: None)
+        write_gain(replace(chapter, evaluation=Evaluation("ball")), tmp_path / "none.json", lambda *said: None)
 
 
 @pytest.mark.parametrize("method", ["specvla", "kerv"])

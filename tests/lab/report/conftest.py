@@ -13,7 +13,7 @@ from tests.browser import Browser, running_browser
 
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate
-from specact.lab.report.report import Written, write_report
+from specact.lab.report.report import Report, write_report
 from specact.lab.rollout.pool import Pool
 
 EVERY = ("draft", "target", "hybrid", "random", "adahi", "oracle")
@@ -46,14 +46,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A report on :func:`runs` without films."""
     out = tmp_path_factory.mktemp("report") / "report.html"
     return write_report([runs], out, out.parent / "files", lambda *_: None, films=False)
 
 
 @pytest.fixture(scope="session")
-def filmed(runs: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Written:
+def filmed(runs: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Report:
     """A report with a film, on the run folder ``table`` beside it; skipped where nothing can be drawn."""
     with shared("report-filmed", tmp_path_factory, worker_id) as folder:
         if not folder.exists():

@@ -18,13 +18,13 @@ from specact.errors import ConfigError
 from specact.lab.evaluation import film as films
 from specact.lab.evaluation.film import Film, load_film
 from specact.lab.report.films import FILMED
-from specact.lab.report.report import Written
+from specact.lab.report.report import Report
 
 Frame = NDArray[np.uint8]
 
 
 @pytest.fixture
-def folder(filmed: Written, tmp_path: Path) -> Path:
+def folder(filmed: Report, tmp_path: Path) -> Path:
     """A copy of the run folder, its film included."""
     return Path(shutil.copytree(filmed.page.parent / "table", tmp_path / "run"))
 

@@ -14,7 +14,7 @@ from tests.browser import until
 
 from specact.files import write_json
 from specact.lab.evaluation.film import HEIGHT_PX, WIDTH_PX
-from specact.lab.report.report import Written, write_report
+from specact.lab.report.report import Report, write_report
 from specact.lab.report.runs import find_runs
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def measured_in_its_own_font(browser: Browser) -> None:
     assert loaded is True
 
 
-def test_it_holds_together_on_a_screen(browser: Browser, written: Written) -> None:
+def test_it_holds_together_on_a_screen(browser: Browser, written: Report) -> None:
     browser.open(written.page)
     measured_in_its_own_font(browser)
     assert browser.text("h1") == "Report on 3 runs of 1 bundle"
@@ -64,7 +64,7 @@ def test_it_holds_together_on_a_screen(browser: Browser, written: Written) -> No
     assert browser.requests == [written.page.as_uri()]
 
 
-def test_it_fits_a_phone(phone: Browser, written: Written) -> None:
+def test_it_fits_a_phone(phone: Browser, written: Report) -> None:
     phone.open(written.page)
     width = "document.documentElement.scrollWidth"
     assert phone.page.evaluate(width) == 390
@@ -78,7 +78,7 @@ def test_it_fits_a_phone(phone: Browser, written: Written) -> None:
     assert phone.complaints == []
 
 
-def test_it_is_dark_where_that_is_preferred_and_white_on_paper(browser: Browser, written: Written) -> None:
+def test_it_is_dark_where_that_is_preferred_and_white_on_paper(browser: Browser, written: Report) -> None:
     browser.page.emulate_media(color_scheme="dark")
     browser.open(written.page)
     ground = "getComputedStyle(document.querySelector('svg.plot path')).fill"
@@ -90,7 +90,7 @@ def test_it_is_dark_where_that_is_preferred_and_white_on_paper(browser: Browser,
     assert browser.page.locator("pre").first.is_visible(), "paper has no details to open"
 
 
-def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Browser, filmed: Written) -> None:
+def test_the_film_plays_pauses_and_can_be_searched_with_the_keyboard(browser: Browser, filmed: Report) -> None:
     browser.open(filmed.page)
     film = browser.page.locator(".film video")
     assert browser.page.locator(".film .screens p").count() == 3

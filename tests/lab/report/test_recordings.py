@@ -17,12 +17,12 @@ from tests.browser import Browser
 from tests.lab.recorded import record
 
 from specact.errors import ConfigError
-from specact.lab.report.report import Written, write_report
+from specact.lab.report.report import Report, write_report
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def report(folder: Path, *paths: Path) -> Written:
+def report(folder: Path, *paths: Path) -> Report:
     return write_report(paths, folder / "report.html", folder / "files", lambda *_: None, films=False)
 
 
@@ -31,7 +31,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def text_of(written: Written) -> str:
+def text_of(written: Report) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", written.page.read_text()))
 
 

@@ -17,13 +17,13 @@ import pytest
 
 from specact.errors import ConfigError
 from specact.files import write_json
-from specact.lab.report.report import Written, write_report
+from specact.lab.report.report import Report, write_report
 from specact.lab.report.runs import Run, find_runs, group
 
 SpecactRun = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def report(folder: Path, *paths: Path) -> Written:
+def report(folder: Path, *paths: Path) -> Report:
     return write_report(paths, folder / "report.html", folder / "files", lambda *_: None, films=False)
 
 
@@ -66,7 +66,7 @@ def test_a_stopped_report_does_not_wait_for_films_that_have_not_begun(
     assert len(begun) <= 1
 
 
-def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: Written, runs: Path) -> None:
+def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: Report, runs: Path) -> None:
     summary = json.loads((runs / "table/summary.json").read_text())
     found = {row.pop("method"): row for row in rows(written.page.parent / "files/ball-methods.csv")}
     assert list(found) == ["draft", "target", "hybrid", "random", "adahi", "oracle"]
@@ -77,7 +77,7 @@ def test_tables_beside_the_page_hold_the_numbers_of_the_summary(written: Written
     assert [row["success.p"] for row in contrasts] == [str(row["success"]["p"]) for row in summary["contrasts"]]
 
 
-def test_every_figure_is_written_in_three_forms(written: Written) -> None:
+def test_every_figure_is_written_in_three_forms(written: Report) -> None:
     stems = {path.stem for path in written.files if path.suffix == ".svg"}
     assert stems == {
         f"ball-{name}"
@@ -92,7 +92,7 @@ def test_every_figure_is_written_in_three_forms(written: Written) -> None:
     assert all(path.is_file() for path in written.files)
 
 
-def test_figures_hold_the_numbers_of_the_runs(written: Written, runs: Path) -> None:
+def test_figures_hold_the_numbers_of_the_runs(written: Report, runs: Path) -> None:
     files = written.page.parent / "files"
     realtime = json.loads((runs / "realtime/summary.json").read_text())["methods"]
     for row in rows(files / "ball-latency.csv"):
@@ -114,13 +114,13 @@ def test_figures_hold_the_numbers_of_the_runs(written: Written, runs: Path) -> N
     assert "Of the primary code, as in the paper (r): linear fit" in written.page.read_text(encoding="utf-8")
 
 
-def test_the_same_runs_give_the_same_figures(written: Written, runs: Path, tmp_path: Path) -> None:
+def test_the_same_runs_give_the_same_figures(written: Report, runs: Path, tmp_path: Path) -> None:
     again = report(tmp_path, runs)
     for one, other in zip(written.files, again.files, strict=True):
         assert one.read_bytes() == other.read_bytes(), one.name
 
 
-def test_times_are_measured_ones_where_there_are_any(written: Written, runs: Path, tmp_path: Path) -> None:
+def test_times_are_measured_ones_where_there_are_any(written: Report, runs: Path, tmp_path: Path) -> None:
     assert "Measured over real sockets" in written.page.read_text(encoding="utf-8")
     accounted = report(tmp_path, runs / "table")
     assert "Accounted in virtual time, not measured" in accounted.page.read_text(encoding="utf-8")

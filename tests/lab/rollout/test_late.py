@@ -79,7 +79,7 @@ def test_what_the_gate_wanted_is_told_apart_from_what_was_sent(ball: Bundle) -> 
     how = pairing("hybrid", ball, late_for_s=inf, target_s=0.3)
     _, counts = run_pair(
         MovingWorld(TASK), ball, how, start=start_of(SEED, 0, TASK), seed=SEED, episode=0,
-        decided=lambda decision, wanted: told.append((decision.transmit, wanted)),
+        on_decision=lambda decision, wanted: told.append((decision.transmit, wanted)),
     )  # fmt: skip
     sent, wanted = zip(*told, strict=True)
     assert all(wanted) and len(wanted) == counts["wanted"]

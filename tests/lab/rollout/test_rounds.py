@@ -32,7 +32,7 @@ def world(sees: ObservationSpec) -> MovingWorld:
 
 
 def ran(pair: FlashPair, *round_s: float, start: int = 3) -> Episode:
-    takes = RoundsDriver(BUNDLE, ROUNDS["flash"]).takes(round_s)
+    takes = RoundsDriver(BUNDLE, ROUNDS["flash"]).round_duration(round_s)
     return run_rounds(world(pair.observation), pair, takes, start=start, seed=0, episode=1)
 
 

@@ -16,7 +16,7 @@ from specact.families.freqcache.bundle import FREQCACHE, Refresh, load_refresh
 from specact.families.load import load_pair
 from specact.lab.rollout.pool import Pool
 from specact.lab.tised.costs import measure_settings
-from specact.lab.tised.drivers import CodesDriver, RoundOfKind, RoundsDriver, SplitDriver
+from specact.lab.tised.drivers import CodesDriver, RoundCall, RoundsDriver, SplitDriver
 from specact.lab.tised.levers import settings_of
 from specact.lab.tised.records import EPISODES, MANIFEST, read_manifest, read_rows
 from specact.lab.tised.settings import Setting, Subject
@@ -115,7 +115,7 @@ def test_the_more_is_reused_the_less_is_computed() -> None:
 def test_a_round_takes_time_for_the_tokens_that_it_computes() -> None:
     (_, setting) = settings_of("reuse", flow("metaworld-flow"), (0.5,))
     assert isinstance(setting.driver, RoundsDriver)
-    takes, empty = setting.driver.takes((0.010, 0.006)), np.zeros((0, 0), np.float32)
+    takes, empty = setting.driver.round_duration((0.010, 0.006)), np.zeros((0, 0), np.float32)
     full = Round(np.zeros((8, 4), np.float32), 0, False, False, empty)
     assert [takes(full, share) for share in (0.0, 0.25, 0.5)] == pytest.approx([0.010, 0.008, 0.006])
 
@@ -131,7 +131,7 @@ def test_what_is_timed_computes_the_other_tokens_alone(monkeypatch: pytest.Monke
         return cache(own, tokens, *rest)
 
     monkeypatch.setattr(Refresh, "cache", counting)
-    call = RoundOfKind(setting.driver.bundle, "reused", setting.driver.rounds.reuse).call()
+    call = RoundCall(setting.driver.bundle, "reused", setting.driver.rounds.reuse).call()
     for _ in range(3):
         call()
     # The first one has nothing to reuse.

@@ -20,7 +20,7 @@ from specact.lab.data.sources import Source
 from specact.lab.rollout.distillation import Collect, collect, collector
 from specact.lab.rollout.pool import Pool
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
-from specact.lab.train.head import HeadRecipe, teach_head
+from specact.lab.train.head import HeadRecipe, train_head
 from specact.lab.train.teacher import lessons_along
 from specact.lab.train.train import train
 from specact.observation import Window
@@ -73,7 +73,7 @@ def test_frames_are_on_disk_and_each_window_is_the_one_that_the_draft_saw(made: 
             assert frames.shape == (2, 32, 32, 3)
             assert np.array_equal(frames, np.asarray(joined[np.array([first + row])])[0])
             found = bundle.draft.infer(Window({"image": frames})).probs
-            assert np.abs(found - part.said["draft_probs"][row]).max() < 1e-5
+            assert np.abs(found - part.outputs["draft_probs"][row]).max() < 1e-5
     train_part, held_out = both.split(every=4)
     assert len(train_part) + len(held_out) == len(both) > len(held_out) > 0
 
@@ -81,7 +81,7 @@ def test_frames_are_on_disk_and_each_window_is_the_one_that_the_draft_saw(made: 
 def test_the_head_looks_with_the_drafts_encoder(made: Path, tmp_path: Path) -> None:
     bundle = load_bundle(made / "dots")
     with Pool(1) as pool:
-        metrics = teach_head(bundle, FEW, roll(pool, tmp_path / "frames"), bundle.path / "gate", quiet)
+        metrics = train_head(bundle, FEW, roll(pool, tmp_path / "frames"), bundle.path / "gate", quiet)
     assert np.isfinite(metrics["loss"])
     taught = load_bundle(made / "dots")
     head, gate = load_head(taught), GateChoices().settings("learned", taught).build(taught)

@@ -19,9 +19,9 @@ from specact.lab.train.encoder import (
     ImageEmbedding,
     ImageEncoder,
     PatchEmbedding,
+    PosePredictor,
     Scenes,
     Smaller,
-    Telling,
     encoded,
     encoder_stage,
     learned,
@@ -56,14 +56,14 @@ def dataset(recipe: Recipe = RECIPE) -> Dataset:
     return stages.prepare(demonstrations(), recipe)
 
 
-def trained(tmp_path: Path, recipe: EncoderRecipe = SMALL, scenes: Scenes | None = None) -> Telling:
+def trained(tmp_path: Path, recipe: EncoderRecipe = SMALL, scenes: Scenes | None = None) -> PosePredictor:
     stage = encoder_stage("sees.image", recipe, "image", dataset(), scenes or Scenes(None, 0), 0)
     stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
-    assert isinstance(stage.module, Telling)
+    assert isinstance(stage.module, PosePredictor)
     return stage.module.eval()
 
 
-def error(telling: Telling) -> float:
+def error(telling: PosePredictor) -> float:
     """Mean distance along an axis of dots it has not seen, in the units of their places."""
     seen, (mean, std) = dots(100, seed=7), dataset().statistics["place"]
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_half_of_a_batch_are_random_scenes(tmp_path: Path) -> None:
         recipe = replace(SMALL, scenes=number)
         stage = encoder_stage(f"sees.{number}", recipe, "image", poor, Scenes(task, 0), 0)
         stage.module.load_state_dict(run(stage, tmp_path, lambda done: None))
-        assert isinstance(stage.module, Telling)
+        assert isinstance(stage.module, PosePredictor)
         made[number] = error(stage.module.eval())
     assert made[300] < 0.2 < made[0]
     assert asked == [300]

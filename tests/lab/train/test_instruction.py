@@ -29,7 +29,7 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.train import stages
 from specact.lab.train.distil import DistilRecipe, distil, draft_encoders, encoded
 from specact.lab.train.export import PARITY, LastPosition
-from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, export_head, teach_head
+from specact.lab.train.head import HeadRecipe, TargetHeadNetwork, export_head, train_head
 from specact.lab.train.quantise import tiers, typical_inputs
 from specact.lab.train.rebuild import rebuild
 from specact.lab.train.recipe import EncoderRecipe, PolicyRecipe, Recipe, TokenizerRecipe
@@ -202,7 +202,7 @@ def test_a_head_and_a_distilled_draft_are_told_as_well(copy: Path, tmp_path: Pat
     few = HeadRecipe(hidden=16, steps=60, batch=32, rounds=2, rates=(0.5,))
     with Pool(1) as pool:
         collect = collector(300, pool, quiet, ENV, tmp_path / "frames")
-        assert np.isfinite(teach_head(pair, few, collect, copy / "gate", quiet)["loss"])
+        assert np.isfinite(train_head(pair, few, collect, copy / "gate", quiet)["loss"])
         made = distil(pair, DistilRecipe(rates=(0.5,), rounds=1, steps=300, batch=64), collect, tmp_path / "run", quiet)
     taught, distilled = load_bundle(copy), load_bundle(made)
     head, drafts = load_head(taught), taught.draft.infer_batch(windows(LEFT))
@@ -227,7 +227,7 @@ def test_a_head_looks_at_the_patches_of_its_draft(copy: Path, tmp_path: Path) ->
     with torch.no_grad():
         found, frames = (
             network({name: torch.from_numpy(np.asarray(values)) for name, values in part.observation.items()},
-                    torch.from_numpy(part.said["draft_probs"]))
+                    torch.from_numpy(part.outputs["draft_probs"]))
             for part in (features, data)
         )  # fmt: skip
     torch.testing.assert_close(found, frames)
@@ -246,8 +246,8 @@ def test_lessons_along_demonstrations_hold_the_instruction(pair: Bundle, tmp_pat
     assert pair.words is not None and shown.instructions is not None
     assert np.array_equal(told, pair.words.numbers([shown.instructions[episode] for episode in data.episode]))
     # What the target says is what it says to that instruction.
-    first = lessons_along(pair, replace(shown, instructions=(LEFT,) * 6), 20, tmp_path, quiet).said["target_probs"]
-    assert not np.allclose(first, data.said["target_probs"])
+    first = lessons_along(pair, replace(shown, instructions=(LEFT,) * 6), 20, tmp_path, quiet).outputs["target_probs"]
+    assert not np.allclose(first, data.outputs["target_probs"])
     with pytest.raises(ConfigError, match="needs an instruction, and these demonstrations do not say"):
         lessons_along(pair, replace(shown, instructions=None), 20, tmp_path, quiet)
 

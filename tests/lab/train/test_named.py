@@ -313,7 +313,7 @@ def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
     data = DistillationData(
         episode=np.zeros(4, np.int64),
         observation={"hand": rng.normal(size=(4, 1, 1)).astype(np.float32)},
-        said={
+        outputs={
             "draft_probs": np.full((4, 2, 4), 0.25, np.float32),
             "target_probs": np.full((4, 2, 4), 0.25, np.float32),
             "target_offsets": np.zeros((4, 2, 4, 2, 2), np.float16),
@@ -321,5 +321,5 @@ def test_a_target_head_reads_the_drafts_numbers_alone(made: Path) -> None:
     )
     head = TargetHeadNetwork(bundle.spec, HeadRecipe(hidden=8), data, {})
     seen = {"hand": torch.from_numpy(np.asarray(data.observation["hand"]))}
-    found = head(seen, torch.from_numpy(data.said["draft_probs"]))
+    found = head(seen, torch.from_numpy(data.outputs["draft_probs"]))
     assert found.shape == (4, 2, 4) and torch.allclose(found.sum(-1), torch.ones(4, 2))

@@ -1,4 +1,4 @@
-"""What a gate or a draft is taught from: states that gated policies lead to, and what both policies say there."""
+"""Training data of a gate or a draft: states visited by gated policies, and the outputs of both policies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specact.lab.data.frames import Frames, join_frames
 
 
 class FrameWindows:
-    """Windows of camera frames, uint8 ``[N, T, H, W, 3]``, which are read when an array is made of them.
+    """Windows of camera frames, uint8 ``[N, T, H, W, 3]``, which are read lazily on conversion to an array.
 
     Args:
         frames: all of them.
-        rows: which of them each window shows, ``[N, T]``, or ``[N]`` without a history.
+        rows: indices of each window's frames, ``[N, T]``, or ``[N]`` without a history.
     """
 
     def __init__(self, frames: Frames, rows: NDArray[np.int64]) -> None:
@@ -33,7 +33,7 @@ class FrameWindows:
         return np.asarray(self.frames[self.rows], dtype=dtype)
 
 
-Seen = NDArray[Any] | FrameWindows
+Column = NDArray[Any] | FrameWindows
 
 
 @dataclass(frozen=True)
@@ -42,40 +42,42 @@ class DistillationData:
 
     Attributes:
         episode: number of the episode, ``[N]``.
-        observation: what the draft saw, by name, each ``[N, *window_shape]``; of an instruction its words, ``[N, L]``.
-        said: what draft and target said, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
-            ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the drafted
-            actions that are executed, ``[N, n, A]``, ``distance``, ``[N]``, that of the target's from them, and
-            ``wanted``, the target's chunk, ``[N, H, A]``. All normalised.
+        observation: the draft's, by name, each ``[N, *window_shape]``; of an instruction its words, ``[N, L]``.
+        outputs: of draft and target, by name. Of action codes ``draft_probs`` and ``target_probs``, q and p,
+            ``[N, G, K]``, and ``target_offsets``, float16 ``[N, G, K, n, A]``. Of chunks ``drafted``, the executed part
+            of the drafted chunk, ``[N, n, A]``, ``distance``, ``[N]``, of the target's from it, and ``wanted``, the
+            target's chunk, ``[N, H, A]``. All normalised.
     """
 
     episode: NDArray[np.int64]
-    observation: Mapping[str, Seen]
-    said: Mapping[str, NDArray[Any]]
+    observation: Mapping[str, Column]
+    outputs: Mapping[str, NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.episode)
 
     def select(self, rows: NDArray[Any]) -> DistillationData:
-        """Some of the rows, given by number or as a mask ``[N]``; no frame is read."""
-        seen = {name: column[rows] for name, column in self.observation.items()}
-        return DistillationData(self.episode[rows], seen, {name: column[rows] for name, column in self.said.items()})
+        """A subset of the rows, by index or as a mask ``[N]``; no frame is read."""
+        observation = {name: column[rows] for name, column in self.observation.items()}
+        return DistillationData(
+            self.episode[rows], observation, {name: column[rows] for name, column in self.outputs.items()}
+        )
 
     def split(self, every: int = 20) -> tuple[DistillationData, DistillationData]:
-        """Without and with the episodes whose number ``every`` divides: for training, and held out."""
+        """Training and held-out set; the latter are the episodes whose number ``every`` divides."""
         held_out = self.episode % every == 0
         return self.select(~held_out), self.select(held_out)
 
 
 def join(parts: Sequence[DistillationData]) -> DistillationData:
-    """Several as one."""
+    """Concatenates several."""
     first = parts[0]
-    seen = {name: _joined([part.observation[name] for part in parts]) for name in first.observation}
-    said = {name: np.concatenate([part.said[name] for part in parts]) for name in first.said}
-    return DistillationData(np.concatenate([part.episode for part in parts]), seen, said)
+    observation = {name: _concatenated([part.observation[name] for part in parts]) for name in first.observation}
+    outputs = {name: np.concatenate([part.outputs[name] for part in parts]) for name in first.outputs}
+    return DistillationData(np.concatenate([part.episode for part in parts]), observation, outputs)
 
 
-def _joined(columns: Sequence[Seen]) -> Seen:
+def _concatenated(columns: Sequence[Column]) -> Column:
     windows = [column for column in columns if isinstance(column, FrameWindows)]
     if not windows:
         return np.concatenate([np.asarray(column) for column in columns])

@@ -1,4 +1,4 @@
-"""Demonstrations: a few flat arrays and the places where episodes end."""
+"""Demonstrations: flat arrays and the end indices of episodes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Observed = NDArray[Any] | Frames
 
 @dataclass(frozen=True)
 class Episodes:
-    """Demonstrations, episode after episode.
+    """Demonstrations, as concatenated episodes.
 
     Attributes:
-        observation: what was seen, by name: numbers float32 ``[N, ...]``, or camera frames uint8 ``[N, H, W, 3]``.
-            Frames may be anything that has a shape and takes arrays of integers as index; they become
-            :class:`~specact.lab.data.frames.Frames`, which are read from disk where they are indexed.
-        action: the action taken on each observation, float32 ``[N, A]``.
+        observation: by name: numbers float32 ``[N, ...]``, or camera frames uint8 ``[N, H, W, 3]``. Frames may be
+            anything with a shape that can be indexed with integer arrays; they become
+            :class:`~specact.lab.data.frames.Frames`, which are read lazily from disk.
+        action: the action for each observation, float32 ``[N, A]``.
         ends: exclusive end index of each episode, int64 ``[E]``, strictly increasing, last one equal to N.
-        rate_hz: control rate of the recording; None where the file does not tell.
-        instructions: what each episode was to do, in words, ``E`` of them; None where nobody said.
-        disturbed: the steps at which something else was done than the action says, bool ``[N]``, see
-            :meth:`followed`; None where it was always done.
+        rate_hz: control rate of the recording; None if unknown.
+        instructions: the instruction of each episode, ``E`` of them; None if unknown.
+        disturbed: the steps at which another action than the recorded one was executed, bool ``[N]``, see
+            :meth:`followed`; None if there are none.
 
     Raises:
         DataError: if there is no step or no observation, or lengths or types contradict each other.
@@ -44,16 +44,16 @@ class Episodes:
     disturbed: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
-        seen = {
+        observation = {
             name: as_frames(array) if array.dtype == np.uint8 else array for name, array in self.observation.items()
         }
-        object.__setattr__(self, "observation", seen)
+        object.__setattr__(self, "observation", observation)
         steps = len(self.action)
         if self.action.ndim != 2:
             raise DataError(f"action has shape {self.action.shape}, expected [{steps}, width]: one row per step")
-        if not seen:
+        if not observation:
             raise DataError("these demonstrations hold no observation")
-        for name, array in seen.items():
+        for name, array in observation.items():
             if len(array) != steps:
                 raise DataError(f"{name} has {len(array)} rows, but there are {steps} steps, one for each action")
             if isinstance(array, np.ndarray) and (array.dtype != np.float32 or array.ndim < 2):
@@ -94,7 +94,7 @@ class Episodes:
         return tuple(name for name, array in self.observation.items() if isinstance(array, Frames))
 
     def numbers(self, name: str) -> NDArray[np.float32]:
-        """The observation of this name, which is not a camera's.
+        """The numeric observation of this name.
 
         Raises:
             DataError: if there is none.
@@ -116,27 +116,27 @@ class Episodes:
         return found
 
     def followed(self, chunk: int) -> NDArray[np.bool_]:
-        """Which actions of the chunk that begins at each step are what follows from those before, bool ``[N, chunk]``.
+        """Mask of each step's chunk: the actions in states that the chunk's own actions lead to, bool ``[N, chunk]``.
 
-        An action says what is right where it was recorded. After a disturbance that is not where the chunk's own
-        actions lead, so they are right together only up to the first disturbed step. None counts beyond the episode.
+        After a disturbed step the recorded states are not those that the chunk leads to, so a chunk is valid only up to
+        its first disturbed step. Actions beyond the episode are masked too.
         """
         ahead = np.arange(self.steps)[:, None] + np.arange(chunk)
-        there = ahead < np.repeat(self.ends, np.diff(self.ends, prepend=0))[:, None]
+        within = ahead < np.repeat(self.ends, np.diff(self.ends, prepend=0))[:, None]
         if self.disturbed is None:
-            return there
+            return within
         before = np.concatenate([[0], np.cumsum(self.disturbed)])
         undisturbed: NDArray[np.bool_] = before[np.minimum(ahead, self.steps)] == before[:-1, None]
-        return there & undisturbed
+        return within & undisturbed
 
     def with_numbers(self, action: NDArray[np.float32], **numbers: NDArray[np.float32]) -> Episodes:
-        """With this action and these numbers in the place of all others; cameras stay as they are."""
+        """Replaces the action and all numeric observations; keeps camera frames."""
         return replace(
             self, action=action, observation={**numbers, **{name: self.observation[name] for name in self.cameras}}
         )
 
     def only(self, *names: str) -> Episodes:
-        """With these observations alone."""
+        """With only these observations."""
         return replace(self, observation={name: self.observation[name] for name in names})
 
     def slices(self) -> Iterator[slice]:
@@ -160,9 +160,9 @@ class Episodes:
         )
 
     def split(self, held_out: float, seed: int) -> tuple[Episodes, Episodes]:
-        """For training, and a share ``held_out`` of the episodes kept back; the same seed gives the same split.
+        """Splits into training and held-out episodes, with a share ``held_out`` of the latter; determined by the seed.
 
-        Both parts have at least one episode, whatever the share.
+        Both parts have at least one episode.
 
         Raises:
             DataError: if there are fewer than two episodes.
@@ -172,12 +172,12 @@ class Episodes:
                 "there is only one episode; at least two are needed, because one is reserved for validation"
             )
         order = stream(seed, Role.DATA).permutation(len(self))
-        kept_back = min(max(1, round(held_out * len(self))), len(self) - 1)
-        return self.select(np.sort(order[kept_back:])), self.select(np.sort(order[:kept_back]))
+        count = min(max(1, round(held_out * len(self))), len(self) - 1)
+        return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
 
 def concatenate(parts: list[Episodes]) -> Episodes:
-    """Episodes of several sources, one after the other; with instructions if all have them.
+    """Concatenates episodes of several sources; with instructions if all have them.
 
     Raises:
         DataError: if they do not have the same observations and actions.
@@ -200,7 +200,7 @@ def concatenate(parts: list[Episodes]) -> Episodes:
         for name in {*first.observation} ^ {*part.observation}:
             raise DataError(f"some of these demonstrations have a {name} and some do not; they cannot be joined")
     action = join("action", [part.action for part in parts])
-    told = [part.instructions for part in parts if part.instructions is not None]
+    instructions = [part.instructions for part in parts if part.instructions is not None]
     disturbed = [np.zeros(part.steps, np.bool_) if part.disturbed is None else part.disturbed for part in parts]
     assert isinstance(action, np.ndarray)
     return replace(
@@ -208,6 +208,6 @@ def concatenate(parts: list[Episodes]) -> Episodes:
         observation={name: join(name, [part.observation[name] for part in parts]) for name in first.observation},
         action=action,
         ends=np.concatenate([part.ends + offset for part, offset in zip(parts, offsets, strict=True)]),
-        instructions=tuple(itertools.chain(*told)) if len(told) == len(parts) else None,
+        instructions=tuple(itertools.chain(*instructions)) if len(instructions) == len(parts) else None,
         disturbed=None if all(part.disturbed is None for part in parts) else np.concatenate(disturbed),
     )

@@ -1,4 +1,4 @@
-"""Demonstrations and pairs are checked against the task, before anything is trained on them or judged by it."""
+"""Checks of demonstrations and pairs against the task, before training and evaluation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from specact.lab.data.info import not_finite
 from specact.lab.envs.task import Task
 from specact.observation import Field
 
-_RATE_TOLERANCE = 1e-3  # relative; a rate that is stored as float32 is not the decimal that was meant
+_RATE_TOLERANCE = 1e-3  # relative, for rates that were rounded to float32
 
 
-def in_terms_of(task: Task, episodes: Episodes, source: str) -> Episodes:
-    """Demonstrations in the environment's terms, see :attr:`~specact.lab.envs.task.Task.features`.
+def convert_to_task(task: Task, episodes: Episodes, source: str) -> Episodes:
+    """Converts demonstrations to a task, see :attr:`~specact.lab.envs.task.Task.features`.
 
     Args:
         task: the environment.
         episodes: as a reader returns them.
-        source: where they are from, for messages.
+        source: their origin, for messages.
 
     Raises:
-        DataError: for values that are not finite, a recorded rate that is not the task's, and observations and actions
-            that are not the environment's.
+        DataError: for non-finite values, a recorded rate that is not the task's, and observations and actions that do
+            not fit the environment.
     """
     _check_finite(episodes, source)
     rate = episodes.rate_hz
@@ -44,15 +44,15 @@ def in_terms_of(task: Task, episodes: Episodes, source: str) -> Episodes:
 
 
 def as_recorded(episodes: Episodes, rate_hz: float, source: str) -> Episodes:
-    """Demonstrations of a robot that there is no environment for, as they are.
+    """Demonstrations of a robot without an environment, unconverted.
 
     Args:
         episodes: as a reader returns them.
-        rate_hz: control rate of the policies that they are to train.
-        source: where they are from, for messages.
+        rate_hz: control rate of the policies.
+        source: their origin, for messages.
 
     Raises:
-        DataError: for values that are not finite, and a recorded rate that is another one.
+        DataError: for non-finite values, and another recorded rate.
     """
     _check_finite(episodes, source)
     rate = episodes.rate_hz
@@ -69,42 +69,42 @@ def _same_rate(recorded: float, wanted: float) -> bool:
 
 
 def _check_finite(episodes: Episodes, source: str) -> None:
-    found = not_finite(episodes)
-    if found:
-        raise DataError(f"{source}: {found[0]}. Repair or remove these steps; specact data info lists what it finds")
+    warnings = not_finite(episodes)
+    if warnings:
+        raise DataError(f"{source}: {warnings[0]}. Repair or remove these steps; specact data info lists what it finds")
 
 
 def _checked(task: Task, episodes: Episodes, source: str) -> Episodes:
-    """The demonstrations, without cameras that the environment does not have.
+    """Checks shapes, and drops cameras that the environment does not have.
 
-    Numbers must be exactly the environment's; a camera of its own may be missing, for policies that do without it.
+    Numeric observations must be exactly the environment's; cameras of the environment may be missing.
     """
     cameras = episodes.cameras
-    # A camera that is drawn where it is asked for has frames of any size.
-    shown = task.seeing({name: Field(episodes.frames(name).shape[1:], "uint8") for name in cameras}).shapes()
-    kept = [name for name in episodes.observation if name in shown or name not in cameras]
-    found = {"action": episodes.action.shape[1:]}
-    found |= {name: episodes.observation[name].shape[1:] for name in sorted(kept)}
-    wanted = {name: shape for name, shape in shown.items() if name in found or len(shape) == 1}
-    if found != wanted:
+    # Cameras that are rendered on request have frames of any size.
+    available = task.seeing({name: Field(episodes.frames(name).shape[1:], "uint8") for name in cameras}).shapes()
+    kept = [name for name in episodes.observation if name in available or name not in cameras]
+    shapes = {"action": episodes.action.shape[1:]}
+    shapes |= {name: episodes.observation[name].shape[1:] for name in sorted(kept)}
+    wanted = {name: shape for name, shape in available.items() if name in shapes or len(shape) == 1}
+    if shapes != wanted:
         raise DataError(
-            f"{source} has {shapes_in_words(found)}; the task {task.name!r} needs {shapes_in_words(wanted)}"
+            f"{source} has {shapes_in_words(shapes)}; the task {task.name!r} needs {shapes_in_words(wanted)}"
         )
     return replace(episodes.only(*kept), rate_hz=task.rate_hz)
 
 
 def check_fit(bundle: AnyPair, task: Task) -> None:
-    """Checks that a pair's observations and actions are the task's; a pair may do without some of the task's.
+    """Checks that a pair's observations and actions are the task's; it may use a subset of them.
 
     Raises:
         ConfigError: if a shape differs.
     """
     seen = bundle.observation.fields
     wanted = task.seeing(seen).shapes()
-    found = {"action": bundle.units.centre.shape, **{name: field.shape for name, field in seen.items()}}
-    if any(wanted.get(name) != shape for name, shape in found.items()):
+    shapes = {"action": bundle.units.centre.shape, **{name: field.shape for name, field in seen.items()}}
+    if any(wanted.get(name) != shape for name, shape in shapes.items()):
         raise ConfigError(
-            f"the bundle {bundle.name!r} has {shapes_in_words(found)}, but the task {task.name!r} has "
+            f"the bundle {bundle.name!r} has {shapes_in_words(shapes)}, but the task {task.name!r} has "
             f"{shapes_in_words(wanted)}; the bundle was made for the task {bundle.env!r}"
         )
 

@@ -1,4 +1,4 @@
-"""Camera frames that stay where they are stored: read when they are indexed, never all at once."""
+"""Camera frames that are read lazily: on indexing, never all at once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from specact.errors import ConfigError, DataError, MissingExtraError
 
 Images = NDArray[np.uint8]
-# Gives the frames of these rows, which are all different and ascend.
+# Reads the frames of these rows, which are unique and ascending.
 Read = Callable[[NDArray[np.int64]], Images]
 
 _BLOCK_BYTES = 1 << 25  # frames are copied in blocks of this size
-_LEFT_FREE = 1 << 28  # of a disk that frames are copied to
+_LEFT_FREE = 1 << 28  # bytes that copying leaves free on a disk
 
 
 class Frames:
@@ -30,8 +30,8 @@ class Frames:
 
     Args:
         shape: ``(N, H, W, 3)``.
-        read: gives stored frames by their number. It must be picklable where the frames are to go to other processes.
-        rows: numbers of the stored frames, in the order that they appear in; None for ``0 ... N - 1``.
+        read: reads stored frames by index. It must be picklable if the frames are sent to other processes.
+        rows: indices of the stored frames, in order of appearance; None for ``0 ... N - 1``.
 
     Raises:
         DataError: for any other shape.
@@ -48,14 +48,14 @@ class Frames:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Images:
-        chosen = self._rows[index]  # NumPy's rules for negative, boolean and reversed indices
-        wanted, places = np.unique(chosen, return_inverse=True)
-        if wanted.size == 0:
+        rows = self._rows[index]  # NumPy's rules for negative, boolean and reversed indices
+        unique_rows, inverse = np.unique(rows, return_inverse=True)
+        if unique_rows.size == 0:
             return np.zeros((0, *self.shape[1:]), np.uint8)
-        found = self._read(wanted)
-        if found.shape != (len(wanted), *self.shape[1:]):
-            raise DataError(f"camera frames of shape {found.shape[1:]} are where {self.shape[1:]} was announced")
-        return found[places.reshape(np.shape(chosen))]
+        read = self._read(unique_rows)
+        if read.shape != (len(unique_rows), *self.shape[1:]):
+            raise DataError(f"camera frames of shape {read.shape[1:]} are where {self.shape[1:]} was announced")
+        return read[inverse.reshape(np.shape(rows))]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """All frames, in memory."""
@@ -63,11 +63,11 @@ class Frames:
 
     @property
     def in_memory(self) -> bool:
-        """Whether no file has to be read for them."""
+        """Whether the frames are in memory."""
         return isinstance(self._read, _Array)
 
     def select(self, rows: ArrayLike) -> Frames:
-        """Only these, in this order; nothing is read."""
+        """A subset, in this order; nothing is read."""
         return Frames(self.shape, self._read, self._rows[np.asarray(rows)])
 
     def fitted(self, crop: tuple[int, int, int, int] | None, size: tuple[int, int] | None) -> Frames:
@@ -89,12 +89,12 @@ class Frames:
 
 
 def as_frames(array: Any) -> Frames:
-    """Frames of an array in memory, or of anything else that has a shape and takes arrays of integers as index."""
+    """Frames of an array in memory, or of anything with a shape that can be indexed with integer arrays."""
     return array if isinstance(array, Frames) else Frames(tuple(array.shape), _Array(array))
 
 
 def join_frames(parts: Sequence[Frames]) -> Frames:
-    """The frames of several, one after the other; nothing is read.
+    """Concatenates frames; nothing is read.
 
     Raises:
         DataError: if they differ in size.
@@ -106,15 +106,15 @@ def join_frames(parts: Sequence[Frames]) -> Frames:
 
 
 def copied(frames: Frames, file: Path, advance: Callable[[int], None] = lambda done: None) -> Frames:
-    """The same frames from one uncompressed ``.npy`` file, in which any frame is found without decoding others.
+    """Copies frames to an uncompressed ``.npy`` file, which allows random access.
 
     Args:
-        frames: decoded once, from the first to the last.
-        file: where to; what is there already is taken if it has the right shape.
-        advance: told how many frames are there.
+        frames: decoded once, in order.
+        file: path; an existing file of the right shape is reused.
+        advance: called with the number of frames so far.
 
     Raises:
-        ConfigError: if there is no room for them, or they cannot be written.
+        ConfigError: if there is too little disk space, or they cannot be written.
         DataError: if a frame cannot be read.
     """
     if not (file.is_file() and _Mapped(file).array().shape == frames.shape):
@@ -159,7 +159,7 @@ class _Array:
 
 @dataclass(frozen=True)
 class _Mapped:
-    """A ``.npy`` file; mapped anew for every batch, so that the pages of the last one may go."""
+    """A ``.npy`` file; it is memory-mapped again for every batch, so that the last one's pages can be freed."""
 
     file: Path
 
@@ -193,8 +193,7 @@ class _Fitted:
 def fit(frames: Images, crop: tuple[int, int, int, int] | None, size: tuple[int, int] | None) -> Images:
     """Frames ``[N, H, W, 3]`` cut to (top, left, height, width), then resized to (height, width).
 
-    Resized as Pillow's ``BILINEAR`` does, which averages over all pixels that become one. A robot's camera has to be
-    treated alike.
+    Resizing is Pillow's ``BILINEAR``, which averages over all source pixels. A robot's camera must use the same.
 
     Raises:
         MissingExtraError: if Pillow is not installed and a size is given.
@@ -214,7 +213,7 @@ def fit(frames: Images, crop: tuple[int, int, int, int] | None, size: tuple[int,
 
 
 def check_frames(shape: tuple[int, ...]) -> None:
-    """Refuse anything but ``[N, H, W, 3]``.
+    """Checks the shape ``[N, H, W, 3]``.
 
     Raises:
         DataError: for another shape.

@@ -1,4 +1,4 @@
-"""Demonstrations made by a scripted expert, and the file they are kept in."""
+"""Demonstrations of a scripted expert, and their file format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specact.errors import ConfigError, DataError
 from specact.lab.data.episodes import Episodes, concatenate
-from specact.lab.data.fit import as_recorded, in_terms_of
+from specact.lab.data.fit import as_recorded, convert_to_task
 from specact.lab.data.readers import read
 from specact.lab.data.sources import Sources
 from specact.lab.envs.task import Task
@@ -32,7 +32,7 @@ class Demonstration:
 
     Attributes:
         observations, actions: of its steps.
-        disturbed: whether something else was done at a step than its action says.
+        disturbed: whether another action than the recorded one was executed at a step.
         success: whether it succeeded.
     """
 
@@ -42,11 +42,11 @@ class Demonstration:
     success: bool
 
     def episode(self, rate_hz: float) -> Episodes:
-        """The same as arrays."""
+        """The demonstration as arrays."""
         first = self.observations[0]
         seen = {name: np.stack([each[name] for each in self.observations]) for name in first if name != "instruction"}
         return Episodes(
-            # Camera frames stay as they are, everything else is a number.
+            # Camera frames are uint8, everything else becomes float32.
             {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in seen.items()},
             np.stack(self.actions).astype(np.float32),
             np.array([len(self.actions)], np.int64),
@@ -58,11 +58,11 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Generated:
-    """What :func:`generate` made.
+    """The result of :func:`generate`.
 
     Attributes:
-        episodes: the demonstrations kept, all of them successful.
-        tried: how many episodes the expert was given to get them, so its success rate is ``len(episodes) / tried``.
+        episodes: the successful demonstrations.
+        tried: number of attempts; the expert's success rate is ``len(episodes) / tried``.
     """
 
     episodes: Episodes
@@ -72,17 +72,17 @@ class Generated:
 def generate(
     task: Task, episodes: int, seed: int, noise: float, progress: Callable[[int], None] | None = None
 ) -> Generated:
-    """Let the task's expert demonstrate until ``episodes`` episodes have succeeded; failed ones are dropped.
+    """Runs the task's expert until ``episodes`` episodes have succeeded; failed ones are dropped.
 
-    With noise, the expert is disturbed as in DART (Laskey et al. 2017): in short bursts the action *executed* is the
-    expert's plus a constant offset, while the action *recorded* stays the expert's own. The demonstrations then also
-    show how to recover. Unlike DART the noise is not fitted to a learner's error, and comes in bursts. What follows a
-    disturbed step is not what its action leads to, see :meth:`Episodes.followed`.
+    With noise, the expert is disturbed as in DART (Laskey et al. 2017): in short bursts the *executed* action is the
+    expert's plus a constant offset, while the *recorded* action is the expert's own. The demonstrations then contain
+    recoveries. Unlike in DART the noise is not fitted to a learner's error, and comes in bursts. The state after a
+    disturbed step is not the result of its recorded action, see :meth:`Episodes.followed`.
 
     Args:
         task: a task with an expert.
-        episodes: how many successful episodes to keep, at least 1.
-        seed: of everything random here. Episode k depends on the seed and k only.
+        episodes: number of successful episodes, at least 1.
+        seed: random seed. Episode k depends on the seed and k only.
         noise: standard deviation of a burst's offset, in units of the action; 0 for none. 0.5 is strong.
         progress: called with the number of episodes kept so far after each one kept.
 
@@ -92,24 +92,24 @@ def generate(
     """
     check_generation(task, episodes, seed, noise)
     env = task.make(render_mode=None)
-    kept: list[Demonstration] = []
+    successful: list[Demonstration] = []
     tried = 0
     try:
-        while len(kept) < episodes:
+        while len(successful) < episodes:
             if tried >= MOST_TRIES * episodes:
                 raise DataError(
-                    f"the expert of {task.name!r} succeeded in only {len(kept)} of {tried} episodes; "
+                    f"the expert of {task.name!r} succeeded in only {len(successful)} of {tried} episodes; "
                     f"use less noise than {noise}"
                 )
-            shown = demonstrate(task, env, np.random.default_rng([seed, tried]), noise, tried)
+            attempt = demonstrate(task, env, np.random.default_rng([seed, tried]), noise, tried)
             tried += 1
-            if shown.success:
-                kept.append(shown)
+            if attempt.success:
+                successful.append(attempt)
                 if progress is not None:
-                    progress(len(kept))
+                    progress(len(successful))
     finally:
         env.close()
-    return Generated(concatenate([shown.episode(task.rate_hz) for shown in kept]), tried)
+    return Generated(concatenate([attempt.episode(task.rate_hz) for attempt in successful]), tried)
 
 
 def demonstrations(
@@ -123,14 +123,14 @@ def demonstrations(
     sources: Sources = MappingProxyType({}),
     rate_hz: float | None = None,
 ) -> Episodes:
-    """A recipe's demonstrations in the environment's terms: read from files, or else made by the task's expert.
+    """A recipe's demonstrations, converted to the task: read from files, or else generated by the task's expert.
 
     Args:
-        task: whose terms; None for a robot that there is no environment for.
-        files: recordings, one after the other; empty to let the expert make ``episodes`` of them.
+        task: the environment; None for a robot without one.
+        files: recordings, which are concatenated; empty to let the expert generate ``episodes``.
         episodes, noise, seed, progress: see :func:`generate`.
         sources: which observations of the files, see :func:`~specact.lab.data.readers.read`.
-        rate_hz: control rate where there is no task.
+        rate_hz: control rate, without a task.
 
     Raises:
         DataError: if they cannot be read, are not finite or do not fit the task.
@@ -139,16 +139,16 @@ def demonstrations(
         assert files and rate_hz is not None, "a recipe without env has data and rate_hz"
         return concatenate([as_recorded(read(file, sources), rate_hz, str(file)) for file in files])
     if files:
-        return concatenate([in_terms_of(task, read(file, sources), str(file)) for file in files])
-    made = generate(task, episodes, seed, noise, progress).episodes
-    return in_terms_of(task, made, f"what the expert of {task.name!r} demonstrated")
+        return concatenate([convert_to_task(task, read(file, sources), str(file)) for file in files])
+    generated = generate(task, episodes, seed, noise, progress).episodes
+    return convert_to_task(task, generated, f"what the expert of {task.name!r} demonstrated")
 
 
 def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
     """Write demonstrations as an .npz with the observations by name, ``action``, ``episode_ends`` and ``rate_hz``.
 
-    Numbers are float32, camera frames uint8, ends int64; a rate that is None is left out, and so is what was disturbed.
-    The file appears whole or not at all.
+    Numbers are float32, camera frames uint8, ends int64; a rate of None and ``disturbed`` are left out. The file is
+    written atomically.
 
     Raises:
         DataError: if it cannot be written, or there are instructions.
@@ -175,7 +175,7 @@ def save(path: str | os.PathLike[str], episodes: Episodes) -> None:
 
 
 def check_generation(task: Task, episodes: int, seed: int, noise: float) -> None:
-    """Refuses what :func:`generate` cannot make.
+    """Checks the arguments of :func:`generate`.
 
     Raises:
         ConfigError: if the task has no expert, or a number is out of range.
@@ -194,11 +194,11 @@ def demonstrate(
     """One episode of the task's expert.
 
     Args:
-        task: it has an expert.
+        task: with an expert.
         env: the task's.
-        random: decides the start and everything else.
+        random: for the initial state and everything else.
         noise: see :func:`generate`.
-        episode: its number; in a suite the tasks take turns.
+        episode: its number, which selects the task of a suite.
     """
     assert task.expert is not None
     env_seed, expert_seed = random.integers(2**31, size=2).tolist()

@@ -1,4 +1,4 @@
-"""What a set of demonstrations holds, and what looks wrong with it."""
+"""Summary of a set of demonstrations, with warnings."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 @dataclass(frozen=True)
 class Description:
-    """What :func:`describe` found.
+    """The result of :func:`describe`.
 
     Attributes:
-        source: where the demonstrations came from.
+        source: path of the demonstrations.
         format: a key of :data:`specact.lab.data.readers.READERS`, or ``"memory"``.
-        episodes, steps: how many of each.
+        episodes, steps: number of each.
         rate_hz: control rate; None where unknown.
         shapes: shape of the actions and of each observation, by its name.
         cameras: names of the observations that are camera frames.
-        instructions: what episodes are to do, each text once.
+        instructions: the distinct ones.
         length_min, length_median, length_max: steps per episode.
-        action_min, action_max: over all finite values of each action dimension ``[A]``; None where there is none.
+        action_min, action_max: over all finite values of each action dimension ``[A]``; None without one.
         action_quantiles: the same for each of :data:`QUANTILES`, by its name (``"0.01"``).
-        warnings: sentences on what may be wrong; empty if nothing is.
+        warnings: sentences on possible defects.
     """
 
     source: str
@@ -52,12 +52,12 @@ class Description:
     warnings: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as JSON can hold it."""
+        """As a JSON-serialisable dict."""
         return asdict(self)
 
 
 def describe(episodes: Episodes, source: Path | str) -> Description:
-    """Describe demonstrations that were read from ``source``. Of every camera one frame is read."""
+    """Describes demonstrations that were read from ``source``. Reads one frame of every camera."""
     lengths = np.diff(episodes.ends, prepend=0)
     arrays = {"action": episodes.action, **episodes.observation}
     return Description(
@@ -93,18 +93,18 @@ def _quantile(values: NDArray[np.float32], q: float) -> list[float | None]:
 
 
 def not_finite(episodes: Episodes) -> list[str]:
-    """A sentence on each array that holds NaN or an infinite number, with the first place; empty if none does."""
-    found = []
+    """A sentence on each array with NaN or infinite numbers, with the first position; empty if there are none."""
+    sentences = []
     for name, values in {**_numbers(episodes), "action": episodes.action}.items():
-        places = np.argwhere(~np.isfinite(values.reshape(len(values), -1)))
-        if len(places):
-            row, dimension = places[0].tolist()
+        positions = np.argwhere(~np.isfinite(values.reshape(len(values), -1)))
+        if len(positions):
+            row, dimension = positions[0].tolist()
             episode = int(np.searchsorted(episodes.ends, row, side="right"))
-            found.append(
-                f"{len(places)} values of {name} are NaN or infinite; the first is in episode {episode}, "
+            sentences.append(
+                f"{len(positions)} values of {name} are NaN or infinite; the first is in episode {episode}, "
                 f"step {row - int(episodes.starts[episode])}, dimension {dimension}"
             )
-    return found
+    return sentences
 
 
 def _numbers(episodes: Episodes) -> dict[str, NDArray[np.float32]]:
@@ -114,17 +114,17 @@ def _numbers(episodes: Episodes) -> dict[str, NDArray[np.float32]]:
 
 def _unreadable(episodes: Episodes) -> list[str]:
     """Cameras whose first frame cannot be read."""
-    found = []
+    sentences = []
     for name in episodes.cameras:
         try:
             episodes.frames(name)[0]
         except (DataError, MissingExtraError) as error:
-            found.append(f"the camera {name} cannot be read: {error}")
-    return found
+            sentences.append(f"the camera {name} cannot be read: {error}")
+    return sentences
 
 
 def _outside(action: NDArray[np.float32]) -> list[str]:
-    """Actions that leave [-1, 1] although most do not: a robot that clips will not do what was recorded."""
+    """Actions outside [-1, 1] where most are inside: a robot that clips would not execute the recorded ones."""
     share = float(np.mean(np.abs(action[np.isfinite(action)]) > 1)) if np.isfinite(action).any() else 0.0
     if not 0 < share < 0.5:
         return []
@@ -136,7 +136,7 @@ def _outside(action: NDArray[np.float32]) -> list[str]:
 
 
 def _constant(name: str, values: NDArray[np.float32]) -> list[str]:
-    # A dimension with NaN compares unequal to itself; the other warning speaks of it.
+    # Dimensions with NaN compare unequal to themselves; not_finite reports them.
     values = values.reshape(len(values), -1)
     constant = np.flatnonzero((values == values[:1]).all(axis=0)) if len(values) > 1 else np.zeros(0, np.int64)
     text = f"{len(constant)} of {values.shape[1]} {name} dimensions never change: {_some(constant)}"
@@ -149,17 +149,17 @@ def _lengths(lengths: NDArray[np.int64]) -> list[str]:
     low, middle, high = np.quantile(lengths, [0.25, 0.5, 0.75])
     margin = 3 * max(high - low, 0.1 * middle)
     odd = np.flatnonzero((lengths < low - margin) | (lengths > high + margin))
-    found = [f"{len(short)} episodes are shorter than 2 steps: {_some(short)}"] if len(short) else []
+    sentences = [f"{len(short)} episodes are shorter than 2 steps: {_some(short)}"] if len(short) else []
     if len(odd):
-        found.append(
+        sentences.append(
             f"{len(odd)} episodes are far shorter or longer than the others (half have {low:g} to {high:g} "
             f"steps): {', '.join(f'{e} ({lengths[e]} steps)' for e in odd[:5])}{' ...' if len(odd) > 5 else ''}"
         )
-    return found
+    return sentences
 
 
 def _duplicates(episodes: Episodes) -> list[str]:
-    """Told by numbers and actions alone; what only cameras tell apart is not compared."""
+    """Episodes with the same numeric observations and actions; camera frames are not compared."""
     first: dict[bytes, int] = {}
     pairs = []
     arrays = [*_numbers(episodes).values(), episodes.action]

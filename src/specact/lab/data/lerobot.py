@@ -48,11 +48,11 @@ def read_lerobot(path: Path) -> Recording:
     features = features if isinstance(features, dict) else {}
     videos = {key: each for key, each in features.items() if isinstance(each, dict) and each.get("dtype") == "video"}
     listed = _packed if version == "v3.0" else _file_per_episode
-    lengths, files, filmed, tasks = listed(path, info, videos)
-    announced = info.get("total_episodes", len(lengths))
-    if len(lengths) == 0 or announced != len(lengths):
+    lengths, files, video_files, tasks = listed(path, info, videos)
+    declared = info.get("total_episodes", len(lengths))
+    if len(lengths) == 0 or declared != len(lengths):
         raise DataError(
-            f"meta/info.json declares {announced} episodes, but {len(lengths)} are listed under meta/; "
+            f"meta/info.json declares {declared} episodes, but {len(lengths)} are listed under meta/; "
             f"copy the dataset again"
         )
     index = [_columns(path, name, (EPISODE, FRAME, ACTION)) for name in files]
@@ -72,7 +72,7 @@ def read_lerobot(path: Path) -> Recording:
     def load(key: str) -> Observed:
         if key not in columns:
             time = _join(TIME, [_columns(path, name, (TIME,))[TIME] for name in files])[order, 0]
-            return filmed[key].frames(path, episode[order, 0], time, videos[key], info.get("fps"))
+            return video_files[key].frames(path, episode[order, 0], time, videos[key], info.get("fps"))
         if kinds[key] == "image":
             return stored_images(path, key, files, file_of, rows)
         found = _join(key, [_columns(path, name, (key,))[key] for name in files])
@@ -82,8 +82,10 @@ def read_lerobot(path: Path) -> Recording:
     if DISTURBED in schema.names:
         found = _join(DISTURBED, [_columns(path, name, (DISTURBED,))[DISTURBED] for name in files])
         disturbed = found[order, 0].astype(np.bool_)
-    told = [tasks.get(episode) for episode in sorted(lengths)]
-    texts = tuple(each[0] for each in told if isinstance(each, list) and len(each) == 1 and isinstance(each[0], str))
+    tasks_of_episodes = [tasks.get(episode) for episode in sorted(lengths)]
+    texts = tuple(
+        each[0] for each in tasks_of_episodes if isinstance(each, list) and len(each) == 1 and isinstance(each[0], str)
+    )
     return Recording(
         names={lerobot_name(key): key for key in keys},
         keys=tuple(keys),
@@ -91,7 +93,7 @@ def read_lerobot(path: Path) -> Recording:
         action=npz.matrix("actions", action[order]),
         ends=np.cumsum([lengths[episode] for episode in sorted(lengths)]).astype(np.int64),
         rate_hz=None if fps is None else npz.positive_rate(fps),
-        instructions=texts if len(texts) == len(told) else None,
+        instructions=texts if len(texts) == len(tasks_of_episodes) else None,
         disturbed=disturbed,
     )
 

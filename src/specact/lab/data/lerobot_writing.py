@@ -1,7 +1,7 @@
-"""LeRobot datasets, v3.0, written an episode at a time: each is a file of its own until all are there.
+"""Writer of LeRobot datasets, v3.0: each episode is first written to its own file, all are merged at the end.
 
-Cameras are images in the parquet files (PNG, so nothing is lost). Beside LeRobot's own columns there is ``disturbed``,
-see :meth:`~specact.lab.data.episodes.Episodes.followed`, and in the table of episodes ``tried``.
+Cameras are images in the parquet files (PNG, lossless). Besides LeRobot's own columns there is ``disturbed``, see
+:meth:`~specact.lab.data.episodes.Episodes.followed`, and in the table of episodes ``tried``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _STATISTICS = ("min", "max", "mean", "std", "count")
 
 @dataclass(frozen=True)
 class Written:
-    """What a dataset holds.
+    """The content of a dataset.
 
     Attributes:
-        steps: in all.
-        kept, tried: episodes, and how many it took to get them, by their task.
+        steps: total number.
+        kept, tried: number of episodes, and of attempts, by task.
     """
 
     steps: int
@@ -46,20 +46,20 @@ class Written:
 
 
 def part(folder: Path, number: int) -> Path:
-    """The file of an episode that is not part of the dataset yet."""
+    """The file of an episode before the merge."""
     return folder / PARTS / f"episode-{number:06d}.parquet"
 
 
 def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_index: int, tried: int) -> None:
-    """Writes one episode, whole or not at all.
+    """Writes one episode atomically.
 
     Args:
         folder: of the dataset.
         number: of the episode, from 0.
-        episode: it alone, with a rate.
-        task: what was to be done, in words.
+        episode: a single one, with a rate.
+        task: its description.
         task_index: its number.
-        tried: how many episodes it took to get this one.
+        tried: number of attempts for this episode.
 
     Raises:
         DataError: if an observation is neither a vector nor camera frames.
@@ -78,7 +78,7 @@ def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_
         EPISODE: np.full(episode.steps, number),
         "task_index": np.full(episode.steps, task_index),
     }
-    said = {
+    metadata = {
         "task": task,
         "tried": tried,
         "fps": episode.rate_hz,
@@ -87,12 +87,12 @@ def write_part(folder: Path, number: int, episode: Episodes, *, task: str, task_
     }
     table = pa.table({name: _column(name, values) for name, values in columns.items()})
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata({"episode": json.dumps(said)}), sink)
+    pq.write_table(table.replace_schema_metadata({"episode": json.dumps(metadata)}), sink)
     write_whole(part(folder, number), sink.getvalue().to_pybytes())
 
 
 def finished(folder: Path) -> int:
-    """How many episodes the dataset holds; 0 where there is none yet."""
+    """The number of episodes in the dataset; 0 without one."""
     try:
         return int(json.loads((folder / "meta/info.json").read_text())["total_episodes"])
     except FileNotFoundError:
@@ -102,18 +102,18 @@ def finished(folder: Path) -> int:
 
 
 def finish(folder: Path, episodes: int) -> Written:
-    """Makes the dataset of its parts, behind the episodes that it holds already.
+    """Merges the parts into the dataset, after its existing episodes.
 
-    Stopped in between, it is either as it was before or as this function leaves it, or needs it once more.
+    If interrupted, the dataset is in its old or new state, or this function has to be called again.
 
     Args:
         folder: of the dataset.
-        episodes: how many it is to hold; every part that is missing is there.
+        episodes: their total number; the parts of all new ones exist.
     """
     pa, pq = _pyarrow()
     done = finished(folder)
     rows = [] if done == 0 else pq.read_table(folder / EPISODES_TABLE).to_pylist()[:done]
-    said: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     tasks: dict[str, int] = {row["tasks"][0]: row["stats/task_index/min"][0] for row in rows}
     for first in range(done, episodes, _EPISODES_A_FILE):
         file = 1 + _file(rows[-1]) if rows else 0
@@ -121,32 +121,32 @@ def finish(folder: Path, episodes: int) -> Written:
         groups = []
         for number in range(first, min(first + _EPISODES_A_FILE, episodes)):
             table = pq.read_table(part(folder, number))
-            said = json.loads(table.schema.metadata[b"episode"])
+            metadata = json.loads(table.schema.metadata[b"episode"])
             start = rows[-1]["dataset_to_index"] if rows else 0
             index = np.arange(start, start + len(table))
-            tasks[said["task"]] = said["statistics"]["task_index"]["min"][0]
+            tasks[metadata["task"]] = metadata["statistics"]["task_index"]["min"][0]
             rows.append(
                 {
                     EPISODE: number,
-                    "tasks": [said["task"]],
+                    "tasks": [metadata["task"]],
                     "length": len(table),
                     **{f"data/{name}": value for name, value in place.items()},
                     "dataset_from_index": start,
                     "dataset_to_index": start + len(table),
                     "meta/episodes/chunk_index": 0,
                     "meta/episodes/file_index": 0,
-                    "tried": said["tried"],
-                    **_flat({**said["statistics"], "index": _statistics(index)}),
+                    "tried": metadata["tried"],
+                    **_flat({**metadata["statistics"], "index": _statistics(index)}),
                 }
             )
             groups.append(table.append_column("index", pa.array(index)).replace_schema_metadata(None))
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, groups[0].schema) as writer:
             for table in groups:
-                writer.write_table(table)  # an episode is a group of rows, which readers can find by itself
+                writer.write_table(table)  # one row group per episode, for random access
         write_whole(folder / DATA_FILE.format(**place), sink.getvalue().to_pybytes())
-    if said:
-        _write_metadata(folder, rows, tasks, said)
+    if metadata:
+        _write_metadata(folder, rows, tasks, metadata)
     shutil.rmtree(folder / PARTS, ignore_errors=True)
     return Written(
         rows[-1]["dataset_to_index"],
@@ -155,11 +155,11 @@ def finish(folder: Path, episodes: int) -> Written:
     )
 
 
-def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, int], said: dict[str, Any]) -> None:
-    """Everything in ``meta``; ``info.json`` comes last, and makes the rest count."""
+def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, int], metadata: dict[str, Any]) -> None:
+    """Writes ``meta``; ``info.json`` last, because it commits the rest."""
     pa, pq = _pyarrow()
     ordered = sorted(tasks, key=tasks.__getitem__)
-    # LeRobot looks tasks up by the index of a pandas frame, which is what this says.
+    # LeRobot looks tasks up by the index of a pandas DataFrame, which this metadata defines.
     columns = [
         {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
         {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
@@ -173,7 +173,7 @@ def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, i
         sink = pa.BufferOutputStream()
         pq.write_table(content, sink)
         write_whole(folder / name, sink.getvalue().to_pybytes())
-    features = {**said["features"], "index": _feature(np.zeros(1, np.int64))}
+    features = {**metadata["features"], "index": _feature(np.zeros(1, np.int64))}
     write_json(folder / "meta/stats.json", {name: _pooled(name, rows) for name in features})
     write_json(
         folder / "meta/info.json",
@@ -186,7 +186,7 @@ def _write_metadata(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, i
             "chunks_size": _FILES_A_CHUNK,
             "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 200,
-            "fps": int(said["fps"]) if said["fps"] == int(said["fps"]) else said["fps"],
+            "fps": int(metadata["fps"]) if metadata["fps"] == int(metadata["fps"]) else metadata["fps"],
             "splits": {"train": f"0:{len(rows)}"},
             "data_path": DATA_FILE,
             "video_path": None,
@@ -201,7 +201,7 @@ def _key(name: str) -> str:
 
 
 def _feature(values: Observed) -> dict[str, Any]:
-    """What ``meta/info.json`` says of a column."""
+    """The description of a column in ``meta/info.json``."""
     if isinstance(values, Frames):
         return {"dtype": "image", "shape": list(values.shape[1:]), "names": ["height", "width", "channels"]}
     return {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": None}
@@ -234,17 +234,17 @@ def _pngs(frames: Frames) -> Iterator[bytes]:
 
 
 def _statistics(values: Observed) -> dict[str, Any]:
-    """As LeRobot keeps them; of images by channel, of pixels between 0 and 1, ``[3, 1, 1]``."""
+    """Statistics as in LeRobot; of images per channel, of pixels between 0 and 1, ``[3, 1, 1]``."""
     if isinstance(values, Frames):
-        found = {name: (value / 255.0).reshape(3, 1, 1) for name, value in _of_pixels(values).items()}
+        statistics = {name: (value / 255.0).reshape(3, 1, 1) for name, value in _of_pixels(values).items()}
     else:
         numbers = values.reshape(len(values), -1).astype(np.float64)
-        found = {name: getattr(numbers, name)(axis=0) for name in _STATISTICS[:-1]}
-    return {**{name: value.tolist() for name, value in found.items()}, "count": [len(values)]}
+        statistics = {name: getattr(numbers, name)(axis=0) for name in _STATISTICS[:-1]}
+    return {**{name: value.tolist() for name, value in statistics.items()}, "count": [len(values)]}
 
 
 def _of_pixels(frames: Frames) -> dict[str, NDArray[Any]]:
-    """Minimum, maximum, mean and standard deviation of each channel; one frame after the other is in memory."""
+    """Minimum, maximum, mean and standard deviation of each channel; reads one frame at a time."""
     low, high = np.full(3, 255), np.zeros(3)
     total, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
     for row in range(len(frames)):
@@ -265,10 +265,10 @@ def _pooled(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Statistics of all episodes, from those of each."""
     low, high, mean, std, count = (np.array([row[f"stats/{name}/{each}"] for row in rows]) for each in _STATISTICS)
     share = (count / count.sum()).reshape(-1, *(1,) * (mean.ndim - 1))
-    middle = (share * mean).sum(axis=0)
-    variance = (share * (std**2 + (mean - middle) ** 2)).sum(axis=0)
-    found = (low.min(axis=0), high.max(axis=0), middle, np.sqrt(variance), count.sum(axis=0))
-    return {each: value.tolist() for each, value in zip(_STATISTICS, found, strict=True)}
+    pooled_mean = (share * mean).sum(axis=0)
+    variance = (share * (std**2 + (mean - pooled_mean) ** 2)).sum(axis=0)
+    pooled = (low.min(axis=0), high.max(axis=0), pooled_mean, np.sqrt(variance), count.sum(axis=0))
+    return {each: value.tolist() for each, value in zip(_STATISTICS, pooled, strict=True)}
 
 
 def _file(row: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Demonstrations in one ``.npz`` file, and the names under which flat arrays are known."""
+"""Reader of ``.npz`` demonstrations, and the known names of flat arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACTION = ("action", "actions")
 GOAL = ("goal", "current_subtask")
 IMAGE = ("image", "img")
 
-# What numpy, zipfile and zlib raise on damaged files. MemoryError: a damaged header can ask for any size.
+# Errors of numpy, zipfile and zlib for damaged files. MemoryError: a damaged header can declare any size.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -47,11 +47,11 @@ _DAMAGE = (
 
 
 def read_npz(path: Path) -> Recording:
-    """The demonstrations of an .npz archive, which are held in memory.
+    """Reads the demonstrations of an .npz archive into memory.
 
     ``state|obs|observation``, ``action|actions``, ``episode_ends``; ``goal|current_subtask``, ``image|img``, further
     ones such as ``image.front``, and ``rate_hz`` where present. The earlier name is preferred; other arrays are read
-    only where they are asked for.
+    only on request.
 
     Raises:
         DataError: for damaged files, missing arrays, arrays of objects (they would have to be unpickled, which can run
@@ -59,7 +59,7 @@ def read_npz(path: Path) -> Recording:
     """
     with _opened(path) as arrays:
         recording = from_columns(arrays, tuple(arrays), partial(_load, path))
-        # Read here, so that a damaged one is told before anything is done.
+        # Read now, so that damage is detected early.
         loaded = {key: observed(key, arrays[key]) for key in recording.names.values()}
     return replace(recording, load=lambda key: loaded[key] if key in loaded else _load(path, key))
 
@@ -72,7 +72,7 @@ def _load(path: Path, key: str) -> Observed:
 @contextmanager
 def _opened(path: Path) -> Iterator[Mapping[str, NDArray[Any]]]:
     try:
-        # Opened here, because numpy leaves a file open that turns out not to be an archive.
+        # Opened here, because numpy does not close files that are no archives.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             yield arrays
     except AttributeError as error:  # a single .npy array under this name is no context manager
@@ -92,8 +92,8 @@ def from_columns(
     """Demonstrations from named flat arrays, ``[N, ...]`` each, and ``episode_ends`` ``[E]`` (exclusive).
 
     Args:
-        columns: at least the actions and ``episode_ends``, where they are there.
-        stored: names of everything there is.
+        columns: with the actions and ``episode_ends``, if present.
+        stored: names of all arrays.
         load: reads an observation.
     """
     rate = columns.get("rate_hz")
@@ -112,7 +112,7 @@ def from_columns(
 
 
 def observed(key: str, value: NDArray[Any]) -> Observed:
-    """An observation from what is stored as ``key``: camera frames ``[N, H, W, 3]``, or numbers ``[N, ...]``."""
+    """The observation from the array ``key``: camera frames ``[N, H, W, 3]``, or numbers ``[N, ...]``."""
     if is_camera(key, value.shape):
         return as_frames(frames(value))
     return matrix("observations", value) if key in STATE else rows(key, value)
@@ -139,7 +139,7 @@ def _needed(columns: Mapping[str, Any], stored: Collection[str], names: tuple[st
 
 
 def numbers(name: str, value: NDArray[Any]) -> NDArray[Any]:
-    """``value`` itself, if it is an array of real numbers."""
+    """Checks that ``value`` is an array of real numbers."""
     value = np.asarray(value)
     if value.dtype.kind not in "fiub":
         raise DataError(f"{name} has the type {value.dtype}; real numbers are needed, save float32")
@@ -147,7 +147,7 @@ def numbers(name: str, value: NDArray[Any]) -> NDArray[Any]:
 
 
 def matrix(name: str, value: NDArray[Any]) -> NDArray[np.float32]:
-    """float32 ``[N, width]``. What float32 cannot hold becomes infinite, which :func:`describe` reports."""
+    """float32 ``[N, width]``. Values beyond float32 become infinite, which :func:`describe` reports."""
     value = numbers(name, value)
     if value.ndim != 2:
         raise DataError(f"{name} have shape {value.shape}; [steps, width] is needed: one flat row per step")

@@ -1,4 +1,4 @@
-"""Demonstrations from disk: what is at a path decides who reads it."""
+"""Readers of demonstrations; the content of a path determines its reader."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SUPPORTED = (
 
 
 def read(path: Path | str, sources: Mapping[str, Source] = MappingProxyType({})) -> Episodes:
-    """Read demonstrations; camera frames stay on disk until they are indexed, except those of a ``.npz`` file.
+    """Reads demonstrations; camera frames are read lazily, except those of a ``.npz`` file.
 
     Args:
         path: a ``.npz`` file, a zarr replay buffer, a LeRobot dataset's folder or a robomimic HDF5 file.
-        sources: which observations are wanted, by name; without any, all that the reader knows.
+        sources: the observations to read, by name; if empty, all known ones.
 
     Raises:
-        DataError: if there is nothing at ``path``, nothing that is known, or something damaged; names the path.
-        MissingExtraError: if the package that reads this format is not installed.
+        DataError: if ``path`` is missing, of unknown format, or damaged; names the path.
+        MissingExtraError: if the package for this format is not installed.
     """
     path = Path(path)
     reader = READERS[format_of(path)]
@@ -46,7 +46,7 @@ def read(path: Path | str, sources: Mapping[str, Source] = MappingProxyType({}))
 
 
 def format_of(path: Path | str) -> str:
-    """The format at ``path``, a key of :data:`READERS`; nothing but names is looked at."""
+    """The format at ``path``, a key of :data:`READERS`; by file names only."""
     path = Path(path)
     try:
         if path.is_dir():

@@ -1,7 +1,7 @@
-"""Demonstrations of a scripted expert, recorded on several processes as a LeRobot dataset; goes on after a stop.
+"""Records demonstrations of a scripted expert as a LeRobot dataset, in several processes; resumable.
 
-Every episode has a number, and what it holds follows from that and the seed alone. So neither the number of processes
-nor a stop changes the dataset, apart from what the renderer does.
+An episode is determined by its number and the seed. So neither the number of processes nor a resume changes the
+dataset, apart from the renderer.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from specact.locks import locked
 from specact.observation import Field
 
 ORDER = "recording.json"
-# Works on the numbers of episodes, on several processes.
+# Runs a function on the numbers of episodes, in several processes.
 Each = Callable[[Callable[[int], None], Iterable[int]], Iterator[tuple[int, None]]]
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be recorded, in plain values.
+    """The settings of a recording, as plain values.
 
     Attributes:
         env: name of a task with an expert.
-        seed: of everything random here.
+        seed: random seed.
         noise: see :func:`~specact.lab.data.generate.generate`.
         pixels: height and width of camera frames; 0 for none.
 
@@ -54,81 +54,83 @@ class Order:
             raise ConfigError(f"pixels must be at least 0, got {self.pixels}")
 
     def task(self) -> Task:
-        """The task, seen through its cameras."""
+        """The task, with its cameras."""
         task = load_task(self.env)
         cameras = task.cameras if self.pixels else ()
         return task.seeing({name: Field((self.pixels, self.pixels, 3), "uint8") for name in cameras})
 
 
-def record(order: Order, out: Path, episodes: int, each: Each, progress: Callable[[int, int], None]) -> Written:
-    """Records episodes that succeed until there are so many of every task; failed ones are dropped.
+def record(settings: Order, out: Path, episodes: int, each: Each, progress: Callable[[int, int], None]) -> Written:
+    """Records successful episodes, up to a number per task; failed ones are dropped.
 
     Args:
-        order: what.
-        out: the dataset's folder. What it holds stays; it may be of the same order alone.
-        episodes: how many, of a suite how many of each task.
+        settings: the settings.
+        out: the dataset's folder; an existing dataset of the same settings is extended.
+        episodes: their number, per task of a suite.
         each: runs the work, such as :meth:`Pool.each <specact.lab.rollout.pool.Pool.each>`.
-        progress: told (episodes recorded, in all).
+        progress: called with (episodes recorded, total).
 
     Raises:
-        ConfigError: if the task has no expert, a number is out of range, the folder holds something else or is in use.
+        ConfigError: if the task has no expert, a number is out of range, the folder holds something else or is locked.
         DataError: if the expert fails nearly always.
-        RenderError: if this machine cannot draw.
+        RenderError: if this machine cannot render.
     """
-    task = order.task()
-    check_generation(task, episodes, order.seed, order.noise)
+    task = settings.task()
+    check_generation(task, episodes, settings.seed, settings.noise)
     env = task.make(render_mode=None)
-    env.reset(seed=0)  # what cannot be drawn is told before anything is written
+    env.reset(seed=0)  # rendering errors are raised before anything is written
     env.close()
     total = episodes * max(1, len(task.tasks))
     with locked(out):
-        _claim(order, out)
+        _claim(settings, out)
         done = finished(out)
         if done > total:
             raise ConfigError(f"{out} holds {done} episodes, more than the {total} wanted; choose another --out")
         missing = [number for number in range(done, total) if not part(out, number).exists()]
         recorded = total - len(missing)
         progress(recorded, total)
-        for _ in each(partial(_record_episode, order, out), missing):
+        for _ in each(partial(_record_episode, settings, out), missing):
             recorded += 1
             progress(recorded, total)
         return finish(out, total)
 
 
-def _claim(order: Order, out: Path) -> None:
-    wanted = vars(order)
+def _claim(settings: Order, out: Path) -> None:
+    request = vars(settings)
     try:
-        found: Any = json.loads((out / ORDER).read_text())
+        stored: Any = json.loads((out / ORDER).read_text())
     except FileNotFoundError:
-        found = None
+        stored = None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{out / ORDER} cannot be read ({error}); choose another --out") from error
-    if found is None and (out / "meta").exists():
+    if stored is None and (out / "meta").exists():
         raise ConfigError(f"{out} holds a dataset that was not recorded by this command; choose another --out")
-    if found is not None and found != wanted:
-        raise ConfigError(f"{out} holds a recording of {found}, not of {wanted}; choose another --out")
-    write_json(out / ORDER, wanted)
+    if stored is not None and stored != request:
+        raise ConfigError(f"{out} holds a recording of {stored}, not of {request}; choose another --out")
+    write_json(out / ORDER, request)
 
 
-def _record_episode(order: Order, out: Path, number: int) -> None:
+def _record_episode(settings: Order, out: Path, number: int) -> None:
     """Writes one episode."""
-    task, env = _task_and_env(order)
-    kind = number % max(1, len(task.tasks))
+    task, env = _task_and_env(settings)
+    task_index = number % max(1, len(task.tasks))
     for attempt in range(MOST_TRIES):
-        shown = demonstrate(task, env, np.random.default_rng([order.seed, number, attempt]), order.noise, number)
-        if shown.success:
-            made = shown.episode(task.rate_hz)
-            name = task.name if made.instructions is None else made.instructions[0]
-            write_part(out, number, made, task=name, task_index=kind, tried=attempt + 1)
+        demonstration = demonstrate(
+            task, env, np.random.default_rng([settings.seed, number, attempt]), settings.noise, number
+        )
+        if demonstration.success:
+            episode = demonstration.episode(task.rate_hz)
+            name = task.name if episode.instructions is None else episode.instructions[0]
+            write_part(out, number, episode, task=name, task_index=task_index, tried=attempt + 1)
             return
-    what = task.tasks[kind] if task.tasks else task.name
+    what = task.tasks[task_index] if task.tasks else task.name
     raise DataError(
-        f"the expert of {what!r} succeeded in none of {MOST_TRIES} episodes; use less noise than {order.noise}"
+        f"the expert of {what!r} succeeded in none of {MOST_TRIES} episodes; use less noise than {settings.noise}"
     )
 
 
 @cache
-def _task_and_env(order: Order) -> tuple[Task, gym.Env[Any, Any]]:
-    """Of this process, kept between episodes: some take a second to build."""
-    task = order.task()
+def _task_and_env(settings: Order) -> tuple[Task, gym.Env[Any, Any]]:
+    """The task and environment of this process, cached across episodes because some take a second to build."""
+    task = settings.task()
     return task, task.make(render_mode=None)

@@ -1,4 +1,4 @@
-"""Recordings of ``specact run --record``: read again, and made into a LeRobot dataset."""
+"""Reader of recordings of ``specact run --record``, and their conversion to a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Step:
     """One control step.
 
     Attributes:
-        number: of the step; a number that is missing is a step that was dropped.
-        at_s: when it was over, Unix time [s].
+        number: of the step; a missing number is a dropped step.
+        at_s: time of its end, Unix time [s].
         control: episode, lateness and stall, see :data:`~specact.robot.ros.CONTROL`.
-        observation: arrays by name, camera frames as JPEG; empty where it could not be used.
-        instruction: what the robot was told to do, or None.
-        action: what was sent to the robot ``[A]``, in the environment's units, or None.
+        observation: arrays by name, camera frames as JPEG; empty if unusable.
+        instruction: of the robot, or None.
+        action: executed ``[A]``, in the environment's units, or None.
         origin: of the action, a name of :class:`~specact.types.Origin`, or empty.
         inference: of a pair, see :data:`~specact.robot.ros.INFERENCE`, or None.
         chunk: of a chunk policy alone, see :data:`~specact.robot.ros.CHUNK`, or None.
@@ -68,10 +68,10 @@ class Recorded:
 
     Attributes:
         path: of the file.
-        about: what the run was: ``policy``, ``fingerprint``, ``units``, ``rate_hz``, ``env``, ``command`` and others.
-        steps: control steps, in the order of time.
-        judged: success and score of each episode that somebody judged, by its number.
-        whole: False where the file ends within something; what comes before is there.
+        about: metadata: ``policy``, ``fingerprint``, ``units``, ``rate_hz``, ``env``, ``command`` and others.
+        steps: control steps, in order of time.
+        judged: success and score of each judged episode, by its number.
+        whole: False if the file is truncated.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class Recorded:
 
     @property
     def spec(self) -> ObservationSpec:
-        """What the policies looked at."""
+        """The policies' observations."""
         return read_spec(self.about["observation"])
 
     @property
@@ -98,20 +98,20 @@ class Recorded:
 
     @property
     def inferences(self) -> list[dict[str, Any]]:
-        """Of a pair, each once, as it was known in the end, with its ``episode``."""
-        found = {
+        """The inferences of a pair, each with its final values and its ``episode``."""
+        latest = {
             (step.control["episode"], step.inference["step"]): step.inference
             for step in self.steps
             if step.inference is not None
         }
-        return [{"episode": episode, **inference} for (episode, _), inference in found.items()]
+        return [{"episode": episode, **inference} for (episode, _), inference in latest.items()]
 
 
 def read_recording(path: Path) -> Recorded:
-    """Reads a recording; of one that was cut off, what is there.
+    """Reads a recording; of a truncated one, the intact part.
 
     Raises:
-        DataError: if it is none.
+        DataError: if it is no recording.
         MissingExtraError: if mcap is not installed.
     """
     try:
@@ -138,12 +138,14 @@ def read_recording(path: Path) -> Recorded:
                         channels[record.id] = record.topic, _TYPES[schemas[record.schema_id]]
                     elif isinstance(record, Message) and record.channel_id in channels:
                         topic, kind = channels[record.channel_id]
-                        _take(steps, judged, topic, record.sequence, record.log_time / 1e9, kind.decode(record.data))
+                        _store_message(
+                            steps, judged, topic, record.sequence, record.log_time / 1e9, kind.decode(record.data)
+                        )
             except DataError:
                 raise
             except Exception as error:  # noqa: BLE001 - a damaged file fails in any way that decoders can
-                torn = f"it is damaged ({type(error).__name__})"
-                whole, reason = False, "it is no MCAP file" if isinstance(error, InvalidMagic) else torn
+                damage = f"it is damaged ({type(error).__name__})"
+                whole, reason = False, "it is no MCAP file" if isinstance(error, InvalidMagic) else damage
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}; give a file that specact run --record wrote"
@@ -161,13 +163,13 @@ def read_recording(path: Path) -> Recorded:
     return Recorded(path, about, ordered, judged, whole)
 
 
-def _about(found: dict[str, str]) -> dict[str, Any]:
-    if found.get("version") != VERSION:
+def _about(metadata: dict[str, str]) -> dict[str, Any]:
+    if metadata.get("version") != VERSION:
         raise DataError(
-            f"this is a recording of version {found.get('version')!r:.20}; this version of specact reads {VERSION}"
+            f"this is a recording of version {metadata.get('version')!r:.20}; this version of specact reads {VERSION}"
         )
     try:
-        about = {name: json.loads(text) for name, text in found.items()}
+        about = {name: json.loads(text) for name, text in metadata.items()}
         read_spec(about["observation"])
         about["rate_hz"] = float(about["rate_hz"])
     except (ValueError, KeyError, TypeError, BundleError) as error:
@@ -175,43 +177,43 @@ def _about(found: dict[str, str]) -> dict[str, Any]:
     return about
 
 
-def _take(
+def _store_message(
     steps: dict[int, Step],
     judged: dict[int, dict[str, Any]],
     topic: str,
     number: int,
     at_s: float,
-    seen: dict[str, Any],
+    message: dict[str, Any],
 ) -> None:
-    """Puts a message where it belongs."""
+    """Stores a message in its step."""
     step = steps.setdefault(number, Step(number))
     if topic == "/control":
-        step.control, step.at_s = seen, at_s
+        step.control, step.at_s = message, at_s
     elif topic == "/action":
-        step.action, step.origin = seen["values"], seen["origin"]
+        step.action, step.origin = message["values"], message["origin"]
     elif topic == "/instruction":
-        step.instruction = seen["data"]
+        step.instruction = message["data"]
     elif topic == "/inference":
-        step.inference = seen
+        step.inference = message
     elif topic == "/chunk":
-        step.chunk = seen
+        step.chunk = message
     elif topic == "/episode":
-        if seen["judged"]:
-            judged[seen["number"]] = seen
-    elif "data" in seen:
-        step.observation[topic] = seen["data"].tobytes()
+        if message["judged"]:
+            judged[message["number"]] = message
+    elif "data" in message:
+        step.observation[topic] = message["data"].tobytes()
     else:
-        step.observation[topic] = seen["values"].reshape(seen["shape"])
+        step.observation[topic] = message["values"].reshape(message["shape"])
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A dataset of recordings.
+    """The result of a conversion.
 
     Attributes:
-        written: what it holds.
+        written: content of the dataset.
         left_out: control steps that are not in it: without a usable observation, or without an action.
-        cut: how many of its episodes go on after such a step, or after one that was dropped.
+        cut: number of additional episodes from cuts at such steps or at dropped ones.
     """
 
     written: Written
@@ -220,19 +222,19 @@ class Converted:
 
 
 def to_dataset(paths: Sequence[Path], out: Path, progress: Callable[[int, int], None]) -> Converted:
-    """Makes a LeRobot dataset (v3.0) of recordings: a step for every observation and the action that followed it.
+    """Converts recordings to a LeRobot dataset (v3.0): one step per observation and its action.
 
-    An episode ends where the recording's does, where a control step is missing or unusable, and where the instruction
-    changes, so that in an episode every step is one control period after the last.
+    An episode ends with the recording's, at missing or unusable control steps, and at changes of the instruction, so
+    that successive steps of an episode are one control period apart.
 
     Args:
         paths: the recordings.
-        out: the dataset's folder; it holds none yet.
-        progress: told (recordings converted, in all).
+        out: the dataset's folder, without a dataset.
+        progress: called with (recordings converted, total).
 
     Raises:
         ConfigError: if there is a dataset already.
-        DataError: if something is no recording, nothing in them can be used, or they do not go together.
+        DataError: if a file is no recording, none has a usable step, or their rates or observations differ.
     """
     if (out / "meta").exists():
         raise ConfigError(f"{out} holds a dataset already; choose another --out")
@@ -267,7 +269,7 @@ def _check_alike(first: Recorded, other: Recorded) -> None:
     for name in ("rate_hz", "observation"):
         one, another = first.about[name], other.about[name]
         if name == "observation":
-            # Policies with other histories see the same.
+            # Histories may differ.
             one, another = ({n: (f["shape"], f["dtype"]) for n, f in each["fields"].items()} for each in (one, another))
         if one != another:
             raise DataError(
@@ -276,7 +278,7 @@ def _check_alike(first: Recorded, other: Recorded) -> None:
 
 
 def _stretches(steps: list[Step]) -> Iterator[list[Step]]:
-    """Usable control steps without a gap, under one instruction."""
+    """Runs of consecutive usable control steps with one instruction."""
     stretch: list[Step] = []
     for step in steps:
         follows = stretch and step.number == stretch[-1].number + 1 and step.instruction == stretch[-1].instruction
@@ -293,10 +295,10 @@ def _episode(recorded: Recorded, steps: list[Step]) -> Episodes:
     observation: dict[str, Any] = {}
     try:
         for name, each in recorded.spec.fields.items():
-            seen = [step.observation[name] for step in steps]
-            shape = (len(seen), *each.shape)
-            frames = _Jpegs(recorded.path, name, seen, each.shape)
-            observation[name] = Frames(shape, frames) if each.is_image else np.stack(seen)
+            values = [step.observation[name] for step in steps]
+            shape = (len(values), *each.shape)
+            frames = _Jpegs(recorded.path, name, values, each.shape)
+            observation[name] = Frames(shape, frames) if each.is_image else np.stack(values)
         action = np.stack([step.action for step in steps if step.action is not None])
     except ValueError as error:
         raise DataError(f"{recorded.path} holds a damaged observation or action: {error}") from None
@@ -305,7 +307,7 @@ def _episode(recorded: Recorded, steps: list[Step]) -> Episodes:
 
 @dataclass(frozen=True)
 class _Jpegs:
-    """Reads frames where they are indexed."""
+    """Decodes frames lazily."""
 
     path: Path
     name: str

@@ -1,4 +1,4 @@
-"""Which array of a dataset becomes which observation."""
+"""The mapping from a dataset's arrays to observations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specact.lab.data.frames import Frames
 
 @dataclass(frozen=True)
 class Source:
-    """Where one observation comes from, and what becomes of it.
+    """The source of one observation, and its preprocessing.
 
     Attributes:
         key: the dataset's own name of the array, such as ``observation.images.front``.
         size: height and width that camera frames are resized to, or None.
-        crop: top, left, height and width of what is kept of camera frames before that, or None.
-        history: how many of them a policy sees that does not say otherwise; 0 for the newest alone, without an axis of
-            time; None for the recipe's ``window``, and 0 for a goal.
+        crop: top, left, height and width of the crop before resizing, or None.
+        history: default history of policies; 0 for only the newest one, without a time axis; None for the recipe's
+            ``window``, and 0 for a goal.
 
     Raises:
         ConfigError: for sizes that are not positive or a history below 0.
@@ -51,9 +51,9 @@ class Recording:
     """A file or folder of demonstrations, before its observations are read.
 
     Attributes:
-        names: the name that an observation is known by, and the dataset's own name of it.
-        keys: the dataset's own names of everything that can be loaded.
-        load: gives the array of one of these keys; camera frames are not read.
+        names: the dataset's own name of each known observation.
+        keys: the dataset's own names of all loadable arrays.
+        load: loads the array of a key; camera frames lazily.
         action, ends, rate_hz, instructions, disturbed: see :class:`~specact.lab.data.episodes.Episodes`.
     """
 
@@ -67,10 +67,10 @@ class Recording:
     disturbed: NDArray[np.bool_] | None = None
 
     def episodes(self, sources: Sources) -> Episodes:
-        """The observations that are asked for; without any request, all under the names they are known by.
+        """The requested observations; without a request, all known ones.
 
         Raises:
-            DataError: if one is not there, or cannot be cut as asked for.
+            DataError: if one is missing, or cannot be cropped as requested.
         """
         wanted = sources or {name: Source(key) for name, key in self.names.items()}
         if not wanted:
@@ -96,7 +96,7 @@ class Recording:
 
 
 def read_sources(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Source]:
-    """The sources of a recipe that was kept as plain values, as in a manifest."""
+    """The sources of a recipe from plain values, as in a manifest."""
 
     def whole(value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value

@@ -22,7 +22,7 @@ from specact.lab.data.sources import Recording
 if TYPE_CHECKING:
     import zarr
 
-# What chunks may be packed with: what only computes with bytes. A pickle, for one, runs whatever its author wrote.
+# Allowed codecs of chunks: only pure byte transformations. A pickle codec, for example, could run any code.
 _CODECS = frozenset(
     (
         "adler32", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fletcher32", "gzip", "lz4", "lzma",
@@ -30,9 +30,9 @@ _CODECS = frozenset(
     )
 )  # fmt: skip
 
-# Frames by which floats within 0..1 are told from floats within 0..255; one alone may be black.
-_LOOKED_AT = 5
-# What zarr (v2 and v3 files) and its codecs raise on damaged stores; its own errors derive from ValueError or KeyError.
+# Number of frames that determine whether floats are within 0..1 or 0..255; a single one may be black.
+_SAMPLE_FRAMES = 5
+# Errors of zarr (v2 and v3 files) and its codecs for damaged stores; its own derive from ValueError or KeyError.
 _DAMAGE = (
     ValueError,
     KeyError,
@@ -51,12 +51,12 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads camera frames of one array; it opens the store anew, so that it can go to other processes.
+    """Reads camera frames of one array; it opens the store on each call, so that it can be pickled.
 
     Attributes:
         path: the store.
         name: of the array.
-        scale: to 0..255. It must not change from one read to the next, so a few frames decide it, once.
+        scale: factor to 0..255, the same for all reads.
     """
 
     path: Path
@@ -78,10 +78,10 @@ class _Reader:
 
 
 def read_zarr(path: Path) -> Recording:
-    """Read ``data/{state|obs, action, img|image}`` and ``meta/episode_ends`` of a zarr store, version 2 or 3.
+    """Reads ``data/{state|obs, action, img|image}`` and ``meta/episode_ends`` of a zarr store, version 2 or 3.
 
-    Camera frames stay on disk. ``goal``, ``current_subtask``, further ones such as ``image.front``, and ``rate_hz`` are
-    read where present, other arrays where they are asked for.
+    Camera frames are read lazily. ``goal``, ``current_subtask``, further ones such as ``image.front``, and ``rate_hz``
+    are read where present, other arrays on request.
 
     Raises:
         DataError: for damaged stores, missing arrays or chunks, and lengths that contradict each other.
@@ -92,21 +92,21 @@ def read_zarr(path: Path) -> Recording:
     except ImportError as error:
         raise MissingExtraError("zarr", "train") from error
 
-    with _damage_told():
+    with _damage_as_data_error():
         root = zarr.open_group(str(path), mode="r")
         stored = {name: array for folder in ("data", "meta") for name, array in _arrays(root, folder).items()}
         names = (*npz.ACTION, "episode_ends", "rate_hz")
         columns = {name: _load(path, stored[name]) for name in names if name in stored}
 
     def load(key: str) -> Observed:
-        with _damage_told():
+        with _damage_as_data_error():
             array = stored[key]
             if not npz.is_camera(key, array.shape):
                 return npz.observed(key, _load(path, array))
             _check_codecs(array)
             _check_chunks(path, array)
             check_frames(array.shape)
-            some = np.unique(np.linspace(0, array.shape[0] - 1, _LOOKED_AT, dtype=np.int64))
+            some = np.unique(np.linspace(0, array.shape[0] - 1, _SAMPLE_FRAMES, dtype=np.int64))
             scale = npz.frame_scale(np.stack([np.asarray(array[row]) for row in some.tolist()]))
             return Frames(array.shape, _Reader(path, array.path, scale))
 
@@ -114,7 +114,7 @@ def read_zarr(path: Path) -> Recording:
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _damage_as_data_error() -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
@@ -138,7 +138,7 @@ def _load(path: Path, array: zarr.Array[Any]) -> NDArray[Any]:
 
 
 def _check_codecs(array: zarr.Array[Any]) -> None:
-    """Refuse what has to be unpacked by more than arithmetic; nothing has been unpacked yet."""
+    """Checks an array's codecs before anything is decompressed."""
     if array.dtype.kind not in "biuf":
         raise DataError(f"{array.path!r} holds {array.dtype}; store numbers, such as float32")
     metadata: dict[str, Any] = dict(array.metadata.to_dict())
@@ -158,10 +158,10 @@ def _check_codecs(array: zarr.Array[Any]) -> None:
 
 
 def _check_chunks(path: Path, array: zarr.Array[Any]) -> None:
-    """Refuse what zarr would read as wrong numbers without a word.
+    """Checks for damage that zarr would silently read as wrong numbers.
 
-    A chunk that is not there is read as zeros. A blosc chunk that is cut short is read past its end into whatever lies
-    in memory (numcodecs 0.16), so the size in its header is compared with the file's.
+    A missing chunk is read as zeros. A truncated blosc chunk is read beyond its end (numcodecs 0.16), so the size in
+    its header is compared with the file's.
     """
     missing = array.nchunks - array.nchunks_initialized
     if missing > 0:

@@ -1,4 +1,4 @@
-"""Environments, one file each, brought to the same terms: see :class:`specact.lab.envs.task.Task`."""
+"""Environments, one file each, with a common interface: see :class:`specact.lab.envs.task.Task`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specact.lab.envs.task import Task
     from specact.observation import ObservationSpec
 
-# Modules are imported only when asked for: each needs a simulator of its own.
+# Modules are imported lazily, because each needs its own simulator.
 TASKS = {
     "ball": "specact.lab.envs.ball",
     "ball-chase": "specact.lab.envs.ball_chase",
@@ -33,7 +33,7 @@ def load_task(name: str, sees: ObservationSpec | None = None) -> Task:
 
     Args:
         name: of a task; ``NAME/TASK`` for one task of a suite.
-        sees: what is looked at there; None for what the environment shows anyway, see
+        sees: the observations that are needed, for its cameras; None for the environment's default, see
             :meth:`~specact.lab.envs.task.Task.seeing`.
 
     Raises:
@@ -60,11 +60,11 @@ def _load(name: str) -> Task:
         module = import_module(TASKS[name])
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in ("", "specact"):  # a fault of ours, not of the installation
+        if package in ("", "specact"):  # a bug, not a missing package
             raise
         raise MissingExtraError(package, "sim") from error
     except (ImportError, AttributeError, RuntimeError) as error:
-        # What importing MuJoCo raises where MUJOCO_GL names a renderer that is not there.
+        # Raised by the import of MuJoCo if MUJOCO_GL names a missing renderer.
         if not os.environ.get("MUJOCO_GL"):
             raise
         raise RenderError(f"{cannot_draw(error)}, or unset it if nothing is rendered") from error
@@ -77,21 +77,21 @@ class MadeFor(Protocol):
 
     @property
     def env(self) -> str:
-        """Its name; empty where nobody said."""
+        """Its name; may be empty."""
         ...
 
 
 def env_of(bundle: MadeFor, given: str | None) -> str:
     """The environment that a bundle was made for.
 
-    A bundle cannot run code: where it names its environment as ``MODULE:TASK``, the user has to name it too.
+    A bundle must not be able to run code: if it names its environment as ``MODULE:TASK``, the user has to name it too.
 
     Args:
         bundle: any.
         given: the environment that the user named, or None.
 
     Raises:
-        ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another, or none; or nobody named any.
+        ConfigError: if the bundle's is ``MODULE:TASK`` and the user named another or none; or neither names one.
     """
     if not bundle.env and given is None:
         raise ConfigError(

@@ -217,7 +217,7 @@ class BallEnv(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return float(self._success), bool(self._success or lost), False, self._info()
 
     def look(self) -> dict[str, NDArray[np.float32]]:
-        """The observation of this very moment."""
+        """The current observation."""
         self._measure()
         return self._observation()
 

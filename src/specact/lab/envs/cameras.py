@@ -1,4 +1,4 @@
-"""Cameras of MuJoCo's environments, drawn by software in milliseconds."""
+"""Cameras of MuJoCo's environments, for software rendering in milliseconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specact.lab.envs.drawing import drawing
 
-# Height and width of the frames that are wanted of cameras, by the name of the observation.
+# Height and width of the cameras' frames, by the name of the observation.
 Sizes = Mapping[str, tuple[int, int]]
 
 
@@ -24,7 +24,7 @@ class Camera:
 
     Attributes:
         camera: its name in the model, or a free one.
-        turned: whether it hangs upside down, so that its frames are turned by 180 degrees.
+        turned: whether it is mounted upside down, so that its frames are rotated by 180 degrees.
     """
 
     camera: str | Any
@@ -32,7 +32,7 @@ class Camera:
 
 
 def free_camera(lookat: Sequence[float], distance: float, azimuth: float, elevation: float) -> Camera:
-    """One that no model names: it looks at a point ``[3]`` [m] from this distance [m] under these angles [degrees]."""
+    """A free camera: it looks at a point ``[3]`` [m] from this distance [m] under these angles [degrees]."""
     camera = mujoco.MjvCamera()
     camera.type = mujoco.mjtCamera.mjCAMERA_FREE
     camera.lookat[:] = lookat
@@ -41,19 +41,19 @@ def free_camera(lookat: Sequence[float], distance: float, azimuth: float, elevat
 
 
 class Cameras:
-    """Draws what the cameras of one model see.
+    """Renders the cameras of one model.
 
-    Frames are drawn at twice their size and averaged, where MuJoCo's buffer is large enough. In a small frame that
-    shows where between two pixels something is, and takes less time than multisampling. Nothing is asked of the
-    machine's graphics before the first frame.
+    Frames are rendered at twice their size and averaged (supersampling), where MuJoCo's buffer is large enough. In
+    small frames this gives subpixel positions, and takes less time than multisampling. The renderer is created at the
+    first frame.
 
     Args:
-        model: a MuJoCo model. Its shadows, reflections and multisampling are turned off for good.
+        model: a MuJoCo model. Its shadows, reflections and multisampling are permanently disabled.
         cameras: by the name of the observation.
     """
 
     def __init__(self, model: Any, cameras: Mapping[str, Camera]) -> None:
-        # Read when a renderer is made. At the default quality software draws two frames a second.
+        # Read when a renderer is created. At the default quality, software rendering makes two frames a second.
         model.vis.quality.shadowsize = 0
         model.vis.quality.offsamples = 0
         model.mat_reflectance[:] = 0.0
@@ -69,7 +69,7 @@ class Cameras:
         return {name: self._frame(data, self._cameras[name], size) for name, size in sizes.items()}
 
     def close(self) -> None:
-        """Frees the graphics; a later look starts them anew."""
+        """Frees the renderers; a later :meth:`look` creates new ones."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
@@ -77,13 +77,13 @@ class Cameras:
     def _frame(self, data: Any, camera: Camera, size: tuple[int, int]) -> NDArray[np.uint8]:
         buffer = self._model.vis.global_
         double = 2 * size[0] <= buffer.offheight and 2 * size[1] <= buffer.offwidth
-        drawn = (2 * size[0], 2 * size[1]) if double else size
+        render_size = (2 * size[0], 2 * size[1]) if double else size
         with drawing():
-            if drawn not in self._renderers:
-                self._renderers[drawn] = mujoco.Renderer(self._model, *drawn)
-                # When Python ends, MuJoCo ends EGL, after which nothing can be freed any more.
+            if render_size not in self._renderers:
+                self._renderers[render_size] = mujoco.Renderer(self._model, *render_size)
+                # At exit MuJoCo terminates EGL, after which renderers cannot be freed.
                 atexit.register(_close, weakref.ref(self))
-            renderer = self._renderers[drawn]
+            renderer = self._renderers[render_size]
             renderer.update_scene(data, camera=camera.camera)
             frame: NDArray[np.uint8] = renderer.render()
         if double:
@@ -93,6 +93,6 @@ class Cameras:
 
 
 def _close(cameras: weakref.ref[Cameras]) -> None:
-    found = cameras()
-    if found is not None:
-        found.close()
+    alive = cameras()
+    if alive is not None:
+        alive.close()

@@ -1,4 +1,4 @@
-"""Pictures of MuJoCo's environments: what is needed for them, and one error where it is not there."""
+"""Rendering of MuJoCo's environments, with one error type for missing renderers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NEEDED = (
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Around what draws.
+    """Context of rendering calls; converts their errors.
 
     Raises:
-        RenderError: if this machine cannot draw as MUJOCO_GL says.
+        RenderError: if this machine cannot render as MUJOCO_GL says.
     """
     if sys.platform == "linux" and not any(map(os.environ.get, ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))):
-        # MuJoCo would try GLFW, which may end the process.
+        # MuJoCo would try GLFW, which may crash the process.
         raise RenderError(f"no display is available for rendering; {_NEEDED}")
     try:
         yield
@@ -47,7 +47,7 @@ def rendered(sim: Any) -> NDArray[np.uint8]:
 
 
 def cannot_draw(error: Exception) -> str:
-    """A sentence for what MuJoCo or OpenGL raised; every renderer has errors of its own."""
+    """The message for an error of MuJoCo or OpenGL; every renderer has its own errors."""
     try:
         why = str(error)
     except Exception:  # noqa: BLE001 - some of PyOpenGL's errors cannot be printed

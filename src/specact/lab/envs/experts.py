@@ -1,7 +1,7 @@
-"""Scripted experts for ball and swarm, multimodal on purpose.
+"""Scripted experts for ball and swarm, with deliberately multimodal actions.
 
-Where two ways around are about equally good the side is drawn at random and kept; where the state already shows the
-way, the state decides. So actions are bimodal at the moment of decision and unimodal once it has been taken.
+Where two ways around an obstacle are about equally good, the side is drawn at random per episode; else the state
+determines it. So actions are bimodal at the decision and unimodal afterwards.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def _left(vector: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class BallExpert:
-    """Rolls the ball around the pillar on a side drawn once per episode, then onto the goal, and along with it.
+    """Rolls the ball around the pillar on a side drawn once per episode, then to the goal, and tracks it.
 
-    Heads for the goal where the straight way is free, else along the tangent to a circle around the pillar; the
-    speed falls with the square root of the distance left, and tilt follows the error in velocity. A goal on the move
-    is led: speed is relative to it, and its turning is fed forward.
+    It heads for the goal where the straight line is free, else along the tangent to a circle around the pillar; the
+    speed falls with the square root of the remaining distance, and the tilt is proportional to the velocity error. For
+    a moving goal the speed is relative to it, and its centripetal acceleration is fed forward.
     """
 
     def __init__(self, seed: int) -> None:
@@ -46,9 +46,9 @@ class BallExpert:
         self._side = float(self._random.choice([-1.0, 1.0]))
 
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
-        """The action for the environment's present state, float32 ``[2]`` in [-1, 1]."""
+        """The action for the environment's current state, float32 ``[2]`` in [-1, 1]."""
         plate = cast(BallEnv, env.unwrapped)
-        # Where the ball will be when the plate follows: acting on the present would overshoot.
+        # Predicted state after the servo's lag, to avoid overshoot.
         velocity = plate.velocity + _SERVO_LAG * _ROLLING * plate.tilt
         position = plate.position + _SERVO_LAG * plate.velocity
         goal = plate.goal + _SERVO_LAG * plate.goal_velocity
@@ -69,7 +69,7 @@ class BallExpert:
         nearest = float(np.hypot(*(position + np.clip(-position @ along, 0.0, remaining) * along)))
         if nearest >= max(touching, min(radius, 0.95 * out, float(np.hypot(*goal)))):
             return along, min(0.5, float(np.sqrt(0.7 * remaining)), 2.5 * remaining)
-        # An offset to one side of the pillar, seen from the goal, beyond any at a start settles the side.
+        # A lateral offset from the pillar, seen from the goal, larger than any initial one determines the side.
         offset = float(goal[0] * position[1] - goal[1] * position[0]) / (out * float(np.hypot(*goal)))
         side = -np.sign(offset) if abs(offset) > _CLEAR_OFFSET else self._side
         inward = -position / out
@@ -80,10 +80,10 @@ class BallExpert:
 
 
 class SwarmExpert:
-    """Flies each drone to its target; pairs about to meet pass on a side drawn per pair and episode.
+    """Flies each drone to its target; pairs on a collision course pass on a side drawn per pair and episode.
 
-    For each pair it predicts the miss, the signed distance at which the two pass each other. Where this is too small
-    both give way sideways, to the side of the predicted miss if that is clear-cut, else to the side drawn.
+    For each pair it predicts the miss, the signed distance of the closest approach. Where this is too small both evade
+    sideways, to the side of the predicted miss if that is unambiguous, else to the drawn side.
     """
 
     def __init__(self, seed: int) -> None:
@@ -93,8 +93,8 @@ class SwarmExpert:
     def reset(self, env: gym.Env[Any, Any]) -> None:
         """Draw the side of each pair for a new episode."""
         drones = cast(SwarmEnv, env.unwrapped).drones
-        drawn = np.triu(self._random.choice([-1.0, 1.0], (drones, drones)), 1)
-        self._side = drawn + drawn.T
+        sides = np.triu(self._random.choice([-1.0, 1.0], (drones, drones)), 1)
+        self._side = sides + sides.T
 
     def act(self, env: gym.Env[Any, Any]) -> NDArray[np.float32]:
         """The action for the environment's present state, float32 ``[2 N]`` in [-1, 1]."""
@@ -121,6 +121,8 @@ class SwarmExpert:
         sideways = side[..., None] * _left(between) / distance[..., None]
         need = np.where(urgent, (_BERTH - side * miss) / np.maximum(until, 0.3), 0.0)
         crowded = np.clip((_BERTH - distance) / _BERTH, 0.0, None) * (distance > 1e-6)
-        away = -between / distance[..., None]
-        added: NDArray[np.float64] = (0.5 * need[..., None] * sideways + 1.5 * crowded[..., None] * away).sum(axis=1)
+        repulsion = -between / distance[..., None]
+        added: NDArray[np.float64] = (0.5 * need[..., None] * sideways + 1.5 * crowded[..., None] * repulsion).sum(
+            axis=1
+        )
         return added

@@ -1,7 +1,7 @@
-"""A simulated robot whose world does not wait: it goes on at its control rate in a process of its own.
+"""A simulated robot in real time: its world advances at the control rate in a child process.
 
-In every control period the world takes one action. Where none has come in time the robot holds, as its task says, and
-time goes on: an episode lasts as long as a real one would.
+In every control period the world executes one action. Without an action in time the robot holds, as its task defines,
+so an episode lasts as long as a real one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ENDS_WITHIN_S = 5.0
 
 @dataclass(frozen=True)
 class Frame:
-    """What the world tells after a control period, or at an episode's start.
+    """The message of the world after a control period, or at an episode's start.
 
     Attributes:
-        observation: as the environment gives it.
+        observation: the environment's.
         done, success, score, of_suite: of the episode so far, see :class:`~specact.lab.envs.robot.SimulatedRobot`.
         steps: control periods so far.
-        held: how many of them had no action of their own.
-        late_s: how much later than due the world was at most [s]: what this machine could not keep up with.
+        held: number of them without a new action.
+        late_s: maximum lateness of a control period [s], where this machine is too slow.
     """
 
     observation: Any
@@ -49,20 +49,20 @@ class Frame:
 
 
 class LiveRobot:
-    """One environment behind ``observe()`` and ``act()``, which goes on whether or not somebody acts.
+    """An environment with ``observe()`` and ``act()`` that advances with or without actions.
 
     Args:
         env: the environment's name.
-        sees: what is looked at: cameras are drawn only then.
+        sees: the needed observations; other cameras are not rendered.
         period_s: control period [s]; the task's own if None.
 
     Attributes:
         task: the environment.
         roll_forward: the task's model of the robot, or None.
-        last: what the world told last.
+        last: the world's last message.
 
     Raises:
-        ConfigError: if the task does not say how its robot holds.
+        ConfigError: if the task does not define how its robot holds.
         SpecactError: if the environment cannot be made.
     """
 
@@ -74,35 +74,35 @@ class LiveRobot:
                 "out --live"
             )
         self.roll_forward = self.task.roll_forward
-        self._pipe, its_end = _SPAWN.Pipe()
-        self._given = True
+        self._pipe, child_end = _SPAWN.Pipe()
+        self._consumed = True
         period_s = 1.0 / self.task.rate_hz if period_s is None else period_s
-        # Only plain values go there: a task holds functions.
-        self._process = _SPAWN.Process(target=_world, args=(env, sees.describe(), period_s, its_end), daemon=True)
+        # Only plain values are sent, because a task's functions cannot be pickled.
+        self._process = _SPAWN.Process(target=_world, args=(env, sees.describe(), period_s, child_end), daemon=True)
         self._process.start()
-        its_end.close()
+        child_end.close()
         self._expect(_STARTS_WITHIN_S)
 
     def start(self, seed: int) -> None:
-        """Begins an episode; its time runs from now on."""
+        """Begins an episode; its clock starts now."""
         self._pipe.send(("start", seed))
         while True:
             self.last = self._expect(_STARTS_WITHIN_S)
             if self.last.steps == 0:
                 break
-        self._given = False
+        self._consumed = False
 
     def observe(self) -> Any:
-        """The newest observation; where it was given before, the next one is waited for, while the episode lasts."""
+        """The newest observation; waits for the next one if it was returned before and the episode is running."""
         self._drain()
-        while self._given and not self.last.done:
-            self.last, self._given = self._expect(_STARTS_WITHIN_S), False
+        while self._consumed and not self.last.done:
+            self.last, self._consumed = self._expect(_STARTS_WITHIN_S), False
             self._drain()
-        self._given = True
+        self._consumed = True
         return self.last.observation
 
     def act(self, action: NDArray[np.float32]) -> None:
-        """What the robot does in the next control period, unless another action comes before."""
+        """Sets the action of the next control period; a later call in the same period replaces it."""
         self._pipe.send(("act", np.asarray(action, np.float32)))
 
     @property
@@ -112,8 +112,8 @@ class LiveRobot:
         return self.last.done
 
     @property
-    def told(self) -> dict[str, Any]:
-        """How the episode went so far, as plain values."""
+    def outcome(self) -> dict[str, Any]:
+        """The episode's result so far, as plain values."""
         last = self.last
         return {
             "success": last.success, "score": last.score, "task": last.of_suite, "steps": last.steps,
@@ -121,10 +121,10 @@ class LiveRobot:
         }  # fmt: skip
 
     def stop(self) -> None:
-        """Nothing is left moving: without actions the robot holds."""
+        """Does nothing: without actions the robot holds."""
 
     def close(self) -> None:
-        """Ends the world."""
+        """Ends the world's process."""
         with suppress(OSError):
             self._pipe.send(("end", None))
         self._process.join(_ENDS_WITHIN_S)
@@ -135,22 +135,22 @@ class LiveRobot:
 
     def _drain(self) -> None:
         while self._pipe.poll():
-            self.last, self._given = self._expect(0.0), False
+            self.last, self._consumed = self._expect(0.0), False
 
     def _expect(self, within_s: float) -> Frame:
         try:
-            said = self._pipe.recv() if self._pipe.poll(within_s) else None
+            message = self._pipe.recv() if self._pipe.poll(within_s) else None
         except EOFError:
-            said = None
-        if isinstance(said, SpecactError):
-            raise said
-        if not isinstance(said, Frame):
+            message = None
+        if isinstance(message, SpecactError):
+            raise message
+        if not isinstance(message, Frame):
             raise SpecactError(f"the world of {self.task.name} does not answer; look above for what its process says")
-        return said
+        return message
 
 
 def _world(env: str, sees: dict[str, Any], period_s: float, pipe: Connection) -> None:
-    """The other process."""
+    """The world's process."""
     try:
         robot = SimulatedRobot(load_task(env, read_spec(sees)))
     except SpecactError as error:
@@ -158,14 +158,14 @@ def _world(env: str, sees: dict[str, Any], period_s: float, pipe: Connection) ->
         return
     pipe.send(Frame(None, True, False, 0.0, "", -1, 0, 0.0))
     seed: int | None = None
-    # EOFError, BrokenPipeError: whoever looked on is gone.
+    # EOFError, BrokenPipeError: the parent is gone.
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             while seed is None:
-                what, value = pipe.recv()
-                if what == "end":
+                command, value = pipe.recv()
+                if command == "end":
                     return
-                seed = value if what == "start" else None
+                seed = value if command == "start" else None
             seed = _episode(robot, seed, period_s, pipe)
             if seed == _END:
                 return
@@ -175,31 +175,31 @@ _END = -1
 
 
 def _episode(robot: SimulatedRobot, seed: int, period_s: float, pipe: Connection) -> int | None:
-    """Lets an episode go on to its end, or until the next is asked for; returns that one's seed, or ``_END``."""
+    """Runs an episode to its end, or to a new command: the next episode's seed, or ``_END``."""
     robot.start(seed)
     hold, last = robot.task.hold, np.zeros(robot.env.action_space.shape or (), np.float32)
-    assert hold is not None, "looked at before"
+    assert hold is not None, "checked in LiveRobot"
     held, late_s, due = 0, 0.0, time.monotonic()
 
-    def tell() -> None:
+    def send_frame() -> None:
         pipe.send(
             Frame(
                 robot.observe(), robot.done, robot.success, robot.score, robot.of_suite, robot.steps, held, late_s
             )
         )  # fmt: skip
 
-    tell()
+    send_frame()
     while not robot.done:
         due += period_s
         action: NDArray[np.float32] | None = None
         while True:
-            left = due - time.monotonic()
-            if not pipe.poll(max(0.0, left)):
+            remaining_s = due - time.monotonic()
+            if not pipe.poll(max(0.0, remaining_s)):
                 break
-            what, value = pipe.recv()
-            if what == "end":
+            command, value = pipe.recv()
+            if command == "end":
                 return _END
-            if what == "start":
+            if command == "start":
                 return int(value)
             action = value
         late_s = max(late_s, time.monotonic() - due)
@@ -207,5 +207,5 @@ def _episode(robot: SimulatedRobot, seed: int, period_s: float, pipe: Connection
             held += 1
         last = hold(last) if action is None else action
         robot.act(last)
-        tell()
+        send_frame()
     return None

@@ -1,4 +1,4 @@
-"""The moving world: a task's simulation goes on while the policy thinks and while the link carries."""
+"""The moving world: a task's simulation advances during inference and transmission."""
 
 from __future__ import annotations
 
@@ -16,40 +16,37 @@ from specact.lab.envs.ticking import Seen, Ticking, WholePeriods
 class MovingWorld:
     """A task's environment whose time does not wait for the policy.
 
-    World time is exact; physics goes in ticks. A tick runs as soon as world time passes its middle, under the command
-    then in force; a sensor sees the world after the ticks that have run. A delay is so rounded to the nearest tick, up
-    as often as down, and as the remainder is kept, many short delays add up to what they are. Where an environment can
-    be stopped only between control periods (see :class:`WholePeriods`) the tick is a whole period, and this is the
-    rounding of delays in "The Speedup Paradox" (arXiv 2606.28529).
+    World time is continuous; physics is simulated in ticks. A tick runs as soon as world time passes its middle, under
+    the current command; a sensor observes the world after the ticks so far. A delay is thus rounded to the nearest tick
+    without bias, and as the remainder is kept, many short delays add up correctly. Where an environment can be stopped
+    only between control periods (see :class:`WholePeriods`) the tick is a whole period, which is the rounding of delays
+    in "The Speedup Paradox" (arXiv 2606.28529). Observations can be up to half a tick ahead of or behind world time.
 
-    What is seen can so be half a tick ahead of world time, or behind.
-
-    Success, loss and time limit are looked at where they are in the plain environment: every control period of the
-    world's, counted from the reset, whenever actions begin. An episode ends when it succeeds, also where the plain
-    environment goes on for a better score: no time counts after that.
+    Success, failure and time limit are checked as in the plain environment: every control period of the world since the
+    reset. An episode ends at its success, even if the plain environment would continue for a better score.
 
     Args:
         task: the task.
-        idle: what the robot does when it has no action. ``hold`` gives the task's holding action once; ``last`` leaves
-            the last command in force (a position or a displacement's target: then the robot arrives there; an
-            environment of whole periods gets the action again); ``neutral`` commands zeros once, the middle of every
-            action's range: a level plate on ball, no displacement on PushT. Where the task holds by repeating the last
-            action, as ball does, the first two are the same.
-        pace: how fast the world changes by itself, >= 0, see :class:`~specact.lab.envs.task.Task`.
+        idle: the robot's behaviour without an action. ``hold`` commands the task's holding action once; ``last`` keeps
+            the last command (a robot with position targets or displacements arrives there; an environment of whole
+            periods repeats the action); ``neutral`` commands zeros once, the middle of every action's range: a level
+            plate on ball, no displacement on PushT. Where the task holds by repeating the last action, as ball does,
+            the first two are the same.
+        pace: the world's own rate of change, >= 0, see :class:`~specact.lab.envs.task.Task`.
         render_mode: of the environment.
 
     Attributes:
         task, idle, pace: as given.
-        static: whether the world stands still while the robot waits: at pace 0, and idle as the task says
-            (:attr:`Task.still <specact.lab.envs.task.Task.still>`).
+        static: whether the world stands still while the robot waits: at pace 0, with an idle mode in
+            :attr:`Task.still <specact.lab.envs.task.Task.still>`.
         env: the environment.
-        period_s, limit_s: a control period, and the time at which an episode is over [s].
-        now: world time since the reset [s]. At the end of the episode it stops, at the period that ended it.
+        period_s, limit_s: control period and time limit of an episode [s].
+        now: world time since the reset [s]. It stops at the control period that ends the episode.
         done: whether the episode is over; True before the first :meth:`reset`.
         success, score: of the episode so far, see :class:`~specact.lab.envs.task.Task`.
 
     Raises:
-        ConfigError: for an unknown way to idle or one that the task does not say, or a pace where nothing can move.
+        ConfigError: for an unknown idle mode or one that the task does not define, or a pace where nothing can move.
     """
 
     def __init__(self, task: Task, *, idle: Idle = "hold", pace: float = 0.0, render_mode: str | None = None) -> None:
@@ -71,26 +68,26 @@ class MovingWorld:
         self.now, self.done, self.success, self.score = 0.0, True, False, 0.0
 
     def reset(self, seed: int) -> None:
-        """Begins an episode. Before the first action, the last one is taken to have been zeros."""
+        """Begins an episode. The initial last action is zeros."""
         _, info = self._ticking.reset(seed=seed)
         self._last = np.zeros(self.env.action_space.shape or (), np.float32)
         self._ticking.command(self._last)
         self._acting = False
         self._ticks = 0
         self._positions: list[NDArray[np.float64]] = []
-        self._take(info)
+        self._update(info)
         self.now, self.done = 0.0, self.success
 
     def observe(self) -> Seen:
-        """What a sensor sees at :attr:`now`."""
+        """The observation at :attr:`now`."""
         return self._ticking.look()
 
     def advance(self, seconds: float, action: NDArray[np.float32] | None) -> None:
-        """The world goes on, under an action or idle; once the episode is over it stands still.
+        """Advances the world, under an action or idle; after the end of the episode it does nothing.
 
         Args:
-            seconds: for how long, >= 0.
-            action: commanded now, ``[A]``; None idles as configured. Idling goes on through any number of calls.
+            seconds: duration, >= 0.
+            action: commanded now, ``[A]``; None for the idle mode, which continues across calls.
 
         Raises:
             ValueError: for a negative time.
@@ -99,7 +96,7 @@ class MovingWorld:
             raise ValueError(f"the clock can advance only by at least 0 s, got {seconds}")
         if self.done:
             return
-        self._steer(action)
+        self._command(action)
         self.now += seconds
         due, period = floor(self.now / self._ticking.tick_s + 0.5), self._ticking.ticks
         while self._ticks < due and not self.done:
@@ -110,29 +107,29 @@ class MovingWorld:
                 self._settle()
 
     def motion(self) -> NDArray[np.float64]:
-        """Where what the robot moves was at every control period since the reset, ``[T, D]``.
+        """Positions of the end effector at every control period since the reset, ``[T, D]``.
 
         Raises:
-            ConfigError: if the task does not say what its robot moves.
+            ConfigError: if the task does not define one.
         """
         if self.task.effector is None:
             raise ConfigError(f"task {self.task.name!r} does not define what its robot moves; set Task.effector")
         return np.array(self._positions)
 
     def close(self) -> None:
-        """Frees what the environment holds."""
+        """Closes the environment."""
         self._ticking.close()
 
-    def _steer(self, action: NDArray[np.float32] | None) -> None:
+    def _command(self, action: NDArray[np.float32] | None) -> None:
         if action is not None:
             self._ticking.command(action)
             self._last = action
-        elif self._acting and (resting := self._resting()) is not None:
-            self._ticking.command(resting)
+        elif self._acting and (idle_command := self._idle_command()) is not None:
+            self._ticking.command(idle_command)
         self._acting = action is not None
 
-    def _resting(self) -> NDArray[np.float32] | None:
-        """The command with which idling begins, or None where the last one stays in force."""
+    def _idle_command(self) -> NDArray[np.float32] | None:
+        """The command at the begin of idling, or None to keep the last one."""
         if self.idle == "neutral":
             return np.zeros_like(self._last)
         return self.task.hold(self._last) if self.idle == "hold" and self.task.hold is not None else None
@@ -140,12 +137,12 @@ class MovingWorld:
     def _settle(self) -> None:
         _, terminated, truncated, info = self._ticking.settle()
         periods = self._ticks // self._ticking.ticks
-        self._take(info)
+        self._update(info)
         self.done = self.success or terminated or truncated or periods >= self.task.max_steps
         if self.done:
             self.now = periods * self.period_s
 
-    def _take(self, info: dict[str, Any]) -> None:
+    def _update(self, info: dict[str, Any]) -> None:
         self.success, self.score = bool(info["success"]), float(info["score"])
         if self.task.effector is not None:
             self._positions.append(self.task.effector(self.env))

@@ -209,7 +209,7 @@ class PushT(gym.Env[dict[str, Any], NDArray[np.float32]]):
         return reward, coverage > self._sim.success_threshold, self._steps >= MAX_STEPS, self._info(coverage)
 
     def look(self) -> dict[str, NDArray[Any]]:
-        """The observation of this very moment."""
+        """The current observation."""
         state = observe(self.raw)
         if not self._frames:
             return {"state": state}

@@ -1,4 +1,4 @@
-"""PushT through a camera: frames and the agent's position beside the state, for policies that do not see the state.
+"""PushT with a camera: frames and the agent's position besides the state, for policies without the state.
 
 Physics, success and seeds are those of :mod:`specact.lab.envs.pusht`, so episodes of both are paired.
 """
@@ -17,11 +17,11 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.envs import pusht
 from specact.lab.envs.task import Seen
 
-REACH_PX = 180.0  # of the agent from the block's centre, in scenes that show them close to each other
+REACH_PX = 180.0  # maximum distance of the agent from the block's centre, in scenes with both close to each other
 
 
 def features(episodes: Episodes) -> Episodes:
-    """Recorded PushT demonstrations in the environment's terms, as :func:`specact.lab.envs.pusht.features`."""
+    """Converts recorded PushT demonstrations, as :func:`specact.lab.envs.pusht.features`."""
     fitted = pusht.features(episodes)
     agent = pusht.position(fitted.numbers("state"))
     return replace(fitted, observation={**fitted.observation, "agent": agent})
@@ -41,8 +41,8 @@ def scenes(number: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         agent, block = rng.uniform(15.0, 497.0, 2), rng.uniform(50.0, 462.0, 2)
         angle = rng.uniform(-math.pi, math.pi)
         if rng.random() < 0.5:
-            away, heading = rng.uniform(20.0, REACH_PX), rng.uniform(-math.pi, math.pi)
-            agent = np.clip(block + away * np.array([math.cos(heading), math.sin(heading)]), 15.0, 497.0)
+            distance, heading = rng.uniform(20.0, REACH_PX), rng.uniform(-math.pi, math.pi)
+            agent = np.clip(block + distance * np.array([math.cos(heading), math.sin(heading)]), 15.0, 497.0)
         seen.append(env.reset(seed=0, options={"state": [*agent, *block, angle]})[0])
     env.close()
     return {name: np.stack([observation[name] for observation in seen]) for name in seen[0]}

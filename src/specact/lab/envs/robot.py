@@ -1,4 +1,4 @@
-"""A simulated robot for a control loop: it has sensors and actuators, and an episode that ends."""
+"""A simulated robot for a control loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specact.observation import ObservationHistory
 
 
 class SimulatedRobot:
-    """One environment behind ``observe()`` and ``act()``; the world moves one step per action.
+    """An environment with ``observe()`` and ``act()``; the world advances one step per action.
 
     Args:
         task: the environment.
@@ -49,12 +49,12 @@ class SimulatedRobot:
 
     @property
     def of_suite(self) -> str:
-        """Which task of a suite the episode is; empty elsewhere."""
+        """The episode's task in a suite; else empty."""
         return str(self._info.get("task", ""))
 
     @property
-    def told(self) -> dict[str, Any]:
-        """How the episode went so far, as plain values."""
+    def outcome(self) -> dict[str, Any]:
+        """The episode's result so far, as plain values."""
         return {"success": self.success, "score": self.score}
 
     def observe(self) -> Any:
@@ -66,18 +66,18 @@ class SimulatedRobot:
         self.done = terminated or truncated or self.steps >= self.task.max_steps
 
     def stop(self) -> None:
-        """Nothing is left moving: the world stands still between two actions."""
+        """Does nothing: the world stands still between two actions."""
 
     def close(self) -> None:
         self.env.close()
 
 
 def play(robot: SimulatedRobot, history: ObservationHistory, chunk: NDArray[np.float32]) -> None:
-    """Executes actions ``[n, A]`` one after the other, to the end of the chunk or of the episode.
+    """Executes actions ``[n, A]`` in order, to the end of the chunk or of the episode.
 
     Args:
-        robot: in the middle of an episode.
-        history: of what it sees; it holds the observation before the chunk, and gets those between its actions.
+        robot: during an episode.
+        history: holds the observation before the chunk; the ones between its actions are pushed.
         chunk: in the environment's units.
     """
     for number, action in enumerate(chunk):

@@ -1,4 +1,4 @@
-"""A task: an environment, and how demonstrations are brought into its terms."""
+"""A task: an environment, and the conversion of demonstrations to its observations and actions."""
 
 from __future__ import annotations
 
@@ -16,46 +16,44 @@ from specact.lab.data.episodes import Episodes
 from specact.observation import Field
 
 Seen = Mapping[str, NDArray[np.float32]]
-# What a robot does while it has no action to play, see :class:`specact.lab.envs.moving.MovingWorld`.
+# The robot's behaviour without an action, see :class:`specact.lab.envs.moving.MovingWorld`.
 Idle = Literal["hold", "last", "neutral"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """An environment with everything evaluation and training need to know of it.
+    """An environment, with the information that evaluation and training need.
 
     The environment's observation is a dict: float32 arrays, such as ``state`` ``[O]`` and, for goal-conditioned tasks,
-    ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera; and ``instruction``, a text, where there is one. Its actions are
-    a float32 :class:`gymnasium.spaces.Box` ``[A]``.
+    ``goal`` ``[D]``; uint8 ``[H, W, 3]`` for a camera; and optionally ``instruction``, a text. Its actions are a
+    float32 :class:`gymnasium.spaces.Box` ``[A]``.
     The ``info`` of every ``reset`` and ``step`` holds ``success`` (bool: reached at any time so far) and ``score``
-    (float: the best so far); in a suite also ``task``, the name of the present one.
+    (float: the best so far); in a suite also ``task``, the name of the current one.
 
     Attributes:
         name: the name used on the command line.
-        make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``, and where ``pace`` is
-            said, keyword ``pace`` is how fast the world changes by itself, >= 0. Where there are ``cameras``, keyword
-            ``frames`` is height and width by name of those that are looked through; where there are ``tasks``, keyword
-            ``tasks`` is those that come up.
+        make: builds the environment; keyword ``render_mode`` is ``None`` or ``"rgb_array"``. With ``pace``, keyword
+            ``pace`` is the world's own rate of change, >= 0. With ``cameras``, keyword ``frames`` is height and width
+            by name of the cameras to render; with ``tasks``, keyword ``tasks`` is the tasks to run.
         rate_hz: control rate [Hz].
         max_steps: control steps after which an episode is truncated.
-        score: what ``info["score"]`` measures, in words.
-        features: brings raw demonstrations, as a reader returns them, into the environment's observations and actions;
+        score: description of ``info["score"]``.
+        features: converts raw demonstrations, as a reader returns them, to the environment's observations and actions;
             camera frames pass through.
         expert: builds a scripted expert from a seed, for tasks that have one: ``expert(seed).act(env) -> action``.
-        pace: what a pace is measured in, in words; None for a world in which nothing moves but what the robot moves.
-        hold: the action after which the robot stays as it is, given the last one ``[A]`` (zeros before the first);
-            None where nobody has said. Zeros for velocities and displacements, the last action for positions.
-        still: the ways to idle under which, at pace 0, the world soon stands still. Under the others something goes on
+        pace: unit of the pace; None for a world in which only the robot moves things.
+        hold: the action under which the robot keeps its state, given the last one ``[A]`` (zeros before the first);
+            None if undefined. Zeros for velocities and displacements, the last action for positions.
+        still: the idle modes under which, at pace 0, the world comes to rest. Under the others something goes on
             moving while the robot waits: a ball rolls on even over a level plate.
-        effector: where that which the robot moves is, ``effector(env)`` float64 ``[D]``; its jerk and path are the
-            robot's. None where nobody has said.
-        roll_forward: what the robot would see if it had run the actions ``[m, A]`` after an observation and nothing
-            else had moved: its own state carried forward by a model of the robot, everything else as it was. None
-            where there is no such model.
-        scenes: observations of random scenes ``[number, ...]`` by name, for image encoders to learn from:
-            ``scenes(number, rng)``. None where nobody has written it.
-        cameras: names of the observations that are drawn only where they are asked for, see :meth:`seeing`.
-        tasks: of a suite, by name. The environment's seed decides which comes up: the one at its remainder.
+        effector: position of the end effector, ``effector(env)`` float64 ``[D]``, for jerk and path length. None if
+            undefined.
+        roll_forward: predicts the observation after the actions ``[m, A]``: the robot's own state by a model of the
+            robot, everything else unchanged. None without such a model.
+        scenes: observations of random scenes ``[number, ...]`` by name, to train image encoders:
+            ``scenes(number, rng)``. None if undefined.
+        cameras: names of the observations that are rendered only on request, see :meth:`seeing`.
+        tasks: of a suite, by name. The environment's seed modulo their number selects one.
     """
 
     name: str
@@ -75,9 +73,9 @@ class Task:
     tasks: tuple[str, ...] = ()
 
     def seeing(self, fields: Mapping[str, Field]) -> Task:
-        """The same, looked at through those of its :attr:`cameras` that are among these fields, in their size.
+        """The task with those of its :attr:`cameras` rendered that are among these fields, in their size.
 
-        Drawing takes longer than physics, so an environment draws what somebody looks at, and nothing else.
+        Rendering takes longer than physics, so an environment renders only the cameras that are needed.
         """
         frames = {name: fields[name].shape[:2] for name in self.cameras if name in fields}
         return replace(self, make=partial(self.make, frames=frames)) if frames else self
@@ -93,11 +91,11 @@ class Task:
         return replace(self, name=f"{self.name}/{name}", make=partial(self.make, tasks=(name,)), tasks=())
 
     def start(self, drawn: int, episode: int) -> int:
-        """The environment's seed for an episode: the one drawn; in a suite the next at which it is the task's turn."""
+        """The environment's seed for an episode: the drawn one; in a suite the next that selects the episode's task."""
         return drawn + (episode - drawn) % len(self.tasks) if self.tasks else drawn
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of an ``action`` and of every observation, by name: ``(n,)`` for numbers, ``(H, W, 3)`` for a camera."""
+        """Shapes of ``action`` and of every observation, by name: ``(n,)`` for numbers, ``(H, W, 3)`` for a camera."""
         env = self.make(render_mode=None)
         try:
             observation, action = env.observation_space, env.action_space

@@ -1,4 +1,4 @@
-"""Environments whose physics can be stopped within a control period, and how any other is made to look like one."""
+"""Environments whose physics can be stopped within a control period, and an adapter for all others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Settled = tuple[float, bool, bool, dict[str, Any]]
 
 
 class Ticking(Protocol):
-    """An environment whose physics can be stopped within a control period; its ``step`` is these in a row.
+    """An environment whose physics can be stopped within a control period; its ``step`` calls these in order.
 
     Attributes:
-        tick_s: the shortest time it can go on [s].
-        ticks: of them in a control period.
+        tick_s: the physics' time step [s].
+        ticks: their number in a control period.
     """
 
     tick_s: float
@@ -28,19 +28,19 @@ class Ticking(Protocol):
         ...
 
     def command(self, action: NDArray[np.float32]) -> None:
-        """What the robot is to do from now on, ``[A]``."""
+        """Sets the current action, ``[A]``."""
         ...
 
     def run(self, ticks: int) -> None:
-        """Lets the physics go on."""
+        """Advances the physics."""
         ...
 
     def settle(self) -> Settled:
-        """Ends a control period: what Gymnasium's ``step`` returns behind the observation."""
+        """Ends a control period; returns what Gymnasium's ``step`` returns after the observation."""
         ...
 
     def look(self) -> Seen:
-        """The observation of this very moment."""
+        """The current observation."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where device compute belongs: what ways to act cost on the device, send and achieve, and which one is enough."""
+"""Choosing a method under a budget of device compute: cost, transmission rate and success of every option."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from specact.lab.rollout.methods import load_method
 from specact.lab.statistics import Interval, seeds_interval, wilson
 from specact.rng import Role, StepAddress, stream
 
-# A way that loses more success than this on average is never called enough, however few episodes there are.
+# A way that loses more success than this on average is never accepted, however wide its interval is.
 MARGIN = 0.05
 TARGET, HEAD_DRAFT = "target", "head_draft"
-# Of two ways that send as much, the one whose gate needs less comes first: chance no score, learned ones a head.
+# Gates by complexity: random needs no score, deviation and uncertainty no head.
 _GATES = ("never", "random", "deviation", "uncertainty", "learned", "learned_action", "always")
 
 
@@ -32,12 +32,12 @@ class Way:
     """One way to act.
 
     Attributes:
-        draft: which draft, in words; empty where none is evaluated.
+        draft: description of the draft; empty where none is evaluated.
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
-        asked: transmission rate that was asked for, in [0, 1].
-        rate: that was achieved.
+        asked: requested transmission rate, in [0, 1].
+        rate: achieved one.
         cost: time of an inference on the device, decision of the gate included: [ms], or as a share of the target's.
-        successes: by training seed, whether each episode succeeded, by a name of the episode that all ways share.
+        successes: by training seed, the success of each episode by its name; names are common to all ways.
     """
 
     draft: str
@@ -49,28 +49,28 @@ class Way:
 
     @cached_property
     def success(self) -> Interval:
-        """Mean over training seeds, with the wider of two 95 % intervals at either end.
+        """Mean over training seeds, with the union of two 95 % intervals.
 
-        They are that of :func:`~specact.lab.statistics.seeds_interval`, and Wilson's over all episodes, which has a
-        width even where every episode went alike.
+        These are :func:`~specact.lab.statistics.seeds_interval`, and Wilson's over all episodes, whose width is not
+        zero where all episodes have the same outcome.
         """
-        groups = [_as_numbers(one.values()) for one in self.successes.values()]
+        groups = [_as_floats(one.values()) for one in self.successes.values()]
         over_seeds, every = seeds_interval(groups), np.concatenate(groups)
         pooled = wilson(int(every.sum()), len(every))
         return Interval(over_seeds.mean, min(over_seeds.low, pooled.low), max(over_seeds.high, pooled.high))
 
     @property
     def episodes(self) -> int:
-        """In all, over all training seeds."""
+        """Their number, over all training seeds."""
         return sum(map(len, self.successes.values()))
 
     @property
     def needs_server(self) -> bool:
-        """Whether anything is ever sent."""
+        """Whether any request is sent."""
         return self.asked > 0.0
 
     def __str__(self) -> str:
-        """What to do, in words."""
+        """A description."""
         if self.method == "target_on_device":
             return "the target on the device"
         if self.method == TARGET:
@@ -88,11 +88,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to do with a budget.
+    """The recommendation for a budget.
 
     Attributes:
-        way: the simplest that is enough.
-        best: the one with the most success; ``way`` was not shown to be worse.
+        way: the simplest acceptable one.
+        best: the one with the highest success; ``way`` is not significantly worse.
         behind: success of ``best`` minus that of ``way``, on the same episodes.
     """
 
@@ -102,76 +102,75 @@ class Choice:
 
 
 def behind(way: Way, best: Way) -> Interval | None:
-    """Success of ``best`` minus that of ``way`` over the episodes of both; None where they share none."""
-    away = []
+    """Success of ``best`` minus that of ``way`` over their common episodes; None where there are none."""
+    differences = []
     for seed in sorted(way.successes.keys() & best.successes.keys()):
         one, other = way.successes[seed], best.successes[seed]
         if shared := sorted(one.keys() & other.keys()):
-            away.append(_as_numbers(other[name] for name in shared) - _as_numbers(one[name] for name in shared))
-    return seeds_interval(away) if away else None
+            differences.append(_as_floats(other[name] for name in shared) - _as_floats(one[name] for name in shared))
+    return seeds_interval(differences) if differences else None
 
 
 def choose(ways: Iterable[Way], budget: float, most_rate: float = 1.0) -> Choice | None:
-    """The simplest way within a budget that is not shown to be worse than the best within it; None if nothing fits.
+    """The simplest way within a budget that is not significantly worse than the best one; None if none fits.
 
-    A way is enough if the 95 % interval of what it is :func:`behind` reaches down to 0, and its mean is at most
-    :data:`MARGIN`. Simplest is the target on the device, then what needs no server, then what asks for fewer
-    transmissions, then what needs less of a gate, then what costs less.
+    A way is acceptable if the 95 % interval of its deficit :func:`behind` the best contains 0, and the mean is at most
+    :data:`MARGIN`. Ways are ordered by simplicity: the target on the device, then ways without a server, then by
+    requested rate, complexity of the gate, and cost.
 
     Args:
         ways: to choose from.
-        budget: the most that an inference may cost on the device, in the unit of the ways' costs.
-        most_rate: the most that may be asked for.
+        budget: maximum cost of an inference on the device, in the unit of the ways' costs.
+        most_rate: maximum requested rate.
     """
-    able = sorted((way for way in ways if way.cost <= budget and way.asked <= most_rate), key=_simplicity)
-    if not able:
+    affordable = sorted((way for way in ways if way.cost <= budget and way.asked <= most_rate), key=_simplicity)
+    if not affordable:
         return None
-    best = max(able, key=lambda way: way.success.mean)
-    for way in able:
-        lost = behind(way, best)
-        if lost is not None and lost.low <= 0.0 and lost.mean <= MARGIN:
-            return Choice(way, best, lost)
+    best = max(affordable, key=lambda way: way.success.mean)
+    for way in affordable:
+        deficit = behind(way, best)
+        if deficit is not None and deficit.low <= 0.0 and deficit.mean <= MARGIN:
+            return Choice(way, best, deficit)
     raise AssertionError("the best way is never behind itself")
 
 
 def without_server(ways: Sequence[Way]) -> float | None:
-    """The least budget from which on, at every larger one as well, what :func:`choose` finds needs no server.
-
-    None if there is none, or nothing to choose from.
-    """
+    """The least budget from which on :func:`choose` always finds a way without a server; None if there is none."""
     least = None
     for budget in sorted({way.cost for way in ways}, reverse=True):
-        found = choose(ways, budget)
-        assert found is not None, "a way fits into its own cost"
-        if found.way.needs_server:
+        choice = choose(ways, budget)
+        assert choice is not None, "a way fits into its own cost"
+        if choice.way.needs_server:
             break
         least = budget
     return least
 
 
 def advice(ways: Sequence[Way], budgets: Sequence[float], unit: str) -> str:
-    """What to do at which budget, in a sentence.
+    """The recommendations for a range of budgets, as a sentence.
 
     Args:
         ways: to choose from.
-        budgets: ascending; neighbours with the same answer are told together.
-        unit: of the budgets, in words: ``ms``, ``of the target's time``.
+        budgets: ascending; successive ones with the same recommendation are merged.
+        unit: of the budgets: ``ms``, ``of the target's time``.
     """
     parts: list[str] = []
-    before: Way | None = None
+    previous: Way | None = None
     for budget in budgets:
-        found = choose(ways, budget)
-        if found is None or found.way is before:
+        choice = choose(ways, budget)
+        if choice is None or choice.way is previous:
             continue
-        before = found.way
-        parts.append(f"from {budget:.2g} {unit} on {told(found)}")
-    free = without_server(ways)
-    last = "a server is needed at every budget" if free is None else f"nobody needs a server from {free:.2g} {unit} on"
+        previous = choice.way
+        parts.append(f"from {budget:.2g} {unit} on {describe(choice)}")
+    least = without_server(ways)
+    last = (
+        "a server is needed at every budget" if least is None else f"nobody needs a server from {least:.2g} {unit} on"
+    )
     return "; ".join([*parts, last])
 
 
-def told(choice: Choice) -> str:
-    """A choice in words, with its success and whether a gate is needed."""
+def describe(choice: Choice) -> str:
+    """Describes a choice, with its success and whether a gate is needed."""
     way = choice.way
     if load_method(way.method).gate in ("never", "always"):
         gate = ", and no gate is needed"
@@ -180,8 +179,8 @@ def told(choice: Choice) -> str:
     else:
         gate = ""
     success, best = way.success, choice.best
-    over = "" if best is way else f"; most has {best}, {best.success.mean:.2f}"
-    return f"{way}: success {success.mean:.2f} [{success.low:.2f}, {success.high:.2f}]{gate}{over}"
+    comparison = "" if best is way else f"; most has {best}, {best.success.mean:.2f}"
+    return f"{way}: success {success.mean:.2f} [{success.low:.2f}, {success.high:.2f}]{gate}{comparison}"
 
 
 def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) -> list[Way]:
@@ -191,40 +190,45 @@ def study_ways(results: Mapping[str, Any], task: str, *, alike: bool = False) ->
         results: ``rows``, each with ``task``, ``draft``, ``method``, ``asked`` and ``seeds``: by training seed the
             achieved ``rate``, the ``cost``, and ``successes``, a character 0 or 1 for every episode.
         task: which.
-        alike: with those training seeds alone at which every way was judged, so that ways can be compared.
+        alike: only the training seeds that all ways have in common, for a paired comparison.
     """
     rows = [row for row in results["rows"] if row["task"] == task]
     common = set[str].intersection(*(set(row["seeds"]) for row in rows)) if alike and rows else None
     ways = []
     for row in rows:
-        seeds = {seed: of for seed, of in row["seeds"].items() if common is None or seed in common}
+        seeds = {
+            seed: results_of_seed for seed, results_of_seed in row["seeds"].items() if common is None or seed in common
+        }
         if seeds:
-            mean = {key: float(np.mean([of[key] for of in seeds.values()])) for key in ("rate", "cost")}
-            won = {
-                int(seed): {str(number): one == "1" for number, one in enumerate(of["successes"])}
-                for seed, of in seeds.items()
+            mean = {
+                key: float(np.mean([results_of_seed[key] for results_of_seed in seeds.values()]))
+                for key in ("rate", "cost")
             }
-            ways.append(Way(row["draft"], row["method"], row["asked"], mean["rate"], mean["cost"], won))
+            successes = {
+                int(seed): {str(number): one == "1" for number, one in enumerate(results_of_seed["successes"])}
+                for seed, results_of_seed in seeds.items()
+            }
+            ways.append(Way(row["draft"], row["method"], row["asked"], mean["rate"], mean["cost"], successes))
     return ways
 
 
 def device_cost(method: str, parts: Mapping[str, float]) -> float:
-    """What an inference of a method takes on the device, in the unit of the times of the pair's parts.
+    """Time of a method's inference on the device, in the unit of ``parts``.
 
     Raises:
         KeyError: for a part that was not measured.
     """
-    how = load_method(method)
-    if how.on_device:
+    method_ = load_method(method)
+    if method_.on_device:
         return parts["target"]
-    if not how.waits_for_draft:
+    if not method_.waits_for_draft:
         return 0.0
-    decision = 0.0 if how.gate in ("never", "always") else parts[f"gate {how.gate}"]
-    return decision + parts[HEAD_DRAFT if how.proposes == "head" else "draft"]
+    decision = 0.0 if method_.gate in ("never", "always") else parts[f"gate {method_.gate}"]
+    return decision + parts[HEAD_DRAFT if method_.proposes == "head" else "draft"]
 
 
 def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
-    """Median milliseconds of a pair's parts on one core of this machine, called in turns.
+    """Median milliseconds of a pair's parts on one core of this machine, called alternately.
 
     ONNX Runtime, one thread, batch 1, observations of zeros.
 
@@ -256,20 +260,20 @@ def measure_parts(pair: AnyPair, rounds: int = 400) -> dict[str, float]:
         gate.reset()
         gate.update(proposal.actions[0], proposal.actions[0])
         calls[f"gate {name}"] = lambda gate=gate: gate.decide(proposal, rng)  # type: ignore[misc]
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 10):
         for name, call in calls.items():
             start = time.perf_counter()
             call()
-            taken[name].append(time.perf_counter() - start)
-    return {name: 1e3 * float(np.median(times[10:])) for name, times in taken.items()}
+            seconds[name].append(time.perf_counter() - start)
+    return {name: 1e3 * float(np.median(times[10:])) for name, times in seconds.items()}
 
 
 def _simplicity(way: Way) -> tuple[bool, bool, float, int, float]:
-    how = load_method(way.method)
-    gate = _GATES.index(how.gate) if how.gate in _GATES else len(_GATES)
-    return not how.on_device, way.needs_server, way.asked, gate, way.cost
+    method = load_method(way.method)
+    gate = _GATES.index(method.gate) if method.gate in _GATES else len(_GATES)
+    return not method.on_device, way.needs_server, way.asked, gate, way.cost
 
 
-def _as_numbers(values: Iterable[bool]) -> NDArray[np.float64]:
+def _as_floats(values: Iterable[bool]) -> NDArray[np.float64]:
     return np.fromiter(values, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""FreqCache beside the controls that could make it unnecessary: what it reuses, what that takes and what it changes."""
+"""FreqCache and its controls: share of reused tokens, inference time, and change of cache and chunk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specact.families.freqcache.cached import FreqCached, Reuse
 from specact.families.load import load_pair
 from specact.files import write_json
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.flow_study import FlowChapter, path_of
+from specact.lab.evaluation.flow_study import FlowStudy, target_observations
 from specact.lab.statistics import mean_interval
 from specact.observation import Window
 from specact.rng import Role, stream
@@ -39,45 +39,44 @@ _STEPS = (10, 5, 3, 2)
 Progress = Callable[[str, int, int], None]
 
 
-def plan_cache(*, seed: int, quick: bool) -> list[FlowChapter]:
+def plan_cache(*, seed: int, quick: bool) -> list[FlowStudy]:
     """The flow policy with patches that comes with the package.
 
     Args:
-        seed: of everything random.
-        quick: few episodes, to see that everything works.
+        seed: random seed.
+        quick: few episodes, for a smoke test.
     """
     arm = Evaluation("metaworld-flow", None, METHODS, 10 if quick else 50, seed=seed, shard=10)
-    return [FlowChapter(arm, 1 if quick else 10)]
+    return [FlowStudy(arm, 1 if quick else 10)]
 
 
-def along(
+def compare_variants(
     pair: FlashPair, paths: list[list[Window]], seed: int, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """What each variant reuses, changes and takes on the same observations, one after the other in random order.
+    """Reuse, error and time of each variant on the same observations, timed in random order.
 
     Args:
         pair: with a refresh.
         paths: observations of each episode.
-        seed: of order and noise.
-        progress: told (done, in all).
+        seed: of the order and the noise.
+        progress: called with (done, total).
 
     Returns:
-        ``inferences``, without the first of each episode, which nothing can be reused in; of each of ``cameras``, the
-        share of them at which motion is ``confident``, and at which it is that and by half a patch or more, ``moved``;
+        ``inferences``, without the first of each episode, where the cache is empty; of each of ``cameras``, the share
+        of inferences whose motion estimate is ``confident``, and also half a patch or more, ``moved``;
         of each of ``variants``: ``reused``, the share of the cameras' tokens; ``cosine`` of the cache to the full one
         over these tokens; ``distance`` of the chunk to that of a full round from the same noise (root mean square,
         flow's units); of each of ``costs``: ``ms``, the median, each the fastest of five passes, and ``relative``, the
         geometric mean of the ratio to ``full_10``, with its interval: of a variant's whole inference, of its ``prefix``
-        (frequencies and refresh), of full rounds of fewer steps, of ``encoder``, ``prefix`` and ``expert``, one step
-        of it.
+        (frequencies and refresh), of full rounds of fewer steps, of ``encoder``, ``prefix`` and one step of ``expert``.
     """
     if pair.refresh is None:
         raise ConfigError(f"{pair.name} has no refresh; make one: specact export --refresh")
-    policy, made, order = pair.policy, pair.refresh, stream(seed, Role.GATE)
-    cached = {name: FreqCached(policy.networks, made, how) for name in VARIANTS if (how := ROUNDS[name].reuse)}
-    places = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in made.cameras.values()])
-    said: dict[str, dict[str, list[float]]] = {name: {"reused": [], "cosine": [], "distance": []} for name in VARIANTS}
-    motions: dict[str, list[tuple[bool, bool]]] = {name: [] for name in made.cameras}
+    policy, refresh, order = pair.policy, pair.refresh, stream(seed, Role.GATE)
+    cached = {name: FreqCached(policy.networks, refresh, reuse) for name in VARIANTS if (reuse := ROUNDS[name].reuse)}
+    positions = np.concatenate([p.first + np.arange(p.rows * p.columns) for p in refresh.cameras.values()])
+    stats: dict[str, dict[str, list[float]]] = {name: {"reused": [], "cosine": [], "distance": []} for name in VARIANTS}
+    motions: dict[str, list[tuple[bool, bool]]] = {name: [] for name in refresh.cameras}
     seconds: dict[str, list[float]] = {name: [] for name in ("encoder", "expert", "prefix", *VARIANTS)}
     total, done = sum(map(len, paths)), 0
     for path in paths:
@@ -87,57 +86,58 @@ def along(
             seen, noise = [policy.spec.observation.select(window)], policy.noise(order)[None]
             tokens = policy.networks.tokens(seen)
             whole = policy.networks.cache(seen, tokens)
-            wanted = policy.denoised(noise, whole, 10)
-            works: dict[str, Callable[[], Any]] = {
+            full_chunk = policy.denoised(noise, whole, 10)
+            timed: dict[str, Callable[[], Any]] = {
                 "encoder": partial(policy.networks.tokens, seen),
                 "expert": partial(policy.networks.velocity, noise, np.zeros(1, np.float32), whole),
                 "prefix": partial(policy.networks.cache, seen, tokens),
-                **{name: partial(_of_copy, parts, seen, tokens) for name, parts in cached.items()},
+                **{name: partial(_next_cache, parts, seen, tokens) for name, parts in cached.items()},
             }
-            for name in order.permutation(list(works)).tolist() if number else ():
-                seconds[name].append(_fastest(works[name]))
+            for name in order.permutation(list(timed)).tolist() if number else ():
+                seconds[name].append(_fastest(timed[name]))
             for name, parts in cached.items():
                 cache = parts.cache(seen, tokens)
                 if number:
-                    entry, chunk = said[name], policy.denoised(noise, cache, 10)
+                    entry, chunk = stats[name], policy.denoised(noise, cache, 10)
                     entry["reused"].append(parts.share)
-                    entry["cosine"].append(_cosine(cache[..., places, :], whole[..., places, :]))
-                    entry["distance"].append(float(np.sqrt(np.square(chunk - wanted).mean())))
+                    entry["cosine"].append(_cosine(cache[..., positions, :], whole[..., positions, :]))
+                    entry["distance"].append(float(np.sqrt(np.square(chunk - full_chunk).mean())))
             done += 1
             progress(done, total)
             if not number:
                 continue
-            for camera, found in cached["freqcache"].last.items():
-                confident = bool(found.motion.confidence >= Reuse().confidence)
-                grid, shape = made.cameras[camera], policy.spec.observation[camera].shape
-                far = max(
-                    abs(found.motion.rows) * grid.rows / shape[0], abs(found.motion.columns) * grid.columns / shape[1]
-                )
-                motions[camera].append((confident, confident and far >= 0.5))
+            for camera, estimate in cached["freqcache"].last.items():
+                motion = estimate.motion
+                confident = bool(motion.confidence >= Reuse().confidence)
+                grid, shape = refresh.cameras[camera], policy.spec.observation[camera].shape
+                patches = max(abs(motion.rows) * grid.rows / shape[0], abs(motion.columns) * grid.columns / shape[1])
+                motions[camera].append((confident, confident and patches >= 0.5))
     return {
         "inferences": len(seconds["prefix"]),
         "cameras": {
             name: dict(zip(("confident", "moved"), np.mean(found, axis=0).tolist(), strict=True))
             for name, found in motions.items()
         },
-        "variants": {name: {key: float(np.mean(entry)) for key, entry in told.items()} for name, told in said.items()},
+        "variants": {
+            name: {key: float(np.mean(values)) for key, values in entry.items()} for name, entry in stats.items()
+        },
         "costs": _costs(seconds),
     }  # fmt: skip
 
 
-def _of_copy(parts: FreqCached, seen: list[Window], tokens: Array) -> Array:
-    """The next cache, which the parts themselves do not get to know of."""
+def _next_cache(parts: FreqCached, seen: list[Window], tokens: Array) -> Array:
+    """The next cache, computed on a copy, so that ``parts`` keeps its state."""
     return copy(parts).cache(seen, tokens)
 
 
 def _fastest(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of five passes: what else runs on the machine only adds to them."""
-    taken = []
+    """Seconds of the fastest of five passes: other load on the machine only adds to them."""
+    seconds = []
     for _ in range(5):
         started = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - started)
-    return min(taken)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 def _cosine(found: Any, wanted: Any) -> float:
@@ -146,39 +146,41 @@ def _cosine(found: Any, wanted: Any) -> float:
 
 
 def _costs(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Of the parts, and of inferences as the sum of theirs, of each observation."""
+    """Costs of the parts, and of whole inferences as sums of their parts, over the observations."""
     part = {name: np.array(spent) for name, spent in seconds.items()}
     whole = {f"full_{steps}": part["encoder"] + part["prefix"] + steps * part["expert"] for steps in _STEPS}
     reusing = {name: part["encoder"] + part[name] + 10 * part["expert"] for name in VARIANTS}
-    called = {f"{name}:prefix" if name in VARIANTS else name: spent for name, spent in part.items()}
-    found = {}
-    for name, spent in (called | whole | reusing).items():
-        # Logarithms: one inference that was held up would decide the mean of ratios.
+    renamed = {f"{name}:prefix" if name in VARIANTS else name: spent for name, spent in part.items()}
+    costs = {}
+    for name, spent in (renamed | whole | reusing).items():
+        # Of logarithms, because one outlier would dominate the mean of ratios.
         ratio = mean_interval(np.log(spent) - np.log(whole["full_10"]))
         low, mean, high = (math.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
-        found[name] = {
+        costs[name] = {
             "ms": 1e3 * float(np.median(spent)), "relative": mean, "relative_low": low, "relative_high": high,
         }  # fmt: skip
-    return found
+    return costs
 
 
-def reuse_of(chapter: FlowChapter, out: Path, progress: Progress) -> dict[str, Any]:
-    """Measures reuse and costs along the target's own paths, at every inference and at every control step; to ``out``.
+def write_reuse(study: FlowStudy, out: Path, progress: Progress) -> dict[str, Any]:
+    """Measures reuse and costs on the target's own rollouts, per inference and per control step; writes ``out``.
 
     Raises:
-        ConfigError: if the chapter's policy is no flow policy, or has no refresh.
+        ConfigError: if the policy is no flow policy, or has no refresh.
     """
-    what = chapter.what
-    pair = load_pair(what.bundle)
+    evaluation = study.evaluation
+    pair = load_pair(evaluation.bundle)
     if not isinstance(pair, FlashPair):
-        raise ConfigError(f"{what.bundle} is no flow policy, and only one has a prefix to reuse")
-    found: dict[str, Any] = {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": chapter.on_path, "seed": what.seed,
+        raise ConfigError(f"{evaluation.bundle} is no flow policy, and only one has a prefix to reuse")
+    summary: dict[str, Any] = {
+        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": study.on_path, "seed": evaluation.seed,
     }  # fmt: skip
     for name, execute in (("inference", pair.execute), ("step", 1)):
-        led = replace(pair, settings=replace(pair.settings, execute=execute))
-        paths = path_of(led, what.env or pair.env, chapter.on_path, what.seed)
-        told = along(pair, paths, what.seed, lambda done, total: progress("reuse along paths", done, total))
-        found[name] = {"execute": execute, **told}
-    write_json(out, found)
-    return found
+        driver = replace(pair, settings=replace(pair.settings, execute=execute))
+        paths = target_observations(driver, evaluation.env or pair.env, study.on_path, evaluation.seed)
+        told = compare_variants(
+            pair, paths, evaluation.seed, lambda done, total: progress("reuse along paths", done, total)
+        )
+        summary[name] = {"execute": execute, **told}
+    write_json(out, summary)
+    return summary

@@ -1,4 +1,4 @@
-"""Chance with another gate's privileges: the free probability that makes a random gate's rate equal to that gate's."""
+"""Random baselines with another gate's constraints: the free probability that gives a random gate the same rate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from specact.families.load import AnyPair
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.rollout.methods import load_method
 
-# Inferences per episode, where nobody has told them: long enough that the first one does not count.
-_LONG: tuple[int, ...] = (1000,)
+# Default inferences per episode: so many that the first one is negligible.
+_DEFAULT_LENGTHS: tuple[int, ...] = (1000,)
 
 
-def asked_gate(name: str, gates: GateChoices, bundle: AnyPair) -> GateSettings:
-    """A method's gate, which still needs its threshold; chance has the forced first step and the limit of its rival.
+def uncalibrated_gate(name: str, gates: GateChoices, bundle: AnyPair) -> GateSettings:
+    """A method's gate without its threshold; a random baseline has the forced first step and the limit of its rival.
 
     Raises:
         ConfigError: if the gate, or the rival's, needs a head that the bundle does not have.
@@ -32,18 +32,18 @@ def asked_gate(name: str, gates: GateChoices, bundle: AnyPair) -> GateSettings:
     return replace(settings, max_skips=rival.max_skips, options=(("force_first", True),))
 
 
-def at_rate(
+def random_gate_at_rate(
     settings: GateSettings, rate: float, rival: Mapping[str, NDArray[Any]] | None, sent: str = "transmitted"
 ) -> GateSettings:
-    """Chance at its rival's rate, over episodes as long as the rival's.
+    """The random gate at its rival's rate, over episodes as long as the rival's.
 
     Args:
         settings: of the random gate, without its probability.
-        rate: for where the rival did not run.
+        rate: where the rival did not run.
         rival: the rival's step table.
-        sent: its column of what counts as sent: of chance that asks for full rounds alone the rounds that were full.
+        sent: its column of sent inferences; for a random gate that requests only full rounds, that of full rounds.
     """
-    force_first, lengths = dict(settings.options).get("force_first", False), _LONG
+    force_first, lengths = dict(settings.options).get("force_first", False), _DEFAULT_LENGTHS
     if rival is not None:
         rate = float(rival[sent].mean())
         lengths = tuple(np.unique(rival["episode"], return_counts=True)[1].tolist())
@@ -52,7 +52,7 @@ def at_rate(
 
 
 def free_probability(
-    rate: float, max_skips: int | None, *, force_first: bool = True, lengths: Sequence[int] = _LONG
+    rate: float, max_skips: int | None, *, force_first: bool = True, lengths: Sequence[int] = _DEFAULT_LENGTHS
 ) -> float:
     """Probability, in [0, 1], of transmitting a step that nothing forces, so that the rate over all steps is ``rate``.
 
@@ -63,31 +63,31 @@ def free_probability(
         lengths: inferences of each episode.
 
     Returns:
-        The probability; 0 where what is forced makes the rate or more by itself.
+        The probability; 0 where forced steps alone reach the rate.
     """
 
-    def beyond(free: float) -> float:
+    def excess(free: float) -> float:
         return expected_rate(free, max_skips, force_first=force_first, lengths=lengths) - rate
 
-    if beyond(0.0) >= 0.0:
+    if excess(0.0) >= 0.0:
         return 0.0
-    if beyond(1.0) <= 0.0:
+    if excess(1.0) <= 0.0:
         return 1.0
-    return float(optimize.brentq(beyond, 0.0, 1.0, xtol=1e-6))
+    return float(optimize.brentq(excess, 0.0, 1.0, xtol=1e-6))
 
 
 def expected_rate(free: float, max_skips: int | None, *, force_first: bool, lengths: Sequence[int]) -> float:
-    """The expected transmission rate of a random gate over episodes of given lengths: the inverse of the above."""
+    """Expected transmission rate of a random gate over episodes; the inverse of :func:`free_probability`."""
     ends, count = np.unique(np.asarray(lengths), return_counts=True)
-    # The distribution of the run of skips before a step: 0 to the limit, where the next one is forced.
+    # Distribution of the number of consecutive skips before a step: 0 to the limit, where the next step is forced.
     runs = np.zeros(2 if max_skips is None else max_skips + 1)
     runs[0] = 1.0
     sent = np.zeros(int(ends[-1]))
     for step in range(len(sent)):
         forced = runs[-1] if max_skips is not None else 0.0
-        odds = 1.0 if force_first and step == 0 else forced + (1.0 - forced) * free
-        sent[step] = odds
+        probability = 1.0 if force_first and step == 0 else forced + (1.0 - forced) * free
+        sent[step] = probability
         if max_skips is not None:
             runs[1:] = (0.0 if force_first and step == 0 else 1.0 - free) * runs[:-1]
-            runs[0] = odds
+            runs[0] = probability
     return float(np.cumsum(sent)[ends - 1] @ count / (ends @ count))

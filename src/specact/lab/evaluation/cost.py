@@ -1,4 +1,4 @@
-"""What a method costs: the parameters it evaluates, and the times that its parts are accounted with."""
+"""The cost of a method: its parameter counts, and the times that its parts are accounted with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specact.lab.rollout.methods import load_method
 from specact.rng import Role, StepAddress, stream
 from specact.runtime.parameters import count_parameters
 
-# Gates that decide nothing, and those that have asked the target before they decide: their time would mean nothing.
+# Gates without a decision, and oracles, which query the target: their time is not meaningful.
 _WITHOUT_TIME = ("never", "always", "oracle", "oracle_action")
 
 
@@ -44,24 +44,24 @@ class Timing:
     gate_ms: dict[str, float]
 
     def draft_s(self, method: str) -> float:
-        """What one proposal of a method takes [s]."""
-        how = load_method(method)
-        own = self.draft_ms + (self.head_ms if how.proposes == "head" else 0.0)
-        return own / 1e3 if how.waits_for_draft else 0.0
+        """Time of one proposal of a method [s]."""
+        method_ = load_method(method)
+        own = self.draft_ms + (self.head_ms if method_.proposes == "head" else 0.0)
+        return own / 1e3 if method_.waits_for_draft else 0.0
 
     def gate_s(self, method: str) -> float:
-        """What one decision of a method takes [s]."""
+        """Time of one gate decision of a method [s]."""
         return self.gate_ms[load_method(method).gate] / 1e3
 
     def target_s(self, method: str) -> float:
-        """What one inference of the target takes, where the method has it run [s]."""
+        """Time of one inference of the target, on the method's device or server [s]."""
         return (self.target_on_device_ms if load_method(method).on_device else self.target_ms) / 1e3
 
 
-def measure(what: Evaluation, pair: AnyPair) -> Timing:
-    """The times of an evaluation: those that it names, and those of this machine for the others."""
-    methods = [load_method(name) for name in what.methods]
-    draft_ms, head_ms, target_ms = what.draft_ms, what.head_ms, what.target_ms
+def measure(evaluation: Evaluation, pair: AnyPair) -> Timing:
+    """The times of an evaluation: those that its settings give, and measured ones for the others."""
+    methods = [load_method(name) for name in evaluation.methods]
+    draft_ms, head_ms, target_ms = evaluation.draft_ms, evaluation.head_ms, evaluation.target_ms
     if draft_ms is None:
         draft_ms = 1e3 * measure_proposal(pair)
     if target_ms is None:
@@ -74,12 +74,14 @@ def measure(what: Evaluation, pair: AnyPair) -> Timing:
     for gate in sorted({method.gate for method in methods}):
         if gate in _WITHOUT_TIME:
             gate_ms[gate] = 0.0
-        elif what.gate_ms is not None:
-            gate_ms[gate] = what.kappa * what.gate_ms
+        elif evaluation.gate_ms is not None:
+            gate_ms[gate] = evaluation.kappa * evaluation.gate_ms
         else:
-            built = what.gates.settings(gate, pair).build(pair)
-            gate_ms[gate] = what.kappa * 1e3 * measure_decision(built, pair)
-    return Timing(what.kappa * draft_ms, what.kappa * head_ms, target_ms, what.kappa * target_ms, gate_ms)
+            built = evaluation.gates.settings(gate, pair).build(pair)
+            gate_ms[gate] = evaluation.kappa * 1e3 * measure_decision(built, pair)
+    return Timing(
+        evaluation.kappa * draft_ms, evaluation.kappa * head_ms, target_ms, evaluation.kappa * target_ms, gate_ms
+    )
 
 
 def measure_head(pair: AnyPair) -> float:
@@ -87,7 +89,7 @@ def measure_head(pair: AnyPair) -> float:
     if isinstance(pair, Bundle):
         both = measure_inference(HeadDraft(pair.draft, load_head(pair)), pair.spec.draft)
         return max(0.0, both - measure_inference(pair.draft, pair.spec.draft))
-    assert isinstance(pair, ChunkPair), "the method's gate has seen to it"
+    assert isinstance(pair, ChunkPair), "the method's gate has checked it"
     head, drafted = load_distance_head(pair), np.zeros((pair.execute, len(pair.units.centre)), np.float32)
     return measure_call(lambda window: head.estimate(window, drafted), pair.observation.zeros())
 
@@ -123,7 +125,7 @@ def method_cost(name: str, bundle: AnyPair, timing: Timing) -> dict[str, float]:
     """
     method = load_method(name)
     used = {"draft": method.waits_for_draft, "head": method.uses_head, "target": method.gate != "never"}
-    # Nobody has counted those of somebody else's policy.
+    # Parameters of third-party policies are unknown.
     files = {part: bundle.path / PARTS[part] for part in ("draft", "target")} if isinstance(bundle, Bundle) else {}
     if method.uses_head:
         files["head"] = head_file(bundle)
@@ -142,9 +144,9 @@ def measure_decision(gate: Gate, bundle: AnyPair, repeats: int = 200) -> float:
     """Median seconds of one decision, a learned gate's head included, on an observation of zeros, after a warm-up.
 
     Args:
-        gate: its memory is that of another robot afterwards.
-        bundle: whose draft makes the proposals.
-        repeats: how many decisions the median is of.
+        gate: its state is changed.
+        bundle: its draft makes the proposals.
+        repeats: number of timed decisions.
     """
     rng, window = stream(0, Role.GATE), bundle.observation.zeros()
     drafter = bundle.drafter

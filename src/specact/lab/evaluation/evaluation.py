@@ -1,4 +1,4 @@
-"""What is to be evaluated, in plain values; a run folder's manifest repeats it."""
+"""The settings of an evaluation, as plain values; they are stored in a run folder's manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation as short films: simulated again from the run folder by the same robots, and drawn."""
+"""Videos of an evaluation's episodes: simulated again from the run folder, and rendered."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ FRAME_PX = SIZE_PX + 2 * BORDER_PX
 ABOVE_PX = TEXT_PX + BAR_PX + 4
 WIDTH_PX, HEIGHT_PX = PAD_PX + MOST_METHODS * (FRAME_PX + PAD_PX), ABOVE_PX + FRAME_PX + 2 * PAD_PX
 GROUND, INK, SENT, OWN = "#191f26", "#e4e9ee", "#6db1f2", "#3b5069"
-LAST_S = 1.0  # for which the last picture stays
-# Constant quality; one in 30 frames is whole, so that a film can be searched.
+LAST_S = 1.0  # for which the last frame is held
+# Constant quality; one keyframe in 30 frames, so that a player can seek.
 VP9 = {"crf": "40", "b": "0", "g": "30", "deadline": "realtime", "cpu-used": "5"}
 
 
 @dataclass(frozen=True)
 class Screen:
-    """How the episode went under one method, this time.
+    """The outcome of the simulated episode under one method.
 
     Attributes:
         method: its name.
@@ -87,16 +87,16 @@ class Film:
 
 
 def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Sequence[str], longest: int) -> Film:
-    """The film of an episode, from the run folder's ``films/``; if it is not there yet, it is made and kept there.
+    """Reads the film of an episode from the run folder's ``films/``, or renders it and stores it there.
 
-    The episode runs alone and not in a batch with others, so it can differ from the evaluation's in the last bits of
-    a float, and then in how it goes on: compare :attr:`Screen.success`.
+    The episode runs alone and not in a batch, so floats can differ from the evaluation's in the last bits, and the
+    rollout with them: compare :attr:`Screen.success`.
 
     Args:
         folder: run folder.
         manifest: of the run.
         episode: its number.
-        methods: at most three names; of those whose gate is calibrated, the run folder holds the calibration.
+        methods: at most three names; the run folder holds the calibrations of their gates.
         longest: control steps of the longest of these episodes, which decides how many steps pass between two frames.
 
     Raises:
@@ -106,25 +106,25 @@ def load_film(folder: Path, manifest: dict[str, Any], episode: int, methods: Seq
     film = _read(folder, episode, methods)
     if film is None:
         _check_bundle(manifest["evaluation"])
-        film = _make(_Order(folder, manifest, episode, tuple(methods), longest))
+        film = _render(_FilmRequest(folder, manifest, episode, tuple(methods), longest))
         # A run folder that cannot be written to can still be shown.
         with suppress(ConfigError):
             _write(folder, film)
     return film
 
 
-def _check_bundle(what: dict[str, Any]) -> None:
-    found = load_pair(what["bundle"], draft=what["draft"], target=what["target"]).fingerprint
-    if found != what["fingerprint"]:
+def _check_bundle(evaluation: dict[str, Any]) -> None:
+    fingerprint = load_pair(evaluation["bundle"], draft=evaluation["draft"], target=evaluation["target"]).fingerprint
+    if fingerprint != evaluation["fingerprint"]:
         raise BundleError(
-            f"the bundle {what['bundle']!r} has fingerprint {found}, but {what['fingerprint']} was evaluated; "
-            "run the evaluation again to film it"
+            f"the bundle {evaluation['bundle']!r} has fingerprint {fingerprint}, but {evaluation['fingerprint']} was "
+            "evaluated; run the evaluation again to film it"
         )
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What a process that draws has to know; see :func:`load_film`."""
+class _FilmRequest:
+    """The arguments of a rendering process; see :func:`load_film`."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -133,50 +133,50 @@ class _Order:
     longest: int
 
 
-def _make(order: _Order) -> Film:
-    """In a process of its own: MuJoCo chooses how to draw when it is imported, and some ways end the process."""
+def _render(request: _FilmRequest) -> Film:
+    """Renders in a new process: MuJoCo chooses its renderer on import, and some renderers crash the process."""
     reasons = []
     for renderer in _renderers():
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             try:
-                found = process.submit(_shoot, order, renderer).result()
+                film = process.submit(_render_with, request, renderer).result()
             except BrokenProcessPool:
-                found = "the process that drew ended"
-        if isinstance(found, Film):
-            return found
-        reasons.append(f"{renderer or 'default'}: {found}")
+                film = "the process that drew ended"
+        if isinstance(film, Film):
+            return film
+        reasons.append(f"{renderer or 'default'}: {film}")
     raise ConfigError(
         f"this machine cannot draw the environment ({'; '.join(reasons)}); install EGL or OSMesa, or add --no-films"
     )
 
 
 def _renderers() -> tuple[str, ...]:
-    """Values of MUJOCO_GL to try: the one that is set, else what draws without a display."""
+    """Values of MUJOCO_GL to try: the one that is set, else the headless ones."""
     chosen = os.environ.get("MUJOCO_GL", "")
     return (chosen,) if chosen or sys.platform != "linux" else ("egl", "osmesa")
 
 
-def _shoot(order: _Order, renderer: str) -> Film | str:
-    """The film of an order; a sentence where drawing failed."""
+def _render_with(request: _FilmRequest, renderer: str) -> Film | str:
+    """The film; the reason where rendering failed."""
     if renderer:
         os.environ["MUJOCO_GL"] = renderer
     try:
-        return _film(order, [_take(order, method) for method in order.methods])
+        return _film(request, [_simulate(request, method) for method in request.methods])
     except RenderError as error:
         return str(error)
     except SpecactError:
         raise
-    except Exception as error:  # noqa: BLE001 - each renderer fails in a way of its own
+    except Exception as error:  # noqa: BLE001 - each renderer raises its own errors
         return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
-class _Take:
-    """What was seen of one method.
+class _Rollout:
+    """The frames of one method's rollout.
 
     Attributes:
-        screen: how it went.
-        frames, steps: pictures, and control steps done before each.
+        screen: its outcome.
+        frames, steps: images, and control steps done before each.
         sent: per control step, whether the inference behind it went to the target.
     """
 
@@ -186,14 +186,14 @@ class _Take:
     sent: list[bool]
 
 
-def _take(order: _Order, method: str) -> _Take:
-    what = order.manifest["evaluation"]
-    pair = load_pair(what["bundle"], draft=what["draft"], target=what["target"])
-    task = load_task(what["env"], pair.observation)
-    family = rollout_of(pair, load_method(method), what["offset"])
+def _simulate(request: _FilmRequest, method: str) -> _Rollout:
+    evaluation = request.manifest["evaluation"]
+    pair = load_pair(evaluation["bundle"], draft=evaluation["draft"], target=evaluation["target"])
+    task = load_task(evaluation["env"], pair.observation)
+    family = rollout_of(pair, load_method(method), evaluation["offset"])
     world = SimulatedRobot(task, render_mode="rgb_array")
-    robot = simulated(_shard(order, method, pair), pair, family, world, order.episode)
-    every = _stride(order, task.rate_hz)
+    robot = simulated(_shard(request, method, pair), pair, family, world, request.episode)
+    every = _stride(request, task.rate_hz)
     frames, steps, sent = [_frame(world.env)], [0], []
     while not world.done:
         control_step([robot], family)
@@ -204,21 +204,21 @@ def _take(order: _Order, method: str) -> _Take:
             steps.append(world.steps)
     world.close()
     screen = Screen(method, world.success, world.steps, sum(sent) / len(sent), world.steps / task.rate_hz)
-    return _Take(screen, frames, steps, sent)
+    return _Rollout(screen, frames, steps, sent)
 
 
-def _stride(order: _Order, rate_hz: float) -> int:
+def _stride(request: _FilmRequest, rate_hz: float) -> int:
     """Control steps between two frames."""
-    return max(1, round(rate_hz / RATE_HZ), math.ceil(order.longest / MOST_FRAMES))
+    return max(1, round(rate_hz / RATE_HZ), math.ceil(request.longest / MOST_FRAMES))
 
 
-def _shard(order: _Order, method: str, bundle: AnyPair) -> Shard:
-    what, timing = order.manifest["evaluation"], read_timing(order.manifest)
-    gate = read_gates(order.folder)[method]
+def _shard(request: _FilmRequest, method: str, bundle: AnyPair) -> Shard:
+    evaluation, timing = request.manifest["evaluation"], read_timing(request.manifest)
+    gate = read_gates(request.folder)[method]
     return Shard(
-        bundle.source, bundle.fingerprint, what["env"], method, gate, (order.episode,), what["seed"],
-        what["link"], timing.draft_s(method), timing.target_s(method), what["offset"], what["overlap"],
-        timing.gate_s(method),
+        bundle.source, bundle.fingerprint, evaluation["env"], method, gate, (request.episode,), evaluation["seed"],
+        evaluation["link"], timing.draft_s(method), timing.target_s(method), evaluation["offset"],
+        evaluation["overlap"], timing.gate_s(method),
     )  # fmt: skip
 
 
@@ -227,35 +227,37 @@ def _frame(env: Any) -> Image.Image:
     return ImageOps.pad(Image.fromarray(pixels), (SIZE_PX, SIZE_PX), Image.Resampling.BOX)
 
 
-def _film(order: _Order, takes: Sequence[_Take]) -> Film:
-    last = max(take.screen.steps for take in takes)
+def _film(request: _FilmRequest, rollouts: Sequence[_Rollout]) -> Film:
+    last = max(rollout.screen.steps for rollout in rollouts)
     file = io.BytesIO()
-    poster = _side_by_side([_tile(take, last, _four_moments(take.frames), "four moments") for take in takes])
+    poster = _side_by_side(
+        [_tile(rollout, last, _four_moments(rollout.frames), "four moments") for rollout in rollouts]
+    )
     poster.save(file, "WEBP", quality=70, method=4)
-    count = max(len(take.frames) for take in takes)
+    count = max(len(rollout.frames) for rollout in rollouts)
     moments = [*range(count), *[count - 1] * round(LAST_S * RATE_HZ)]
-    video = _video(_side_by_side([_moment(take, last, moment) for take in takes]) for moment in moments)
-    rate_hz = load_task(order.manifest["evaluation"]["env"]).rate_hz
-    speed = RATE_HZ * _stride(order, rate_hz) / rate_hz
-    return Film(order.episode, tuple(take.screen for take in takes), speed, video, file.getvalue())
+    video = _video(_side_by_side([_moment(rollout, last, moment) for rollout in rollouts]) for moment in moments)
+    rate_hz = load_task(request.manifest["evaluation"]["env"]).rate_hz
+    speed = RATE_HZ * _stride(request, rate_hz) / rate_hz
+    return Film(request.episode, tuple(rollout.screen for rollout in rollouts), speed, video, file.getvalue())
 
 
-def _moment(take: _Take, last: int, moment: int) -> Image.Image:
-    """A picture of the film; one that is over stays at its last."""
-    own = min(moment, len(take.frames) - 1)
-    over, sent = moment > own, take.sent[max(0, take.steps[own] - 1)]
+def _moment(rollout: _Rollout, last: int, moment: int) -> Image.Image:
+    """A tile of one frame of the film; a rollout that is over stays at its last frame."""
+    own = min(moment, len(rollout.frames) - 1)
+    over, sent = moment > own, rollout.sent[max(0, rollout.steps[own] - 1)]
     text = "over" if over else "sent" if sent else "the draft's own"
-    return _tile(take, last, take.frames[own], text, take.steps[own], SENT if sent and not over else OWN)
+    return _tile(rollout, last, rollout.frames[own], text, rollout.steps[own], SENT if sent and not over else OWN)
 
 
 def _tile(
-    take: _Take, last: int, picture: Image.Image, text: str, step: int | None = None, frame: str = OWN
+    rollout: _Rollout, last: int, picture: Image.Image, text: str, step: int | None = None, frame: str = OWN
 ) -> Image.Image:
-    """A picture in its frame; above it method, text and steps, up to the last of the film, with a line at this one."""
+    """An image with a border; above it method, text and a bar of all steps, with a mark at ``step``."""
     tile = Image.new("RGB", (FRAME_PX, ABOVE_PX + FRAME_PX), GROUND)
     draw = ImageDraw.Draw(tile)
-    draw.text((0, 0), f"{take.screen.method}: {text}", INK, ImageFont.load_default(20))
-    for place, sent in enumerate(take.sent):
+    draw.text((0, 0), f"{rollout.screen.method}: {text}", INK, ImageFont.load_default(20))
+    for place, sent in enumerate(rollout.sent):
         left, right = (round(FRAME_PX * at / last) for at in (place, place + 1))
         draw.rectangle((left, TEXT_PX, max(left, right - 1), TEXT_PX + BAR_PX - 1), SENT if sent else OWN)
     if step is not None:
@@ -285,7 +287,7 @@ def _four_moments(frames: Sequence[Image.Image]) -> Image.Image:
 
 def _video(frames: Iterable[Image.Image]) -> bytes:
     file = io.BytesIO()
-    # Bit-exact: nothing of the day and the machine is in the file.
+    # Bit-exact: no date and no machine in the file.
     with av.open(file, "w", "webm", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream("libvpx-vp9", round(RATE_HZ), VP9)
         stream.width, stream.height, stream.pix_fmt = WIDTH_PX, HEIGHT_PX, "yuv420p"
@@ -304,17 +306,17 @@ def _write(folder: Path, film: Film) -> None:
     metadata, video, poster = _paths(folder, film.episode)
     write_whole(video, film.video)
     write_whole(poster, film.poster)
-    # Written last: it says that the others are there.
+    # Written last: it marks the film as complete.
     write_json(metadata, asdict(replace(film, video=b"", poster=b"")) | {"video": video.name, "poster": poster.name})
 
 
 def _read(folder: Path, episode: int, methods: Sequence[str]) -> Film | None:
-    """The film that is kept; None if there is none of these methods that can be read."""
+    """The stored film; None if there is no readable one of these methods."""
     metadata, video, poster = _paths(folder, episode)
     try:
-        kept = json.loads(metadata.read_text())
-        screens = tuple(Screen(**screen) for screen in kept["screens"])
-        film = Film(**kept | {"screens": screens, "video": video.read_bytes(), "poster": poster.read_bytes()})
+        stored = json.loads(metadata.read_text())
+        screens = tuple(Screen(**screen) for screen in stored["screens"])
+        film = Film(**stored | {"screens": screens, "video": video.read_bytes(), "poster": poster.read_bytes()})
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return film if [screen.method for screen in film.screens] == [*methods] else None

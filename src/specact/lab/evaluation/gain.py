@@ -1,4 +1,4 @@
-"""What there is to gain by decoding tokens otherwise: every decoding on the same inferences, one after the other."""
+"""The gain of speculative token decodings over greedy decoding, measured on the same inferences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specact.observation import ObservationHistory, Window
 from specact.rng import Role, StepAddress, stream
 from specact.verification import LocalTarget, Target
 
-# Numbers that nobody trains, calibrates or evaluates on.
+# Episodes that are used for neither training, calibration nor evaluation.
 _FIRST_EPISODE = 30_000_000
 
 
@@ -35,33 +35,33 @@ def measure_gain(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, dict[str, float]]:
-    """Lets the target act greedily, and every decoding answer each of its observations.
+    """Rolls out the target with greedy decoding, and runs every decoding on each observation.
 
-    What a decoding remembers is what was executed: the target's actions. So all of them answer the same questions, and
-    none is judged by how it would lead. They are timed in an order that is drawn for each inference.
+    The decodings' state is updated with the executed actions, which are the target's, so that all of them decode under
+    the same conditions. Each inference times them in random order.
 
     Args:
         pair: the target and its drafters.
         env: name of the environment.
         names: of decodings.
-        episodes: how many.
-        seed: of the episodes' starts and the order.
-        progress: told (done, in all) after every episode.
+        episodes: number of rollouts.
+        seed: of the initial states and the order.
+        progress: called with (done, total) after every episode.
 
     Returns:
         For each decoding, means over all inferences: ``passes`` of the target's decoder, with the one over the prefix;
         ``read``, tokens they read after it; ``accepted``, drafted tokens that were accepted, and ``accepted_free``
-        without those of dimensions for which no tolerance is; ``greedy``, share of chunks that are those of greedy
-        decoding; ``compensated``, tokens from a tail; ``ms``, median time of an inference, the proposal's included, and
-        ``relative``, the mean ratio to greedy decoding's with its interval ``relative_low``, ``relative_high`` over
-        episodes; ``inferences``, how many.
+        without those of dimensions that have no tolerance; ``greedy``, share of chunks that equal greedy decoding's;
+        ``compensated``, tokens from a tail; ``ms``, median time of an inference, proposal included, and ``relative``,
+        the mean ratio to greedy decoding's with its interval ``relative_low``, ``relative_high`` over episodes;
+        ``inferences``, their number.
     """
     pair_target: Target[Any] = LocalTarget(pair.target)
     drafters = {name: pair.drafter_of(load_decoding(name)) for name in names}
     robot = SimulatedRobot(load_task(env, pair.observation))
     history = ObservationHistory(pair.observation)
     order, address = stream(seed, Role.GATE), StepAddress(seed, 0, 0, 0)
-    table: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    rows: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     seconds: dict[str, list[list[float]]] = {name: [] for name in names}
     for episode in range(_FIRST_EPISODE, _FIRST_EPISODE + episodes):
         history.reset()
@@ -71,13 +71,13 @@ def measure_gain(
             seconds[name].append([])
         while not robot.done:
             window = history.push(robot.observe())
-            wanted = pair.policy.decode([pair.policy.spec.observation.select(window)], [order])[0]
+            greedy = pair.policy.decode([pair.policy.spec.observation.select(window)], [order])[0]
             for name in order.permutation(list(names)).tolist():
                 started = time.perf_counter()
-                decoded = _answered(pair, pair_target, drafters[name], window, address, order)
+                decoded = _decode(pair, pair_target, drafters[name], window, address, order)
                 seconds[name][-1].append(time.perf_counter() - started)
-                table[name].append(_row(decoded, wanted[0], _free(pair)))
-            for number, action in enumerate(pair.policy.to_environment(wanted)[0]):
+                rows[name].append(_row(decoded, greedy[0], _free(pair)))
+            for number, action in enumerate(pair.policy.to_environment(greedy)[0]):
                 if number:
                     history.push(robot.observe())
                 robot.act(action)
@@ -86,11 +86,11 @@ def measure_gain(
                 if robot.done:
                     break
         progress(episode + 1 - _FIRST_EPISODE, episodes)
-    base = [sum(one) for one in seconds["ar"]] if "ar" in seconds else None
-    return {name: _summary(table[name], seconds[name], base) for name in names}
+    greedy_s = [sum(one) for one in seconds["ar"]] if "ar" in seconds else None
+    return {name: _summary(rows[name], seconds[name], greedy_s) for name in names}
 
 
-def _answered(
+def _decode(
     pair: TokenPair, target: Target[Any], drafter: TokenDrafter, window: Window, address: StepAddress,
     rng: np.random.Generator,
 ) -> Decoded:  # fmt: skip
@@ -102,7 +102,7 @@ def _answered(
 
 
 def _free(pair: TokenPair) -> np.ndarray:
-    """The tokens of dimensions that a tolerance is for, bool ``[T]``."""
+    """Tokens of dimensions that have a tolerance, bool ``[T]``."""
     spec = pair.policy.spec
     strict = () if pair.drafters is None else pair.drafters.settings.strict
     return relaxed(1, spec.chunk * spec.actions, spec.actions, strict).each > 0
@@ -111,18 +111,22 @@ def _free(pair: TokenPair) -> np.ndarray:
 _COLUMNS = ("passes", "read", "accepted", "accepted_free", "greedy", "compensated")
 
 
-def _row(decoded: Decoded, wanted: np.ndarray, free: np.ndarray) -> tuple[float, ...]:
+def _row(decoded: Decoded, greedy: np.ndarray, free: np.ndarray) -> tuple[float, ...]:
     drafted = decoded.sources == DRAFT
     return (
         1 + len(decoded.accepted), sum(decoded.read), drafted.sum(), (drafted & free).sum(),
-        (decoded.tokens == wanted).all(), (decoded.sources == TAIL).sum(),
+        (decoded.tokens == greedy).all(), (decoded.sources == TAIL).sum(),
     )  # fmt: skip
 
 
-def _summary(rows: list[tuple[float, ...]], seconds: list[list[float]], base: list[float] | None) -> dict[str, float]:
-    found = dict(zip(_COLUMNS, np.mean(rows, axis=0).tolist(), strict=True))
-    found |= {"ms": 1e3 * float(np.median(np.concatenate(seconds))), "inferences": len(rows)}
-    if base is not None:
-        ratios = mean_interval(np.array([sum(one) / all_ for one, all_ in zip(seconds, base, strict=True)]))
-        found |= {"relative": ratios.mean, "relative_low": ratios.low, "relative_high": ratios.high}
-    return found
+def _summary(
+    rows: list[tuple[float, ...]], seconds: list[list[float]], greedy_s: list[float] | None
+) -> dict[str, float]:
+    summary = dict(zip(_COLUMNS, np.mean(rows, axis=0).tolist(), strict=True))
+    summary |= {"ms": 1e3 * float(np.median(np.concatenate(seconds))), "inferences": len(rows)}
+    if greedy_s is not None:
+        ratios = mean_interval(
+            np.array([sum(episode_s) / greedy for episode_s, greedy in zip(seconds, greedy_s, strict=True)])
+        )
+        summary |= {"relative": ratios.mean, "relative_low": ratios.low, "relative_high": ratios.high}
+    return summary

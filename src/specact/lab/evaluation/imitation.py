@@ -1,4 +1,4 @@
-"""How far a method's actions are from demonstrations it was not trained on, step by step along them."""
+"""Open-loop evaluation: the error of a method's actions on held-out demonstrations."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from specact.verification import LocalTarget
 
 
 def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
-    """The files that the pair was trained on; none where a scripted expert made its demonstrations.
+    """The files that the pair was trained on; none where its demonstrations come from a scripted expert.
 
     Args:
         bundle: made by ``specact train``.
         data: folder that the recipe's data paths are relative to.
 
     Raises:
-        ConfigError: if the recipe names files and there is no folder to look in.
-        DataError: if a file is not there, or of no known format.
+        ConfigError: if the recipe names files and no folder is given.
+        DataError: if a file is missing, or of unknown format.
     """
     names = bundle.manifest["recipe"]["data"]
     if names and data is None:
@@ -53,25 +53,25 @@ def demonstration_files(bundle: Bundle, data: Path | None) -> list[Path]:
 
 
 def held_out_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None) -> Episodes:
-    """The demonstrations that were kept back when the pair was trained; arguments as of :func:`its_demonstrations`."""
-    return its_demonstrations(bundle, data, env)[1]
+    """The pair's held-out demonstrations; arguments as of :func:`demonstration_split`."""
+    return demonstration_split(bundle, data, env)[1]
 
 
-def its_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None) -> tuple[Episodes, Episodes]:
-    """The demonstrations that the pair was trained on, and those that were kept back, rebuilt from its manifest.
+def demonstration_split(bundle: Bundle, data: Path | None, env: str | None = None) -> tuple[Episodes, Episodes]:
+    """The demonstrations that the pair was trained on, and the held-out ones, rebuilt from its manifest.
 
     Args:
         bundle: made by ``specact train``.
-        data: folder that the recipe's data paths are relative to; None where a scripted expert made them.
+        data: folder that the recipe's data paths are relative to; None where they come from a scripted expert.
         env: the environment that the user named, see :func:`~specact.lab.envs.env_of`.
 
     Raises:
-        ConfigError: if the recipe names files and there is no folder to look in, or the bundle's environment is
-            somebody's code that the user did not name.
+        ConfigError: if the recipe names files and no folder is given, or the bundle's environment is third-party code
+            that the user did not name.
         DataError: if they cannot be read.
     """
     recipe = bundle.manifest["recipe"]
-    made = demonstrations(
+    episodes = demonstrations(
         load_task(env_of(bundle, env)) if bundle.env else None,
         demonstration_files(bundle, data),
         recipe["generate_episodes"],
@@ -80,19 +80,19 @@ def its_demonstrations(bundle: Bundle, data: Path | None, env: str | None = None
         sources=read_sources(recipe.get("observations", {})),
         rate_hz=recipe.get("rate_hz"),
     )
-    return made.split(recipe["held_out"], recipe["seed"])
+    return episodes.split(recipe["held_out"], recipe["seed"])
 
 
 @dataclass(frozen=True)
-class Imitation:
-    """One method along demonstrations: a piece of work for a process.
+class OpenLoopJob:
+    """The open-loop evaluation of one method: a job for a worker process.
 
     Attributes:
         bundle: name or path of the pair.
         episodes: the demonstrations.
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
         gate: its calibrated gate.
-        seed: of everything random.
+        seed: random seed.
         named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
         first: number of the first episode; part of the random streams' addresses.
     """
@@ -107,8 +107,8 @@ class Imitation:
 
 
 @dataclass(frozen=True)
-class Along:
-    """What a method did along demonstrations.
+class OpenLoopResult:
+    """The result of an open-loop evaluation.
 
     Attributes:
         error: mean squared error of the actions in each episode, summed over the action's dimensions, normalised (each
@@ -122,30 +122,30 @@ class Along:
     steps: Table
 
 
-def along(what: Imitation) -> Along:
-    """Runs a method along demonstrations: it sees what was demonstrated, whatever it answers.
+def run_open_loop(job: OpenLoopJob) -> OpenLoopResult:
+    """Runs a method open loop: it observes the demonstrated states, whatever its actions.
 
     Chunks are executed as on the robot.
     """
-    pair, episodes = load_pair(what.bundle, draft=what.named[0], target=what.named[1]), what.episodes
-    family = rollout_of(pair, load_method(what.method))
+    pair, episodes = load_pair(job.bundle, draft=job.named[0], target=job.named[1]), job.episodes
+    family = rollout_of(pair, load_method(job.method))
     verifier, drafter = family.verifier(LocalTarget(pair.target)), family.drafter(None)
-    policy = SpeculativePolicy(pair, what.gate.build(pair), drafter=drafter, verifier=verifier, seed=what.seed)
+    policy = SpeculativePolicy(pair, job.gate.build(pair), drafter=drafter, verifier=verifier, seed=job.seed)
     normalised, raw, audit = [], [], family.audit()
-    # No other frames are read: they cost time, and may not be there.
-    seen = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
-    for number, span in enumerate(episodes.slices(), what.first):
+    # Unused frames are not read: that would cost time, and they may be missing.
+    observations = {name: values for name, values in episodes.observation.items() if name in pair.observation.fields}
+    for number, span in enumerate(episodes.slices(), job.first):
         policy.reset(number)
-        shown = _Shown(seen, range(span.start, span.stop))
-        run_together([Robot(policy, shown)], family, audit)
-        away = np.stack(shown.acted) - episodes.action[span]
-        raw.append(float(np.square(away).sum(axis=1).mean()))
-        normalised.append(float(np.square(away / pair.units.scale).sum(axis=1).mean()))
-    return Along(np.array(normalised), np.array(raw), audit.table())
+        replay = _Replay(observations, range(span.start, span.stop))
+        run_together([Robot(policy, replay)], family, audit)
+        error = np.stack(replay.acted) - episodes.action[span]
+        raw.append(float(np.square(error).sum(axis=1).mean()))
+        normalised.append(float(np.square(error / pair.units.scale).sum(axis=1).mean()))
+    return OpenLoopResult(np.array(normalised), np.array(raw), audit.table())
 
 
-class _Shown:
-    """A demonstration as a world: it goes on as it did, whatever the robot does."""
+class _Replay:
+    """A demonstration as a world: its observations do not depend on the actions."""
 
     def __init__(self, seen: Mapping[str, Any], steps: range) -> None:
         self._seen, self._steps = seen, steps
@@ -162,12 +162,12 @@ class _Shown:
         self.acted.append(action)
 
 
-def imitation_error(what: Imitation) -> dict[str, float]:
-    """Mean squared error of a method's actions along demonstrations, summed over the action's dimensions.
+def imitation_error(job: OpenLoopJob) -> dict[str, float]:
+    """Mean squared error of a method's actions on demonstrations, summed over the action's dimensions.
 
     Returns:
         ``mean``, ``low``, ``high``: in normalised action units (each dimension's training range is [-1, 1]), with a
         95 % interval over episodes; ``raw``: in the environment's units; ``episodes``.
     """
-    found = along(what)
-    return {**asdict(mean_interval(found.error)), "raw": float(found.raw.mean()), "episodes": len(found.raw)}
+    result = run_open_loop(job)
+    return {**asdict(mean_interval(result.error)), "raw": float(result.raw.mean()), "episodes": len(result.raw)}

@@ -1,4 +1,4 @@
-"""What a step costs over a real link: methods, codecs and overlap side by side, interleaved step by step."""
+"""Latency of a step over a real link: methods, codecs and overlap, interleaved step by step."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ WAYS = (Way("draft"), *(Way(m, codec, overlap) for m in METHODS for codec in COD
 
 
 class SlowDraft:
-    """A draft on a device that needs longer: it answers as before, ``took_s`` after it was asked.
+    """Emulates a slower device: delays the draft's answers to ``took_s`` after the call.
 
     Args:
         policy: the draft.
-        took_s: at least what it takes here [s].
+        took_s: time of an inference [s]; no shorter than on this machine.
     """
 
     def __init__(self, policy: CodePolicy, took_s: float) -> None:
@@ -98,13 +98,13 @@ def measure_latency(
         server_bundle: path of what the server serves, with the same tokenizer.
         link: see :func:`~specact.links.link.load_link`.
         steps: inferences per way.
-        rate: ADAHI's transmission rate; its threshold is found on these very observations.
-        draft_ms: time of the draft to stand in for a slower device [ms]; None for this machine's own.
-        seed: of everything random.
-        progress: told (steps done, in all).
+        rate: ADAHI's transmission rate; its threshold is calibrated on the same observations.
+        draft_ms: emulated time of the draft on a slower device [ms]; None for this machine's own.
+        seed: random seed.
+        progress: called with (steps done, total).
 
     Returns:
-        ``draft_ms``, ``target_ms``, ``link_ms`` (what the bounds are made of) and per way: ``transmission_rate``,
+        ``draft_ms``, ``target_ms``, ``link_ms`` (the terms of the bounds) and per way: ``transmission_rate``,
         ``missed``, ``total_ms`` of each inference, ``stages_ms`` (means), ``mean_ms`` with its 95 % interval over
         blocks of steps, ``bound_ms`` (draft + rate x (link + target)), ``over_bound`` (median over blocks).
     """
@@ -121,7 +121,7 @@ def measure_latency(
             for index in order.permutation(len(WAYS)):
                 record = _step(policies[WAYS[index]], episode, observation)
                 if record.sent_ahead and not record.decision.transmit:
-                    # The server still computes what nobody wants; on a robot the next step is a control period away.
+                    # The server is still computing the discarded answer; a robot would wait for its next period.
                     time.sleep(_SETTLE_S)
                 if step >= 0:
                     records[WAYS[index]].append(record)
@@ -135,23 +135,23 @@ def measure_deadline(
     pair: Bundle, link: str, steps: int, deadline_ms: float, rate_hz: float, jpeg_quality: int, seed: int,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:  # fmt: skip
-    """How many verified steps miss a deadline over a link: with camera frames raw and as JPEG, hot and at a real rate.
+    """Deadline misses of verified steps over a link: frames raw and as JPEG, back to back and at a control rate.
 
-    Each inference is verified, by the stream. The ways take turns, a block of steps each.
+    Each inference is verified over the WebSocket. The ways alternate in blocks of steps.
 
     Args:
         pair: the bundle on both sides.
         link: see :func:`~specact.links.link.load_link`.
         steps: inferences of each way, at each pace.
-        deadline_ms: of a step's request, from its leaving [ms].
-        rate_hz: inferences per second of the paced ones; the others follow at once.
-        jpeg_quality: of the frames, where the target sees any.
-        seed: of everything random.
-        progress: told (steps done, in all).
+        deadline_ms: of a step's request, from sending [ms].
+        rate_hz: inferences per second of the paced ways; the others run back to back.
+        jpeg_quality: of the frames, where the target has cameras.
+        seed: random seed.
+        progress: called with (steps done, total).
 
     Returns:
-        The arguments, and under ``ways`` per frames and pace: ``missed`` by cause, ``quantiles_ms`` of the whole step,
-        draft included, and the mean ``encode_ms``.
+        The arguments, and under ``ways`` per encoding and pace: ``missed`` by cause, ``quantiles_ms`` of the whole
+        step, draft included, and the mean ``encode_ms``.
     """
     seen = list(islice(observations(pair, seed), _WARM_UP + steps))
     qualities = {"raw": None} | ({"jpeg": jpeg_quality} if pair.spec.target.images else {})
@@ -185,17 +185,17 @@ def measure_deadline(
             {
                 "frames": frames,
                 "rate_hz": pace or None,
-                "missed": Counter(record.miss for record in found if record.miss is not None),
-                "quantiles_ms": _quantiles(np.array([1e3 * record.times.total for record in found])),
-                "encode_ms": 1e3 * float(np.mean([record.times.offload.encode for record in found])),
+                "missed": Counter(record.miss for record in measured if record.miss is not None),
+                "quantiles_ms": _quantiles(np.array([1e3 * record.times.total for record in measured])),
+                "encode_ms": 1e3 * float(np.mean([record.times.offload.encode for record in measured])),
             }
-            for (frames, pace), found in records.items()
+            for (frames, pace), measured in records.items()
         ],
     }  # fmt: skip
 
 
 def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
-    """What the robot sees whenever it infers, on episodes that the target drives."""
+    """The observations at inferences, with their episodes, in rollouts of the target."""
     task, spec = load_task(env_of(pair, None), pair.observation), pair.spec
     env = task.make()
     policy = SpeculativePolicy(pair, Always(), seed=seed)
@@ -234,7 +234,7 @@ def _policy(
 
 
 def calibrated_on(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, seed: int) -> GateSettings:
-    """The bundle's own deviation gate with a threshold for this rate on these observations, found without the link."""
+    """The bundle's deviation gate with its threshold calibrated for this rate on these observations, without a link."""
     settings = GateChoices().settings("deviation", pair)
     settings = replace(settings, threshold=-np.inf)
     for _ in range(_ROUNDS):
@@ -248,7 +248,7 @@ def calibrated_on(pair: Bundle, seen: Sequence[tuple[int, Any]], rate: float, se
 
 
 def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepRecord:
-    """One inference; the rest of its chunk is played at once."""
+    """One inference; the rest of its chunk is executed without waiting."""
     if policy.record is None or policy.record.address.episode != episode:
         policy.reset(episode)
     policy.act(observation)
@@ -260,12 +260,12 @@ def _step(policy: SpeculativePolicy, episode: int, observation: Any) -> StepReco
 
 
 def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: int) -> dict[str, float]:
-    """The parts of the bound: both inferences as they took within this run, and the link as it is modelled.
+    """The terms of the bound: the inference times measured in this run, and the modelled link.
 
-    What remains is overhead: messages, processes, sampling, records. Times of the same run make the comparison fair on
-    a machine that is shared with others.
+    The remainder is overhead: messages, processes, sampling, records. Times of the same run are comparable on a
+    machine under other load.
     """
-    alone = [
+    target_s = [
         r.times.offload.target for way, rs in records.items() if not way.overlap for r in rs if r.decision.transmit
     ]
     drafts = [record.times.draft for record in records[WAYS[0]]]
@@ -273,13 +273,13 @@ def _costs(pair: Bundle, records: dict[Way, list[StepRecord]], link: str, seed: 
     trips = [round_trip(model, *array_bytes(pair.codec.dialect), float(at), rng) for at in range(1000)]
     return {
         "draft_ms": 1e3 * float(np.mean(drafts)),
-        "target_ms": 1e3 * float(np.mean(alone)),
+        "target_ms": 1e3 * float(np.mean(target_s)),
         "link_ms": 1e3 * float(np.mean(trips)),
     }
 
 
 def _summary(way: Way, records: Sequence[StepRecord], costs: dict[str, float]) -> dict[str, Any]:
-    # The ungated target needs no draft, so the draft's time is not its own, unless the request was under way meanwhile.
+    # The ungated target needs no draft, so its time excludes the draft's, unless both ran concurrently.
     needs_draft = way.method != "target"
     counted = needs_draft or way.overlap
     total = np.array([1e3 * (r.times.total - (0.0 if counted else r.times.draft)) for r in records])
@@ -310,7 +310,7 @@ def _quantiles(total: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _blocks(total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means over runs of consecutive steps: what a control loop feels, without the two humps of gated methods."""
+    """Means over blocks of consecutive steps, which are unimodal where gated methods are bimodal."""
     blocks = len(total) // BLOCK
     return np.asarray(total[: blocks * BLOCK].reshape(-1, BLOCK).mean(axis=1) if blocks > 1 else total)
 

@@ -1,4 +1,4 @@
-"""A run folder's manifest: what was asked for, on which machine, and what times were accounted with."""
+"""A run folder's manifest: the evaluation's settings, the machine, and the accounted times."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ _ACCOUNTED = (
 )
 
 
-def claim(out: Path, what: Evaluation, bundle: AnyPair, env: str, command: str) -> dict[str, Any]:
-    """The run folder's manifest: a new one, or the one of the same run that was stopped.
+def claim(out: Path, evaluation: Evaluation, bundle: AnyPair, env: str, command: str) -> dict[str, Any]:
+    """Creates the run folder's manifest, or reads the one of the same run to resume it.
 
     Raises:
         ConfigError: if the folder holds another run or a damaged manifest, or a method needs a head that is not there.
     """
     weights = {"fingerprint": bundle.fingerprint}
-    if isinstance(bundle, Bundle) and any(load_method(name).proposes == "head" for name in what.methods):
-        # It is no part of the bundle's fingerprint. Learned gates name it in their calibrations.
+    if isinstance(bundle, Bundle) and any(load_method(name).proposes == "head" for name in evaluation.methods):
+        # The bundle's fingerprint does not cover the head. Learned gates name it in their calibrations.
         weights["head"] = head_fingerprint(bundle)
-    request = json.loads(json.dumps(dataclasses.asdict(what) | {"env": env} | weights))
+    request = json.loads(json.dumps(dataclasses.asdict(evaluation) | {"env": env} | weights))
     path = out / "manifest.json"
     if path.exists():
         try:
             manifest = json.loads(path.read_text())
-            found, made_by = manifest["evaluation"], manifest["command"]
+            stored, stored_command = manifest["evaluation"], manifest["command"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} is damaged ({error}); choose another --out, or remove that folder") from None
-        if found != request:
-            raise ConfigError(f"{out} holds another run ({made_by}); choose another --out")
+        if stored != request:
+            raise ConfigError(f"{out} holds another run ({stored_command}); choose another --out")
         return dict(manifest)
     manifest = {
         "command": command,
         "specact": __version__,
         "evaluation": request,
-        "timing": dataclasses.asdict(measure(what, bundle)),
+        "timing": dataclasses.asdict(measure(evaluation, bundle)),
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "python": platform.python_version(),
             "numpy": np.__version__,
             "onnxruntime": onnxruntime.__version__,
         },
-        "order": _MEASURED if what.realtime else _ALONE if depends_on_content(bundle) else _ACCOUNTED,
+        "order": _MEASURED if evaluation.realtime else _ALONE if depends_on_content(bundle) else _ACCOUNTED,
     }
     write_json(path, manifest)
     return manifest

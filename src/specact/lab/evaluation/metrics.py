@@ -26,17 +26,17 @@ def method_metrics(
         steps: one row per inference, see :class:`~specact.lab.rollout.steps.Audit`.
         binary_score: whether the score is the success itself; its interval is Wilson's then.
         sends: whether verified steps are transmitted; False for a target on the device.
-        success_at: scores above which an episode counts as successful in a stricter or a looser sense.
+        success_at: further score thresholds of success.
 
     Returns:
-        ``success`` ``{n, k, rate, low, high}``; ``success_at`` the same for each of those scores, by its text;
+        ``success`` ``{n, k, rate, low, high}``; ``success_at`` the same for each of those thresholds, as text;
         ``tasks``, of a suite, the same for each of its tasks;
         ``score`` ``{mean, low, high}``; ``inferences``;
         ``transmission_rate`` transmitted / inferences; ``true_skip_ratio`` mean of 1 - R(z) over skipped steps (None
         if none was skipped); ``acceptance`` mean over all inferences of 1 - r_k(z_k), per codebook and jointly;
         ``missed`` share of inferences that
-        were transmitted in vain; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all inferences, counted where
-        skipped or missed;
+        were transmitted without an answer in time; ``gated_loss`` (1 - TR)(1 - TSR) = mean of R(z) over all
+        inferences, counted where skipped or missed;
         ``choice_efficiency`` see :func:`~specact.lab.statistics.choice_efficiency`;
         ``action_change_loss`` mean over skipped steps (None if none); ``primary_rejection`` mean r of codebook 0;
         ``draft_entropy``, ``target_entropy`` [nats]; ``latency`` of an action and of an inference; ``sent_ahead``:
@@ -45,22 +45,22 @@ def method_metrics(
         concerns codes, the means over all inferences of ``distance``, and of chunk policies ``prefix``, see
         :mod:`specact.lab.rollout.families`. Of token policies also the means over all inferences of ``passes`` and
         ``read``; ``accepted_per_pass``, drafted tokens per pass after the one over the prefix; the share of verified
-        inferences that are ``greedy`` decoding's, of all that were ``compensated``, the mean ``tolerance`` [bins] and
-        ``tail_error`` per dimension. Of flow policies the share of rounds that were ``full``, of those that ``failed``,
-        checked in vain before, the mean number of ``accepted`` actions per check, ``actions_per_round``, the mean
-        ``deviation``, and the share of the cameras' tokens that were ``reused``.
+        inferences that equal ``greedy`` decoding, the share of all that were ``compensated``, the mean ``tolerance``
+        [bins] and ``tail_error`` per dimension. Of flow policies the share of rounds that were ``full``, the share
+        that were full after a ``failed`` check, the mean number of ``accepted`` actions per check,
+        ``actions_per_round``, the mean ``deviation``, and the share of the cameras' tokens that were ``reused``.
     """
     success = wilson(int(outcomes["success"].sum()), len(outcomes["success"]))
-    at = {f"{least:g}": _share(outcomes["score"] > least) for least in success_at}
-    # Only tables of a suite have such a column.
+    at = {f"{least:g}": _success_rate(outcomes["score"] > least) for least in success_at}
+    # Only suites have this column.
     tasks = outcomes.get("task", np.array([""]))
-    of_tasks = {str(task): _share(outcomes["success"][tasks == task]) for task in np.unique(tasks) if task}
+    of_tasks = {str(task): _success_rate(outcomes["success"][tasks == task]) for task in np.unique(tasks) if task}
     score = success if binary_score else mean_interval(outcomes["score"].astype(np.float64))
     sent = steps["transmitted"]
     inference_ms = 1e3 * sum((steps[f"{stage}_s"] for stage in STAGES), np.zeros(len(sent)))
     actions = int(outcomes["steps"].sum())
     return {
-        "success": _share(outcomes["success"]),
+        "success": _success_rate(outcomes["success"]),
         **({"success_at": at} if at else {}),
         **({"tasks": of_tasks} if of_tasks else {}),
         "score": {"mean": score.mean, "low": score.low, "high": score.high},
@@ -79,14 +79,14 @@ def method_metrics(
 
 
 def step_metrics(steps: Table, *, sends: bool = True) -> dict[str, Any]:
-    """What a step table says by itself, see :func:`method_metrics`."""
+    """The metrics that need only the step table, see :func:`method_metrics`."""
     sent, change = steps["transmitted"], steps["action_change"]
     return {
         "inferences": len(sent),
         "transmission_rate": float(sent.mean()) if sends else 0.0,
         "missed": float(steps["missed"].mean()),
         "action_change_loss": float(change[~sent].mean()) if (~sent).any() else None,
-        **(_code_metrics(steps) if "rejection" in steps else _distances(steps)),
+        **(_code_metrics(steps) if "rejection" in steps else _distance_metrics(steps)),
         **(_token_metrics(steps) if "passes" in steps else {}),
         **(_round_metrics(steps) if "full" in steps else {}),
     }
@@ -108,7 +108,7 @@ def _code_metrics(steps: Table) -> dict[str, Any]:
     }
 
 
-def _distances(steps: Table) -> dict[str, Any]:
+def _distance_metrics(steps: Table) -> dict[str, Any]:
     return {name: float(steps[name].mean()) for name in ("distance", "prefix") if name in steps}
 
 
@@ -145,10 +145,10 @@ def _round_metrics(steps: Table) -> dict[str, Any]:
 SUCCESS_AT = {"pusht": (0.95,), "pusht-camera": (0.95,)}
 
 
-def _share(counted: NDArray[np.bool_]) -> dict[str, float]:
+def _success_rate(counted: NDArray[np.bool_]) -> dict[str, float]:
     n, k = len(counted), int(counted.sum())
-    found = wilson(k, n)
-    return {"n": n, "k": k, "rate": found.mean, "low": found.low, "high": found.high}
+    interval = wilson(k, n)
+    return {"n": n, "k": k, "rate": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def _prefetch_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict[str, float | None]:
@@ -162,19 +162,18 @@ def _prefetch_quality(ahead: NDArray[np.bool_], sent: NDArray[np.bool_]) -> dict
 def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None) -> None:
     """Adds ``gate_efficiency`` to every method: (random - gate) / (random - oracle) of the gated loss, at equal rate.
 
-    Each method is compared at the rate it achieved: random's loss falls in proportion to what it skips, the oracle's is
-    that of skipping the same share of the steps it met, those with the least R(z). Random is the one with the gate's
-    privileges, as far as it ran: ``random`` for the deviation, which may have a limit on skips, ``random_learned`` for
-    the others; each kind of chance is its own. None where one of the two did not run, a method skips nothing or
-    everything or has another draft, or the oracle gains next to nothing over chance: a ratio of such gains would be
-    noise.
+    Each method is compared at the rate it achieved: random's loss is proportional to its share of skips, the oracle's
+    is that of skipping the same share of its own steps, those with the least R(z). The random baseline has the gate's
+    constraints: ``random`` for the deviation, which may have a limit on skips, ``random_learned`` for the others; a
+    random gate is its own baseline. None where one of the two did not run, a method skips nothing or everything or has
+    another draft, or the oracle's gain over chance is negligible, because the ratio would be noise.
 
     Args:
         methods: metrics by method.
         oracle: the step table of the oracle on the rejection probability, if it ran.
     """
     for name, metrics in methods.items():
-        rate, random = metrics["transmission_rate"], _chance_for(name, methods)
+        rate, random = metrics["transmission_rate"], _random_baseline(name, methods)
         metrics["gate_efficiency"] = None
         if (
             load_method(name).proposes == "head"
@@ -185,7 +184,7 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
         ):
             continue
         chance = random["gated_loss"] * (1.0 - rate) / (1.0 - random["transmission_rate"])
-        # Forced steps are no choice of the oracle's either.
+        # The oracle has the forced steps as well.
         free = np.sort(oracle["rejection"][oracle["reason"] <= REASONS.index("tie")])
         skipped = min(round(len(oracle["rejection"]) * (1.0 - rate)), len(free))
         best = float(free[:skipped].sum() / len(oracle["rejection"]))
@@ -193,44 +192,43 @@ def add_gate_efficiency(methods: dict[str, dict[str, Any]], oracle: Table | None
             metrics["gate_efficiency"] = (chance - metrics["gated_loss"]) / (chance - best)
 
 
-def _chance_for(name: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Metrics of the random gate with this method's privileges, as far as one ran."""
+def _random_baseline(name: str, methods: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Metrics of the random baseline with this method's constraints; None if none ran."""
     gate = load_method(name).gate
     if gate == "random":
         return methods[name]
-    rivals = _CHANCE if gate == "deviation" else _FREE_CHANCE
+    rivals = _RANDOM if gate == "deviation" else _UNLIMITED_RANDOM
     return next((methods[rival] for rival in rivals if rival in methods), None)
 
 
-# What may stand beside a gate as chance: with the deviation's privileges, or with those of a gate without a limit on
-# skips. The first that ran counts.
-_CHANCE, _FREE_CHANCE = ("random",), ("random_learned", "random")
+# Random baselines: with the deviation's limit on skips, or without one. The first that ran is used.
+_RANDOM, _UNLIMITED_RANDOM = ("random",), ("random_learned", "random")
 
-# A method, and the first that ran of those that it may be compared with.
+# A method, and its possible rivals; the first that ran is used.
 CONTRASTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hybrid", ("target",)),
     ("target", ("draft",)),
     ("target_on_device", ("hybrid",)),
     ("random", ("plain_random",)),
-    ("adahi", _CHANCE),
+    ("adahi", _RANDOM),
     ("adahi", ("hybrid",)),
     ("adahi", ("gated_target",)),
     ("adahi", ("head_draft",)),
-    ("uncertainty", _FREE_CHANCE),
+    ("uncertainty", _UNLIMITED_RANDOM),
     ("uncertainty", ("adahi",)),
     ("head_draft", ("draft",)),
     ("head_draft", ("hybrid",)),
-    ("head_random", _FREE_CHANCE),
-    ("learned", _FREE_CHANCE),
+    ("head_random", _UNLIMITED_RANDOM),
+    ("learned", _UNLIMITED_RANDOM),
     ("learned", ("head_draft",)),
     ("learned", ("head_random",)),
     ("learned", ("adahi",)),
     ("learned", ("hybrid",)),
-    ("learned_action", _FREE_CHANCE),
+    ("learned_action", _UNLIMITED_RANDOM),
     ("learned_action", ("head_draft",)),
     ("learned_action", ("hybrid",)),
-    ("oracle", _FREE_CHANCE),
-    ("oracle_action", _FREE_CHANCE),
+    ("oracle", _UNLIMITED_RANDOM),
+    ("oracle_action", _UNLIMITED_RANDOM),
     ("strict", ("ar",)),
     ("specvla", ("ar",)),
     ("specvla", ("last",)),

@@ -1,4 +1,4 @@
-"""One robot with a deadline beside others that ask as much as they can: how many of its steps are missed."""
+"""Deadline misses of one robot while other connections flood the same server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from specact.errors import RemoteError
 from specact.families.codes.bundle import Bundle, load_bundle
-from specact.lab.evaluation.load import run_load, speech_of
+from specact.lab.evaluation.load import run_load, workload_of
 
 # Requests that each neighbour keeps under way; rate and deadline of the robot.
 UNDER_WAY, RATE_HZ, DEADLINE_MS = 32, 20.0, 50.0
@@ -17,13 +17,13 @@ _READY_WITHIN_S = 60.0
 
 
 def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> dict[str, Any]:
-    """Asks the server on this machine's ``port`` 20 times a second while neighbours flood it from another process.
+    """Sends 20 requests a second to the server on this machine while neighbours flood it from another process.
 
     Args:
         port: of the server, on loopback.
         bundle: what it serves.
-        neighbours: connections that flood, each with ``UNDER_WAY`` requests; 0 for none.
-        steps: how often the robot asks; one that is answered after 50 ms, or with an error, is missed.
+        neighbours: flooding connections, each with ``UNDER_WAY`` requests in flight; 0 for none.
+        steps: requests of the robot; one that is answered after 50 ms, or with an error, is missed.
 
     Returns:
         Plain values; times in ms, of the steps that were answered.
@@ -32,16 +32,16 @@ def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> dict[s
         RemoteError: if the server refuses a connection or the neighbours do not start.
     """
     context = multiprocessing.get_context("spawn")
-    # Half a period less than so many: what is due then no longer counts.
+    # Half a period less, so that no further request becomes due.
     ready, seconds = context.Event(), (steps - 0.5) / RATE_HZ
-    # It ends by itself some seconds after the time is over.
+    # It ends by itself some seconds later, should this process fail to kill it.
     flooding = context.Process(target=_flood, args=(port, bundle.path, neighbours, seconds + 10.0, ready))
     if neighbours:
         flooding.start()
     try:
         if neighbours and not ready.wait(_READY_WITHIN_S):
             raise RemoteError(f"{neighbours} neighbours did not start within {_READY_WITHIN_S:.0f} s")
-        found = run_load(port, speech_of(bundle.codec.dialect, DEADLINE_MS), 1, seconds, RATE_HZ)
+        load = run_load(port, workload_of(bundle.codec.dialect, DEADLINE_MS), 1, seconds, RATE_HZ)
     finally:
         if neighbours:
             flooding.kill()
@@ -52,13 +52,19 @@ def run_beside(port: int, bundle: Bundle, neighbours: int, steps: int) -> dict[s
         "rate_hz": RATE_HZ,
         "deadline_ms": DEADLINE_MS,
         "steps": steps,
-        "missed": steps - int((found.latencies_ms <= DEADLINE_MS).sum()),
-        "p50_ms": found.summary()["p50_ms"],
-        "p99_ms": found.summary()["p99_ms"],
+        "missed": steps - int((load.latencies_ms <= DEADLINE_MS).sum()),
+        "p50_ms": load.summary()["p50_ms"],
+        "p99_ms": load.summary()["p99_ms"],
     }
 
 
 def _flood(port: int, path: Path, robots: int, seconds: float, ready: Event) -> None:
     run_load(
-        port, speech_of(load_bundle(path).codec.dialect), robots, seconds, None, under_way=UNDER_WAY, started=ready.set
+        port,
+        workload_of(load_bundle(path).codec.dialect),
+        robots,
+        seconds,
+        None,
+        under_way=UNDER_WAY,
+        started=ready.set,
     )

@@ -1,4 +1,4 @@
-"""Does a gate's score tell when the target would reject? The rejection model and its quality (ADAHI, equation 6)."""
+"""The rejection model: how well a gate's score predicts the target's rejection (ADAHI, equation 6)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from specact.lab.statistics import roc_auc
+
 Floats = NDArray[np.float64]
 
 
@@ -19,7 +21,7 @@ class Fit:
 
     Attributes:
         slope, intercept, shift: the fit; shift is 0 for the linear one.
-        r2: share of the bins' variance that it explains.
+        r2: explained share of the bins' variance.
     """
 
     slope: float
@@ -32,16 +34,16 @@ class Fit:
 class RejectionModel:
     """Rejection over score.
 
-    A high R² of the bins with a negative slope means a gate that asks at the wrong moments, so the sign of the slope
-    and the step-level figures belong beside it.
+    R² of the bins can be high with a negative slope, where the gate asks at the wrong steps; so report the slope's
+    sign and the step-level figures as well.
 
     Attributes:
         scores, rejections, errors: mean score, mean rejection and its standard error per bin of equal count,
             ``[bins]``.
         linear, logarithmic: fits over the bins.
         spearman: rank correlation over single steps.
-        auroc: chance that a step with a rejection above 1/2 has a higher score than one without; 0.5 is chance.
-        steps: how many steps went into it.
+        auroc: area under the ROC curve of the score, for rejections above 1/2; 0.5 is chance.
+        steps: number of steps.
     """
 
     scores: list[float]
@@ -61,8 +63,8 @@ def rejection_models(steps: Mapping[str, Floats]) -> dict[str, Any]:
         steps: columns ``score``, ``rejection`` and ``rejection_0`` of a step table.
 
     Returns:
-        The :class:`RejectionModel` of R(z), the rejection of any code; and as ``primary`` that of r, the rejection of
-        the primary code, which is the one that the paper's figure 2 shows.
+        The :class:`RejectionModel` of R(z), the rejection of any code, and as ``primary`` that of r, the rejection of
+        the primary code, as in the paper's figure 2.
     """
     model = asdict(fit_rejection(steps["score"], steps["rejection"]))
     return {**model, "primary": asdict(fit_rejection(steps["score"], steps["rejection_0"]))}
@@ -75,6 +77,7 @@ def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> Rejecti
     x = np.array([scores[part].mean() for part in parts])
     y = np.array([rejections[part].mean() for part in parts])
     error = [float(rejections[part].std() / np.sqrt(len(part))) for part in parts]
+    auroc = roc_auc(scores, rejections > 0.5)
     return RejectionModel(
         scores=x.tolist(),
         rejections=y.tolist(),
@@ -82,19 +85,9 @@ def fit_rejection(scores: Floats, rejections: Floats, bins: int = 20) -> Rejecti
         linear=_line(x, y, 0.0),
         logarithmic=_logarithm(x, y),
         spearman=_spearman(scores, rejections),
-        auroc=auroc(scores, rejections > 0.5),
+        auroc=float("nan") if auroc is None else auroc,
         steps=len(scores),
     )
-
-
-def auroc(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve, ties counted half; NaN where one class is empty."""
-    count = int(positive.sum())
-    if count in (0, len(scores)):
-        return float("nan")
-    ranks = stats.rankdata(scores)
-    wins = ranks[positive].sum() - count * (count + 1) / 2
-    return float(wins / (count * (len(scores) - count)))
 
 
 def _spearman(scores: Floats, rejections: Floats) -> float:

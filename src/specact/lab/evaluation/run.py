@@ -1,4 +1,4 @@
-"""An evaluation: methods side by side on the same episodes, in a run folder that resumes and explains itself."""
+"""Runs an evaluation: methods on the same episodes, with results in a resumable run folder."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from specact.gates.settings import GateSettings, load_gate
 from specact.lab.data.fit import check_fit
 from specact.lab.envs import env_of, load_task
 from specact.lab.evaluation.calibrate import CalibrationRun, calibrate
-from specact.lab.evaluation.chance import asked_gate, at_rate
+from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
 from specact.lab.evaluation.cost import method_cost, read_timing
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.imitation import Imitation, demonstration_files, held_out_demonstrations, imitation_error
+from specact.lab.evaluation.imitation import OpenLoopJob, demonstration_files, held_out_demonstrations, imitation_error
 from specact.lab.evaluation.manifest import claim
 from specact.lab.evaluation.metrics import SUCCESS_AT, Table, add_gate_efficiency, contrasts, method_metrics
 from specact.lab.rollout.families import depends_on_content, rollout_of
@@ -41,46 +41,46 @@ from specact.locks import locked
 Progress = Callable[[str, int, int], None]
 
 
-def evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> dict[str, Any]:
+def evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> dict[str, Any]:
     """Runs an evaluation and writes ``manifest.json``, ``summary.json``, ``episodes/``, ``steps/`` (Parquet).
 
-    Run again after a stop, it goes on with the shards that are missing.
+    A run that was stopped resumes with the missing shards.
 
     Args:
-        what: the evaluation.
+        evaluation: its settings.
         out: run folder.
-        progress: told (what is going on, done, in all).
-        pool: where.
+        progress: called with (stage, done, total).
+        pool: worker pool.
         command: recorded in the manifest.
 
     Returns:
         The summary.
 
     Raises:
-        ConfigError: if ``out`` holds another run, another process is at work there, its folder cannot be written, a
-            method is unknown, or a gate cannot hold the rate.
+        ConfigError: if ``out`` holds another run, is locked by another process, or cannot be written, a method is
+            unknown, or a gate cannot hold the rate.
         BundleError: if the bundle, or a calibration in it, does not fit.
     """
     with locked(out):
-        return _evaluate(what, out, progress, pool, command)
+        return _evaluate(evaluation, out, progress, pool, command)
 
 
-def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
-    bundle = load_pair(what.bundle, draft=what.draft, target=what.target)
-    env = what.env or env_of(bundle, None)
+def _evaluate(evaluation: Evaluation, out: Path, progress: Progress, pool: Pool, command: str) -> dict[str, Any]:
+    bundle = load_pair(evaluation.bundle, draft=evaluation.draft, target=evaluation.target)
+    env = evaluation.env or env_of(bundle, None)
     task = load_task(env)
-    asked = {name: asked_gate(name, what.gates, bundle) for name in what.methods}
-    for settings in asked.values():
-        settings.check_rate(what.rate)
-    for name in what.methods:
-        rollout_of(bundle, load_method(name), what.offset, what.decoding)
+    initial_gates = {name: uncalibrated_gate(name, evaluation.gates, bundle) for name in evaluation.methods}
+    for settings in initial_gates.values():
+        settings.check_rate(evaluation.rate)
+    for name in evaluation.methods:
+        rollout_of(bundle, load_method(name), evaluation.offset, evaluation.decoding)
     check_fit(bundle, task)
-    if what.mse:
-        env_of(bundle, what.env)
+    if evaluation.mse:
+        env_of(bundle, evaluation.env)
         if not isinstance(bundle, Bundle):
             raise ConfigError(f"nobody knows what {bundle.name!r} was trained on; leave out --mse")
-        demonstration_files(bundle, None if what.data is None else Path(what.data))
-    manifest = claim(out, what, bundle, env, command)
+        demonstration_files(bundle, None if evaluation.data is None else Path(evaluation.data))
+    manifest = claim(out, evaluation, bundle, env, command)
     started = time.perf_counter()
     outcomes: dict[str, Table] = {}
     steps: dict[str, Table] = {}
@@ -88,26 +88,28 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
     gates: dict[str, GateSettings] = {}
     with ExitStack() as stack:
         runner: Pool | RealTime = pool
-        if what.realtime:
-            runner = stack.enter_context(RealTime(bundle.source, what.link, what.deadline_ms, what.wire, what.seed))
-        # Chance comes last: it runs at the rate that its rival achieved.
-        for name in sorted(what.methods, key=lambda method: load_method(method).rate_of is not None):
-            method, settings = load_method(name), asked[name]
+        if evaluation.realtime:
+            runner = stack.enter_context(
+                RealTime(bundle.source, evaluation.link, evaluation.deadline_ms, evaluation.wire, evaluation.seed)
+            )
+        # Random gates run last, at the rate that their rival achieved.
+        for name in sorted(evaluation.methods, key=lambda method: load_method(method).rate_of is not None):
+            method, settings = load_method(name), initial_gates[name]
             if load_gate(method.gate).calibrated:
                 if method.gate not in calibrations:
-                    calibrations[method.gate] = _calibration(bundle, env, method.gate, what, out, pool, progress)
+                    calibrations[method.gate] = _calibration(bundle, env, method.gate, evaluation, out, pool, progress)
                 settings = calibrations[method.gate].settings
             elif method.rate_of is not None:
                 asks_full = method.decoding in ROUNDS and ROUNDS[method.decoding].full
                 sent = "full" if asks_full else "transmitted"
-                settings = at_rate(settings, what.rate, steps.get(method.rate_of), sent)
+                settings = random_gate_at_rate(settings, evaluation.rate, steps.get(method.rate_of), sent)
             gates[name] = settings
             outcomes[name], steps[name] = _run_method(
-                name, settings, what, env, manifest, bundle, out, runner, progress
+                name, settings, evaluation, env, manifest, bundle, out, runner, progress
             )
-        along = {}
-        if what.mse and isinstance(bundle, Bundle):
-            along = _imitation(what, bundle, gates, out, pool, progress)
+        imitation_errors = {}
+        if evaluation.mse and isinstance(bundle, Bundle):
+            imitation_errors = _imitation_errors(evaluation, bundle, gates, out, pool, progress)
     timing, success_at = read_timing(manifest), SUCCESS_AT.get(env, ())
     methods = {
         name: {
@@ -120,41 +122,41 @@ def _evaluate(what: Evaluation, out: Path, progress: Progress, pool: Pool, comma
             ),
             "cost": method_cost(name, bundle, timing),
         }
-        for name in what.methods
+        for name in evaluation.methods
     }
     add_gate_efficiency(methods, steps.get("oracle"))
-    for name, error in along.items():
+    for name, error in imitation_errors.items():
         methods[name]["mse"] = error
     summary = {
         "env": env,
-        "episodes": what.episodes,
-        "seed": what.seed,
+        "episodes": evaluation.episodes,
+        "seed": evaluation.seed,
         "bundle": bundle.name,
-        "rate": what.rate,
-        # A token or flow policy is evaluated without one, see :func:`~specact.lab.rollout.rollout.measured`.
-        "link": "none" if depends_on_content(bundle) and not what.realtime else what.link,
-        "realtime": what.realtime,
+        "rate": evaluation.rate,
+        # Token and flow policies are evaluated without a link, see :func:`~specact.lab.rollout.rollout.measured`.
+        "link": "none" if depends_on_content(bundle) and not evaluation.realtime else evaluation.link,
+        "realtime": evaluation.realtime,
         "score": task.score,
         "methods": methods,
-        "gates": {name: dataclasses.asdict(gates[name]) for name in what.methods},
+        "gates": {name: dataclasses.asdict(gates[name]) for name in evaluation.methods},
         "contrasts": contrasts(outcomes),
-        "calibration": {name: _brief(calibration) for name, calibration in calibrations.items()},
+        "calibration": {name: _calibration_summary(calibration) for name, calibration in calibrations.items()},
         "seconds": round(time.perf_counter() - started, 1),
     }
     write_json(out / "summary.json", summary)
     return summary
 
 
-def finished(what: Evaluation, out: Path) -> bool:
-    """Whether ``out`` holds this evaluation to its end.
+def finished(evaluation: Evaluation, out: Path) -> bool:
+    """Whether ``out`` holds this evaluation, completed.
 
     Raises:
         ConfigError: if it holds another one.
     """
     if not (out / "summary.json").exists():
         return False
-    bundle = load_pair(what.bundle, draft=what.draft, target=what.target)
-    claim(out, what, bundle, what.env or bundle.env, "")
+    bundle = load_pair(evaluation.bundle, draft=evaluation.draft, target=evaluation.target)
+    claim(out, evaluation, bundle, evaluation.env or bundle.env, "")
     return True
 
 
@@ -176,7 +178,7 @@ def read_table(folder: Path) -> Table:
 def _run_method(
     name: str,
     settings: GateSettings,
-    what: Evaluation,
+    evaluation: Evaluation,
     env: str,
     manifest: dict[str, Any],
     bundle: AnyPair,
@@ -189,8 +191,8 @@ def _run_method(
         folder.mkdir(parents=True, exist_ok=True)
     timing = read_timing(manifest)
     shards = []
-    for first in range(0, what.episodes, what.shard):
-        numbers = tuple(range(first, min(first + what.shard, what.episodes)))
+    for first in range(0, evaluation.episodes, evaluation.shard):
+        numbers = tuple(range(first, min(first + evaluation.shard, evaluation.episodes)))
         shards.append(
             Shard(
                 bundle.source,
@@ -199,24 +201,24 @@ def _run_method(
                 name,
                 settings,
                 numbers,
-                what.seed,
-                what.link,
+                evaluation.seed,
+                evaluation.link,
                 timing.draft_s(name),
                 timing.target_s(name),
-                what.offset,
-                what.overlap,
+                evaluation.offset,
+                evaluation.overlap,
                 timing.gate_s(name),
                 named=named_again(bundle),
-                decoding=what.decoding,
+                decoding=evaluation.decoding,
             )
         )
     missing = [shard for shard in shards if not (folders[0] / _file(shard)).exists()]
-    done = what.episodes - sum(len(shard.episodes) for shard in missing)
-    progress(name, done, what.episodes)
+    done = evaluation.episodes - sum(len(shard.episodes) for shard in missing)
+    progress(name, done, evaluation.episodes)
     for shard, (episodes, table) in runner.run(missing):
         write_shard(out, shard, episodes, table)
         done += len(shard.episodes)
-        progress(name, done, what.episodes)
+        progress(name, done, evaluation.episodes)
     return read_table(folders[0]), read_table(folders[1])
 
 
@@ -224,8 +226,8 @@ def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) 
     """Writes a shard's tables into a run folder."""
     columns = {field.name: [getattr(o, field.name) for o in outcomes] for field in dataclasses.fields(Outcome)}
     if not any(columns["task"]):
-        del columns["task"]  # only of a suite
-    # The outcomes are written last: they are what marks a shard as finished.
+        del columns["task"]  # only suites have tasks
+    # The outcomes are written last: they mark the shard as finished.
     for kind, table in (("steps", steps), ("episodes", {name: np.array(values) for name, values in columns.items()})):
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(table), sink)
@@ -233,61 +235,64 @@ def write_shard(out: Path, shard: Shard, outcomes: list[Outcome], steps: Table) 
 
 
 def _calibration(
-    bundle: AnyPair, env: str, gate: str, what: Evaluation, out: Path, pool: Pool, progress: Progress
+    bundle: AnyPair, env: str, gate: str, evaluation: Evaluation, out: Path, pool: Pool, progress: Progress
 ) -> Calibration:
-    """The run folder's calibration; else the bundle's or a new one, kept there for when the run is resumed."""
-    path = out / "calibration" / calibration_file(gate, what.rate)
+    """The run folder's calibration; else the bundle's or a new one, stored there so that the run can resume."""
+    path = out / "calibration" / calibration_file(gate, evaluation.rate)
     if path.exists():
         return read_calibration(path, bundle)
-    wanted = what.gates.settings(gate, bundle)
-    stored = find_calibration(bundle, gate, what.rate)
-    # A bundle's own are of no other decoding.
-    if not what.decoding and stored is not None and env == bundle.env and wanted == stored.settings.without_threshold():
+    wanted = evaluation.gates.settings(gate, bundle)
+    stored = find_calibration(bundle, gate, evaluation.rate)
+    # A bundle's calibrations hold for its default decoding only.
+    usable = not evaluation.decoding and env == bundle.env
+    if usable and stored is not None and wanted == stored.settings.without_threshold():
         stored.save(path.parent)
         return stored
-    run = CalibrationRun(what.rate, what.calibration_episodes, seed=what.seed)
+    run = CalibrationRun(evaluation.rate, evaluation.calibration_episodes, seed=evaluation.seed)
     total = run.episodes * (run.rounds + 2)
-    made = calibrate(
-        bundle, wanted, run, env=env, pool=pool, decoding=what.decoding,
+    calibration = calibrate(
+        bundle, wanted, run, env=env, pool=pool, decoding=evaluation.decoding,
         advance=lambda done: progress(f"calibrating {gate}", done, total),
     )  # fmt: skip
-    made.save(path.parent)
-    return made
+    calibration.save(path.parent)
+    return calibration
 
 
-def _imitation(
-    what: Evaluation, bundle: Bundle, gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
+def _imitation_errors(
+    evaluation: Evaluation, bundle: Bundle, gates: dict[str, GateSettings], out: Path, pool: Pool, progress: Progress
 ) -> dict[str, dict[str, float]]:
-    """Every method's error along held-out demonstrations; what a stopped run has measured is kept."""
+    """Every method's error on held-out demonstrations; resumes from ``imitation.json``."""
     path = out / "imitation.json"
-    found: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
-    missing = [name for name in what.methods if name not in found]
+    errors: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+    missing = [name for name in evaluation.methods if name not in errors]
     if missing:
-        shown = held_out_demonstrations(bundle, None if what.data is None else Path(what.data), what.env)
-        if what.demonstrations is not None:
-            shown = shown.select(np.arange(min(what.demonstrations, len(shown))))
-        work = [Imitation(str(bundle.path), shown, name, gates[name], what.seed) for name in missing]
-        progress("along demonstrations", len(found), len(what.methods))
-        for item, error in pool.each(imitation_error, work):
-            found[item.method] = error
-            write_json(path, found)
-            progress("along demonstrations", len(found), len(what.methods))
-    return found
+        demonstrations = held_out_demonstrations(
+            bundle, None if evaluation.data is None else Path(evaluation.data), evaluation.env
+        )
+        if evaluation.demonstrations is not None:
+            demonstrations = demonstrations.select(np.arange(min(evaluation.demonstrations, len(demonstrations))))
+        jobs = [OpenLoopJob(str(bundle.path), demonstrations, name, gates[name], evaluation.seed) for name in missing]
+        progress("along demonstrations", len(errors), len(evaluation.methods))
+        for job, error in pool.each(imitation_error, jobs):
+            errors[job.method] = error
+            write_json(path, errors)
+            progress("along demonstrations", len(errors), len(evaluation.methods))
+    return errors
 
 
 def _file(shard: Shard) -> str:
     return f"{shard.episodes[0]:06d}.parquet"
 
 
-def _brief(calibration: Calibration) -> dict[str, Any]:
-    told = ("auroc", "spearman", "linear", "logarithmic")
+def _calibration_summary(calibration: Calibration) -> dict[str, Any]:
+    keys = ("auroc", "spearman", "linear", "logarithmic")
     model = calibration.model
-    # Bundles hold calibrations that were made before the primary code had a model of its own.
+    # Older calibrations in bundles have no model of the primary code.
     primary = model.get("primary")
     return {
         "threshold": calibration.settings.threshold,
         "held_out_rate": calibration.held_out["rate"],
         "held_out_episodes": calibration.held_out["episodes"],
-        **{key: model[key] for key in told if key in model},
-        "primary": None if primary is None else {key: primary[key] for key in told},
+        **{key: model[key] for key in keys if key in model},
+        "primary": None if primary is None else {key: primary[key] for key in keys},
     }

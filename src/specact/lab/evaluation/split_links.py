@@ -1,4 +1,4 @@
-"""Recorded links of the study of split targets, and what of their bandwidth can be known beforehand."""
+"""Recorded links of the study of split targets, and the errors of bandwidth forecasts on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StudyLink:
     Attributes:
         name: in tables.
         link: see :func:`~specact.links.link.load_link`, without its start.
-        seconds: of the recording before it begins again.
+        seconds: length of the recording, which is then repeated.
     """
 
     name: str
@@ -35,7 +35,7 @@ class StudyLink:
 
     @property
     def trained_s(self) -> float:
-        """Of the recording, the part that forecasts learn from; measured is what comes after."""
+        """Length of the part that forecasts are trained on; methods are measured on the rest."""
         return 0.6 * self.seconds
 
     def at(self, start_s: float) -> str:
@@ -49,7 +49,7 @@ def study_links(data: Path, out: Path) -> list[StudyLink]:
 
     Args:
         data: folder with ``mahimahi/`` and ``telerobot_rtt/``.
-        out: where what is made of them lies: the LTE recording with ten packets for each of its own.
+        out: folder for derived recordings: the LTE recording with ten packets for each original one.
 
     Raises:
         ConfigError: if a recording is missing.
@@ -68,19 +68,19 @@ def study_links(data: Path, out: Path) -> list[StudyLink]:
         return "mahimahi:" + ",".join(map(str, files))
 
     return [
-        StudyLink("5g-like", f"{pair(fast)}+delay=20", _seconds(lte)),
-        StudyLink("lte", f"{pair(lte)}+delay=40", _seconds(lte)),
-        StudyLink("lte-driving", f"{pair(car)}+delay=40", _seconds(car)),
+        StudyLink("5g-like", f"{pair(fast)}+delay=20", _duration_s(lte)),
+        StudyLink("lte", f"{pair(lte)}+delay=40", _duration_s(lte)),
+        StudyLink("lte-driving", f"{pair(car)}+delay=40", _duration_s(car)),
         StudyLink("wifi", f"rtt:{radio}+rate=50", sum(map(float, radio.read_bytes().split())) / 1e3),
     ]
 
 
-def _seconds(deliveries: Sequence[Path]) -> float:
+def _duration_s(deliveries: Sequence[Path]) -> float:
     return min(float(file.read_bytes().split()[-1]) for file in deliveries) / 1e3
 
 
 def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np.ndarray]:
-    """What a device would measure at every inference: in the part to learn from, and in the rest of the recording."""
+    """The bandwidth that a device measures at every inference: in the training part, and in the rest."""
     up, down = folder.spec.observation.nbytes, reply_bytes(folder.spec, folder.spec.stages, "float16")
     counts = int(link.trained_s / PERIOD_S), int((link.seconds - link.trained_s) / PERIOD_S)
     first, second = (
@@ -91,17 +91,17 @@ def bandwidths_of(link: StudyLink, folder: StagedFolder) -> tuple[np.ndarray, np
 
 
 def forecast_errors(forecast: Forecast, before: np.ndarray, after: np.ndarray) -> dict[str, float]:
-    """Errors of one-step forecasts of ``after``, which follows on ``before``, beside those of the last value."""
-    known = np.concatenate([before, after]).tolist()
-    places = range(len(before), len(known))
-    found = np.array([forecast.forecast(known[max(0, place - 64) : place]) for place in places])
-    last = np.array(known[len(before) - 1 : -1])
+    """Errors of one-step forecasts of ``after``, which follows ``before``, and of the last value as the forecast."""
+    series_so_far = np.concatenate([before, after]).tolist()
+    positions = range(len(before), len(series_so_far))
+    predicted = np.array([forecast.forecast(series_so_far[max(0, position - 64) : position]) for position in positions])
+    last = np.array(series_so_far[len(before) - 1 : -1])
     return {
         "inferences": float(len(after)),
         "mean": float(after.mean()),
-        "forecast_mae": float(np.abs(found - after).mean()),
+        "forecast_mae": float(np.abs(predicted - after).mean()),
         "last_mae": float(np.abs(last - after).mean()),
-        "forecast_rmse": float(np.sqrt(np.square(found - after).mean())),
+        "forecast_rmse": float(np.sqrt(np.square(predicted - after).mean())),
         "last_rmse": float(np.sqrt(np.square(last - after).mean())),
         "mean_rmse": float(np.sqrt(np.square(before.mean() - after).mean())),
     }

@@ -1,4 +1,4 @@
-"""Choices of cuts on recorded links in virtual time: RoboECC's rule and its controls, forecasts and an oracle."""
+"""Cut selection on recorded links in virtual time: RoboECC's rule, its controls, forecasts and an oracle."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ SIMULATED = (*PLACED, "roboecc_oracle", "smallest_printed")
 
 
 class Oracle:
-    """Knows what the link will carry: a bound for every forecast.
+    """Forecasts the bandwidth from the link's own model: an upper bound for every forecast.
 
     Args:
         link: the model.
         now: time on the link [s].
-        up_bytes, down_bytes: of the exchange that is meant.
+        up_bytes, down_bytes: of the exchange that is forecast.
     """
 
     def __init__(self, link: Link, now: Callable[[], float], up_bytes: int, down_bytes: int) -> None:
         self._link, self._now, self._sizes = link, now, (up_bytes, down_bytes)
 
     def forecast(self, past: Sequence[float]) -> float:
-        """See :class:`~specact.placement.bandwidth.Forecast`; what was random about the link is drawn anew."""
-        taken = round_trip(self._link, *self._sizes, max(0.0, self._now()), stream(0, Role.LINK))
-        return measured(sum(self._sizes), taken)
+        """See :class:`~specact.placement.bandwidth.Forecast`; the link's randomness is drawn independently."""
+        seconds = round_trip(self._link, *self._sizes, max(0.0, self._now()), stream(0, Role.LINK))
+        return measured(sum(self._sizes), seconds)
 
 
 def chooser_of(
     method: str, costs: StageCosts, before: np.ndarray, learned: Forecast, oracle: Forecast, budget: float
 ) -> Chooser:
-    """What chooses the cuts of a method.
+    """Makes the object that chooses a method's cuts.
 
     Args:
         method: one of :data:`SIMULATED`.
         costs: of the stages.
-        before: bandwidths of the part of the recording that may be learned from.
+        before: bandwidths of the training part of the recording.
         learned, oracle: forecasts.
-        budget: the most load that the server takes.
+        budget: upper bound of the server's load.
     """
-    everything = range(costs.stages + 1)
-    pool = [cut for cut in range(1, costs.stages) if costs.loads[cut] <= budget]
+    cuts = range(costs.stages + 1)
+    affordable = [cut for cut in range(1, costs.stages) if costs.loads[cut] <= budget]
     if method == "device":
         return StaticCut(0)
     if method == "server":
         return StaticCut(costs.stages)
     if method == "static":
-        return StaticCut(best_cut(total_s(costs, float(np.median(before))), costs.loads, pool))
+        return StaticCut(best_cut(total_s(costs, float(np.median(before))), costs.loads, affordable))
     if method.startswith("roboecc"):
-        return RoboeccRule(costs, pool, oracle if method.endswith("oracle") else learned)
+        return RoboeccRule(costs, affordable, oracle if method.endswith("oracle") else learned)
     forecasts = {"smallest_last": LastValue(), "smallest_oracle": oracle}
     accounting: Accounting = "printed" if method == "smallest_printed" else "faithful"
     return SmallestTotal(
-        costs, everything, forecasts.get(method, learned), budget, accounting,
+        costs, cuts, forecasts.get(method, learned), budget, accounting,
         latency_apart=method == "smallest_apart", look_every=0 if method == "smallest_oracle" else 10,
     )  # fmt: skip
 
@@ -71,12 +71,12 @@ def simulated(
     method: str, link: StudyLink, costs: StageCosts, before: np.ndarray, learned: Forecast, count: int,
     budget: float = np.inf,
 ) -> dict[str, Any]:  # fmt: skip
-    """A method in virtual time, with measured times of stages on the recorded link.
+    """Simulates a method in virtual time, with the measured times of stages, on the recorded link.
 
     Returns:
         ``latency_ms`` and ``cuts`` of each inference.
     """
-    model, rng, seen = load_link(link.at(link.trained_s)), stream(0, Role.LINK), Bandwidths()
+    model, rng, bandwidths = load_link(link.at(link.trained_s)), stream(0, Role.LINK), Bandwidths()
     up, downs = int(costs.observation_bytes), costs.cut_bytes.astype(int).tolist()
     clock = [0.0]
     largest = max(cut for cut in range(costs.stages + 1) if costs.loads[cut] <= budget)
@@ -87,12 +87,12 @@ def simulated(
     cut, latencies, cuts = 0, [], []
     for inference in range(count):
         clock[0] = max(clock[0], inference * PERIOD_S)
-        started, cut = clock[0], chooser.choose(cut, seen)
+        started, cut = clock[0], chooser.choose(cut, bandwidths)
         network = 0.0
         if cut:
             network = model.delay(up, True, started, rng)
             network += model.delay(downs[cut], False, started + network + server[cut], rng)
-            seen.add(up + downs[cut], network)
+            bandwidths.add(up + downs[cut], network)
         clock[0] = started + network + server[cut] + device[cut]
         latencies.append(1e3 * (clock[0] - started))
         cuts.append(cut)

@@ -1,7 +1,8 @@
-"""RoboECC over recorded links: where the stages of a target run, and what an inference then takes, over real sockets.
+"""The study of RoboECC: placement of a target's stages and the resulting latency, over real sockets.
 
-The robot infers at fixed moments, on a device whose networks take several times as long as here. The server is another
-process, and the link a relay that replays a recording; every cell, one method on one link, begins at the same moment.
+The robot infers periodically, on an emulated device whose networks are several times slower than this machine's. The
+server is another process, and the link a relay that replays a recording; every cell (one method on one link) begins at
+the same time of the recording.
 """
 
 from __future__ import annotations
@@ -46,39 +47,39 @@ from specact.types import Floats, Miss
 from specact.verification import Verifier
 
 BUNDLE = "metaworld"
-# How much longer networks take on the device than here; and the most of the target that the server takes.
+# Slowdown of the device's networks, and upper bounds of the server's load.
 FACTORS, BUDGETS = (20.0, 50.0), (1.0, 0.5)
 _DEADLINE_MS, _CONNECT_S, _RATE, _PROBES = 5_000.0, 60.0, 0.6, 20
 GATED = ("hybrid", "adahi", "late", "adahi_placed")
-# The other one, on which an inference takes a second, is in virtual time alone.
+# The fourth link, on which an inference takes a second, is simulated in virtual time only.
 OVER_SOCKETS = ("5g-like", "lte", "wifi")
 _COUNTED = ("steps", "wanted", "transmitted", "missed", "in_time", "replaced")
 
 
-# An episode and what the robot saw.
+# An episode's number and an observation.
 _Seen = tuple[int, Any]
 
 
 class SlowNetwork:
-    """Stages on a slower device: they answer as before, as late as they would there.
+    """Emulates a slower device: delays the stages' results.
 
     Args:
         network: the stages.
-        device_s: of each of them there [s], ``[N]``; longer than here.
+        device_s: time of each stage on the device [s], ``[N]``; longer than on this machine.
     """
 
     def __init__(self, network: StagedNetwork, device_s: Floats) -> None:
-        self._network, self._left_s = network, [*np.cumsum(device_s[::-1])[::-1].tolist(), 0.0]
+        self._network, self._remaining_s = network, [*np.cumsum(device_s[::-1])[::-1].tolist(), 0.0]
 
     def run(self, windows: Sequence[Window]) -> list[Array]:
         """See :class:`~specact.families.staged.stages.StagedNetwork`."""
-        return self._after(self._left_s[0], self._network.run, windows)
+        return self._delayed(self._remaining_s[0], self._network.run, windows)
 
     def finish(self, activation: Array, cut: int) -> list[Array]:
         """See :class:`~specact.families.staged.stages.StagedNetwork`."""
-        return self._after(self._left_s[cut], self._network.finish, activation, cut)
+        return self._delayed(self._remaining_s[cut], self._network.finish, activation, cut)
 
-    def _after(self, seconds: float, work: Callable[..., list[Array]], *arguments: Any) -> list[Array]:
+    def _delayed(self, seconds: float, work: Callable[..., list[Array]], *arguments: Any) -> list[Array]:
         until = time.monotonic() + seconds
         answer = work(*arguments)
         time.sleep(max(0.0, until - time.monotonic()))
@@ -91,11 +92,11 @@ class SplitStudy:
 
     Attributes:
         folder: of the stages.
-        out: where cells are kept.
-        links: recorded ones; forecasts lie in ``out`` as ``forecast-NAME.onnx``.
-        factors: by which the device is slower.
-        inferences: of each cell.
-        seed: of everything random.
+        out: folder of the results.
+        links: recorded ones; their forecasts are ``forecast-NAME.onnx`` in ``out``.
+        factors: slowdowns of the device.
+        inferences: per cell.
+        seed: random seed.
     """
 
     folder: Path
@@ -113,10 +114,10 @@ class SplitStudy:
                     yield link, factor, method, self.out / "cells" / f"{link.name}-{factor:g}-{method}.json"
 
     def run(self, progress: Callable[[str, int, int], None]) -> None:
-        """Measures every cell that is not there yet."""
+        """Measures every cell without a file; resumable."""
         cells = list(self.cells())
-        left = [cell for cell in cells if not cell[3].exists()]
-        if not left:
+        cells_left = [cell for cell in cells if not cell[3].exists()]
+        if not cells_left:
             return
         staged, bundle = self.staged, load_bundle(BUNDLE)
         seen = list(islice(observations(bundle, self.seed), self.inferences))
@@ -127,25 +128,25 @@ class SplitStudy:
                 "gated": stack.enter_context(serving(bundle.path)).port,
             }
             self._measure_costs(staged, servers["placed"], bundle, seen)
-            for number, (link, factor, method, file) in enumerate(left):
-                progress("cells", number, len(left))
+            for number, (link, factor, method, file) in enumerate(cells_left):
+                progress("cells", number, len(cells_left))
                 costs = self.costs(factor)
                 drafter = CodeDrafter(SlowDraft(bundle.draft, factor * self.draft_s), bundle.tokenizer)
                 network = cast(StagedNetwork, SlowNetwork(staged.network, costs.device_s))
                 device = replace(staged, network=network)
                 cell = _Cell(device, bundle, link, self.out, costs, gate, drafter, self.inferences, self.seed)
                 write_json(file, cell.measure(method, servers, seen))
-            progress("cells", len(left), len(left))
+            progress("cells", len(cells_left), len(cells_left))
 
     @cached_property
     def staged(self) -> StagedFolder:
         """The stages."""
         return load_staged(self.folder)
 
-    def found(self) -> dict[str, Any]:
-        """What was measured, and what follows from it in virtual time."""
+    def results(self) -> dict[str, Any]:
+        """The measured results, and the simulated ones that follow from them."""
         forecasts = {link.name: RecurrentForecast(self.out / f"forecast-{link.name}.onnx") for link in self.links}
-        carried = {link.name: bandwidths_of(link, self.staged) for link in self.links}
+        bandwidths = {link.name: bandwidths_of(link, self.staged) for link in self.links}
         sockets: dict[str, list[dict[str, Any]]] = {}
         for link, factor, method, file in self.cells():
             summary = cell_summary(json.loads(file.read_text()))
@@ -156,7 +157,7 @@ class SplitStudy:
             for budget in BUDGETS:
                 rows = virtual.setdefault(f"{factor:g} times slower, server's load at most {budget:g}", [])
                 for link in self.links:
-                    before, _ = carried[link.name]
+                    before, _ = bandwidths[link.name]
                     count = int((link.seconds - link.trained_s) / PERIOD_S)
                     for method in SIMULATED:
                         if method == "server" and budget < 1.0:
@@ -168,27 +169,27 @@ class SplitStudy:
             "costs": self._measured_costs,
             "sockets": sockets, "simulated": virtual,
             "forecasts": {
-                name: forecast_errors(forecasts[name], before, after) for name, (before, after) in carried.items()
+                name: forecast_errors(forecasts[name], before, after) for name, (before, after) in bandwidths.items()
             },
             "precision": precision_errors(self.staged, load_bundle(BUNDLE), self.seed),
         }  # fmt: skip
 
     def costs(self, factor: float) -> StageCosts:
-        """The costs of stages on a device that is so much slower than this machine."""
-        found = self._measured_costs
-        arrays = {name: np.array(found[name]) for name in ("server_s", "device_s", "cut_bytes", "load")}
+        """The costs of stages on a device that is slower than this machine by a factor."""
+        measured = self._measured_costs
+        arrays = {name: np.array(measured[name]) for name in ("server_s", "device_s", "cut_bytes", "load")}
         arrays["device_s"] *= factor
-        return StageCosts(observation_bytes=found["observation_bytes"], **arrays)
+        return StageCosts(observation_bytes=measured["observation_bytes"], **arrays)
 
     @property
     def draft_s(self) -> float:
-        """What the draft takes here [s]."""
+        """Time of the draft's inference on this machine [s]."""
         return float(self._measured_costs["draft_s"])
 
     @property
     def _measured_costs(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.out / "costs.json").read_text())
-        return found
+        stored: dict[str, Any] = json.loads((self.out / "costs.json").read_text())
+        return stored
 
     def _measure_costs(self, staged: StagedFolder, port: int, bundle: Bundle, seen: Sequence[_Seen]) -> None:
         if (self.out / "costs.json").exists():
@@ -198,7 +199,7 @@ class SplitStudy:
             measure_costs(staged, client, windows[:3])  # to warm up both sides
             costs, _ = measure_costs(staged, client, windows)
         draft_s = measure_inference(bundle.draft, bundle.spec.draft)
-        measured = {name: np.asarray(found).tolist() for name, found in vars(costs).items()}
+        measured = {name: np.asarray(values).tolist() for name, values in vars(costs).items()}
         write_json(self.out / "costs.json", {**measured, "draft_s": draft_s})
 
 
@@ -242,25 +243,25 @@ class _Cell:
                 verifier = remote_verifier(client, self.bundle, _DEADLINE_MS)
             if method in PLACED:
                 assert target is not None
-                return self._alone(target, seen)
+                return self._target_only(target, seen)
             return self._gated(method, verifier, target, seen)
 
-    def _alone(self, target: SplitTarget[Any], seen: Sequence[_Seen]) -> dict[str, Any]:
-        """The target by itself, waited for."""
+    def _target_only(self, target: SplitTarget[Any], seen: Sequence[_Seen]) -> dict[str, Any]:
+        """The target without a draft; the robot waits for every answer."""
         windows = [window_of(self.bundle, observation) for _, observation in seen]
         latencies, cuts, missed = [], [], 0
-        for inference, due in self._moments():
+        for inference, due in self._schedule():
             started = due()
-            found = target.submit(windows[inference], StepAddress(self.seed, 0, 0, inference)).result()
+            answer = target.submit(windows[inference], StepAddress(self.seed, 0, 0, inference)).result()
             latencies.append(1e3 * (time.monotonic() - started))
-            missed += isinstance(found, Miss)
+            missed += isinstance(answer, Miss)
             cuts.append(target.cut)
         return {"latency_ms": latencies, "cuts": cuts, "missed": missed, "switches": target.counts["switches"]}
 
     def _gated(
         self, method: str, verifier: Verifier, target: SplitTarget[Any] | None, seen: Sequence[_Seen]
     ) -> dict[str, Any]:
-        """A draft, and a target that is asked by a gate."""
+        """A draft and a gated target."""
         gate: Gate = Always()
         if method.startswith("adahi"):
             gate = self.gate.build(self.bundle)
@@ -275,13 +276,13 @@ class _Cell:
         )
         period_s = 1.0 / self.bundle.rate_hz
         latencies = []
-        for inference, due in self._moments():
+        for inference, due in self._schedule():
             started, (episode, observation) = due(), seen[inference]
             if policy.record is None or policy.record.address.episode != episode:
                 policy.reset(episode)
             policy.act(observation)
             latencies.append(1e3 * (time.monotonic() - started))
-            # The rest of the chunk, each action when it is due: a late verdict replaces what is left of it.
+            # The rest of the chunk, each action when it is due: a late verdict replaces the remaining actions.
             for action in range(1, self.bundle.execute):
                 time.sleep(max(0.0, started + action * period_s - time.monotonic()))
                 if not policy.wants_inference:
@@ -292,7 +293,7 @@ class _Cell:
         switches = None if target is None else target.counts["switches"]
         return {"latency_ms": latencies, "cuts": [], "missed": counts["missed"], "switches": switches, "counts": counts}
 
-    def _moments(self) -> Iterator[tuple[int, Callable[[], float]]]:
+    def _schedule(self) -> Iterator[tuple[int, Callable[[], float]]]:
         first = time.monotonic()
         for inference in range(self.inferences):
 
@@ -330,30 +331,30 @@ def cell_summary(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def precision_errors(staged: StagedFolder, bundle: Bundle, seed: int, episodes: int = 40) -> list[dict[str, Any]]:
-    """What fewer bits at each cut change of the target's answers, on observations that it drives.
+    """The change of the target's answers at lower precision of each cut's activations, on its own rollouts.
 
     Returns:
-        By cut: ``bytes``, and for each precision the largest change of a ``probability`` and the share of most likely
-        ``codes`` that change.
+        Per cut: ``bytes``, and for each precision the largest change of a ``probability`` and the share of most
+        likely ``codes`` that change.
     """
-    seen = [window_of(bundle, observation) for _, observation in islice(observations(bundle, seed), episodes)]
+    windows = [window_of(bundle, observation) for _, observation in islice(observations(bundle, seed), episodes)]
     reader, rows = code_reader(bundle, staged), []
-    wanted = [reader(staged.network.run([window])).probs for window in seen]
+    exact = [reader(staged.network.run([window])).probs for window in windows]
     for cut, shape in enumerate(staged.spec.activations, 1):
         row: dict[str, Any] = {
             "cut": cut, "bytes": {name: reply_bytes(staged.spec, cut, name) for name in PRECISIONS},
         }  # fmt: skip
         for precision in PRECISIONS:
-            found = []
-            for window in seen:
-                crossed = unpack(pack(staged.network.begin([window], cut)[0], precision), shape)
-                found.append(reader(staged.network.finish(crossed, cut)).probs)
-            error, same = np.abs(np.array(found) - wanted), np.argmax(found, -1) == np.argmax(wanted, -1)
+            lossy = []
+            for window in windows:
+                received = unpack(pack(staged.network.begin([window], cut)[0], precision), shape)
+                lossy.append(reader(staged.network.finish(received, cut)).probs)
+            error, same = np.abs(np.array(lossy) - exact), np.argmax(lossy, -1) == np.argmax(exact, -1)
             row[precision] = {"probability": float(error.max()), "codes": float(1.0 - same.mean())}
         rows.append(row)
     return rows
 
 
 def window_of(bundle: Bundle, observation: Any) -> Window:
-    """The window of a robot that has just begun."""
+    """The window of an episode's first observation."""
     return ObservationHistory(bundle.observation).push(observation)

@@ -1,4 +1,4 @@
-"""The paper's study as a list of runs: tables, sweeps over the rate, rejection over deviation, real time."""
+"""ADAHI's study as a list of runs: tables, sweeps over the rate, rejection over deviation, real time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specact.gates.settings import GateChoices
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.rollout.methods import METHODS, load_method
 
-# As in the paper (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
+# The paper's (kitchen, ball, swarm), human demonstrations (PushT), a hand (relocate), and an arm (Meta-World).
 PAIRS = ("ball", "swarm", "kitchen", "pusht", "relocate", "peg")
 
 _TABLE = tuple(name for name, method in METHODS.items() if not method.decoding)
@@ -32,7 +32,7 @@ _REAL = ("draft", "head_draft", "target", "target_on_device", "hybrid", "random"
 
 @dataclass(frozen=True)
 class Size:
-    """How much of one pair is run; 0 episodes leave a part out.
+    """Episodes of each part of one pair's study; 0 leaves a part out.
 
     Attributes:
         table: paired episodes per method in the table, at a rate of .6.
@@ -42,7 +42,7 @@ class Size:
         real: episodes per method over real sockets.
         undertrained: episodes per method with the under-trained draft.
         distilled: episodes per method with the distilled draft, at the first of the other rates.
-        left_out: methods that are left out for what they take.
+        left_out: methods that are left out because they take too long.
         calibration: episodes per round, where a threshold has to be found.
         demonstrations: held-out ones to measure errors along, at most.
     """
@@ -68,8 +68,8 @@ _SIZES = {
     "pusht": Size(
         200, (0.4, 0.2), 150, (), 0, rejection=500, real=5, undertrained=60, distilled=100, calibration=20
     ),
-    # An episode has 450 inferences, so that a few are enough for a threshold, and each takes two seconds: what other
-    # pairs show as well is left out, and the table's episodes are enough for rejection over deviation.
+    # An episode has 450 inferences, so a few are enough for a threshold, and takes two seconds each: parts that other
+    # pairs show as well are left out, and the table's episodes are enough for rejection over deviation.
     "kitchen": Size(
         30, (0.4,), 20, (), 0, rejection=0, real=0, undertrained=0,
         left_out=("plain_random", "gated_target", "learned_action", "oracle_action"), calibration=3,
@@ -77,8 +77,8 @@ _SIZES = {
 }  # fmt: skip
 _OTHERS = Size(100, (0.4,), 100, (), 0, rejection=200, real=4, undertrained=50, distilled=60, calibration=20)
 _QUICK = Size(10, (), 0, (), 0, rejection=20, real=1, undertrained=0, calibration=4, demonstrations=4)
-# Ball shows every section of the page. Elsewhere what takes longest is left out: other drafts and other rates,
-# kitchen over real sockets, and the demonstrations that an expert would first have to give.
+# Ball fills every section of the page. The others leave out what takes longest: other drafts and other rates,
+# kitchen over real sockets, and demonstrations that an expert would first have to generate.
 _QUICK_SIZES = {
     "ball": replace(_QUICK, rates=(0.4,), at_rate=5, undertrained=5, distilled=5),
     "swarm": replace(_QUICK, demonstrations=0),
@@ -88,74 +88,76 @@ _QUICK_SIZES = {
 
 
 @dataclass(frozen=True)
-class Chapter:
-    """One run of the study: its folder below the study's, and what to evaluate."""
+class StudyRun:
+    """One run of the study: its folder below the study's, and its evaluation."""
 
     folder: str
-    what: Evaluation
+    evaluation: Evaluation
 
 
-def plan(pairs: Sequence[str], *, seed: int, quick: bool, data: Path | None) -> list[Chapter]:
-    """All runs of the study, those that say most first.
+def plan(pairs: Sequence[str], *, seed: int, quick: bool, data: Path | None) -> list[StudyRun]:
+    """All runs of the study, the most informative ones first.
 
-    Every pair comes with its own draft, its under-trained one and its distilled one, as far as there are
-    such bundles; learned gates and heads take part where they were trained. Rates that a bundle's limit on skips makes
-    by itself are run without ADAHI, for which that limit is.
+    Every pair is run with its own draft, and with its under-trained and its distilled one where such bundles exist;
+    learned gates and heads where they were trained. Rates below the one that the limit on skips forces are run
+    without ADAHI, the only gate with that limit.
 
     Args:
         pairs: names or paths of bundles.
-        seed: of everything random.
-        quick: a few episodes of each, to see the whole page in minutes.
-        data: folder with the demonstrations, for the errors along them; without it, only for pairs whose
-            demonstrations a scripted expert makes.
+        seed: random seed.
+        quick: a few episodes of each, for the whole page in minutes.
+        data: folder with the demonstrations, for the errors on them; without it, only for pairs whose demonstrations
+            come from a scripted expert.
 
     Raises:
         ConfigError: for a bundle that does not exist.
     """
-    by_pair = [list(_chapters(pair, seed, quick, data)) for pair in pairs]
-    # First everybody's table, then everybody's next chapter, so that a stopped study is broad before it is deep.
-    longest = max(map(len, by_pair))
-    return [chapters[i] for i in range(longest) for chapters in by_pair if i < len(chapters)]
+    by_pair = [list(_runs(pair, seed, quick, data)) for pair in pairs]
+    # Interleaved: first the table of every pair, then the next run of every pair, so that a stopped study covers all.
+    most = max(map(len, by_pair))
+    return [runs[i] for i in range(most) for runs in by_pair if i < len(runs)]
 
 
-def _chapters(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[Chapter]:
+def _runs(pair: str, seed: int, quick: bool, data: Path | None) -> Iterator[StudyRun]:
     size, name = _size(pair, quick), Path(pair).name
 
-    def run(bundle: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any) -> Evaluation:
+    def evaluation(
+        bundle: str, methods: Sequence[str], episodes: int, rate: float = 0.6, **settings: Any
+    ) -> Evaluation:
         headless = not (find_bundle(bundle) / HEAD).is_file()
         kept = tuple(
             name for name in methods if name not in size.left_out and not (headless and load_method(name).needs_head)
         )
         settings["calibration_episodes"] = size.calibration
-        # Small enough that no process is left without work for long.
+        # Small shards keep all workers busy.
         settings["shard"] = max(1, min(20, episodes // 8))
         return Evaluation(bundle, None, kept, episodes, seed=seed, rate=rate, **settings)
 
-    yield Chapter(f"{name}/table", run(pair, _TABLE, size.table, **_imitation(pair, data, size)))
+    yield StudyRun(f"{name}/table", evaluation(pair, _TABLE, size.table, **_imitation(pair, data, size)))
     distilled, undertrained = (_sibling(f"{pair}{suffix}") for suffix in ("-distilled", "-undertrained"))
     lowest = GateChoices().settings("deviation", load_bundle(pair)).lowest_rate
 
-    def at(rate: float) -> Chapter:
+    def at(rate: float) -> StudyRun:
         if rate > lowest:
-            return Chapter(f"{name}/rate-{rate:g}", run(pair, _AT_RATE, size.at_rate, rate))
-        return Chapter(f"{name}/rate-{rate:g}-unlimited", run(pair, _UNLIMITED, size.at_rate, rate))
+            return StudyRun(f"{name}/rate-{rate:g}", evaluation(pair, _AT_RATE, size.at_rate, rate))
+        return StudyRun(f"{name}/rate-{rate:g}-unlimited", evaluation(pair, _UNLIMITED, size.at_rate, rate))
 
     for rate in size.rates[:1]:
         yield at(rate)
         if distilled and size.distilled:
-            yield Chapter(f"{name}-distilled/rate-{rate:g}", run(distilled, _DISTILLED, size.distilled, rate))
+            yield StudyRun(f"{name}-distilled/rate-{rate:g}", evaluation(distilled, _DISTILLED, size.distilled, rate))
         elif distilled and not quick:
-            yield Chapter(f"{name}-distilled/table", run(distilled, ("draft", "head_draft"), size.table))
+            yield StudyRun(f"{name}-distilled/table", evaluation(distilled, ("draft", "head_draft"), size.table))
     if size.real:
-        yield Chapter(f"{name}/real-time", run(pair, _REAL, size.real, realtime=True, deadline_ms=500.0))
+        yield StudyRun(f"{name}/real-time", evaluation(pair, _REAL, size.real, realtime=True, deadline_ms=500.0))
     if size.rejection:
-        yield Chapter(f"{name}/rejection", run(pair, ("adahi",), size.rejection))
+        yield StudyRun(f"{name}/rejection", evaluation(pair, ("adahi",), size.rejection))
     if undertrained and size.undertrained:
-        yield Chapter(f"{name}-undertrained/table", run(undertrained, _UNDERTRAINED, size.undertrained))
+        yield StudyRun(f"{name}-undertrained/table", evaluation(undertrained, _UNDERTRAINED, size.undertrained))
     for rate in size.rates[1:]:
         yield at(rate)
     for rate in filter(lambda rate: rate > lowest, size.curve):
-        yield Chapter(f"{name}/rate-{rate:g}", run(pair, _CURVE, size.on_curve, rate))
+        yield StudyRun(f"{name}/rate-{rate:g}", evaluation(pair, _CURVE, size.on_curve, rate))
 
 
 def _size(pair: str, quick: bool) -> Size:
@@ -173,7 +175,7 @@ def _sibling(name: str) -> str | None:
 
 
 def _imitation(pair: str, data: Path | None, size: Size) -> dict[str, Any]:
-    """Settings that measure the error along demonstrations, where they can be had."""
+    """Settings that measure the error on demonstrations, where these are available."""
     files = load_bundle(pair).manifest["recipe"]["data"]
     if size.demonstrations == 0 or (files and data is None):
         return {}

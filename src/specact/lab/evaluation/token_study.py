@@ -1,4 +1,4 @@
-"""Spec-VLA, KERV and HeiSD as a list of runs: each system beside the controls that could make it unnecessary."""
+"""The study of token policies as a list of runs: Spec-VLA, KERV and HeiSD, each with its controls."""
 
 from __future__ import annotations
 
@@ -23,72 +23,72 @@ _ALL = (
     "kerv_last", "kerv_walk", "kerv_no_tail", "kerv_printed", "heisd", "heisd_verified", "heisd_fixed", "last_fixed",
     "retrieval", "draft_9", "draft_fixed",
 )  # fmt: skip
-# Judged on the target's own path, without closing the loop.
+# Compared open loop, on the target's own rollouts.
 _GAIN = (
     "ar", "strict", "strict_last", "strict_bigram", "specvla_5", "specvla", "specvla_15", "specvla_20", "last",
     "bigram", "filter", "random_tokens", "kerv", "heisd_verified",
 )  # fmt: skip
-# Of the gain, for targets with a draft policy.
+# Also compared so, for targets with a draft policy.
 _DRAFTED = ("strict_draft", "draft_9")
 
 
 @dataclass(frozen=True)
-class TokenChapter:
-    """One token policy.
+class TokenStudy:
+    """The study of one token policy.
 
     Attributes:
-        what: its table.
-        gain: decodings that are compared on the target's own path.
-        on_path: episodes of it.
+        evaluation: its evaluation in closed loop.
+        gain: decodings that are compared on the target's own rollouts.
+        on_path: episodes of these rollouts.
     """
 
-    what: Evaluation
+    evaluation: Evaluation
     gain: tuple[str, ...]
     on_path: int
 
     @property
     def folder(self) -> str:
-        """Below the study's."""
-        return Path(self.what.bundle).name
+        """Its folder below the study's."""
+        return Path(self.evaluation.bundle).name
 
 
-def plan_tokens(*, seed: int, quick: bool) -> list[TokenChapter]:
+def plan_tokens(*, seed: int, quick: bool) -> list[TokenStudy]:
     """The token policies that come with the package, cheap ones first.
 
     Args:
-        seed: of everything random.
-        quick: few episodes of each, to see that everything works.
+        seed: random seed.
+        quick: few episodes of each, for a smoke test.
     """
     hand = Evaluation("relocate-tokens", None, _SYSTEMS, 40, seed=seed, shard=10)
     arm = Evaluation("metaworld-tokens", None, _ALL, 100, seed=seed, shard=10, draft="metaworld-draft")
-    chapters = [TokenChapter(hand, _GAIN, 5), TokenChapter(arm, _GAIN + _DRAFTED, 40)]
+    studies = [TokenStudy(hand, _GAIN, 5), TokenStudy(arm, _GAIN + _DRAFTED, 40)]
     if quick:
         return [
-            replace(chapter, what=replace(chapter.what, episodes=count, shard=count), on_path=1)
-            for chapter, count in zip(chapters, (1, 10), strict=True)
+            replace(study, evaluation=replace(study.evaluation, episodes=count, shard=count), on_path=1)
+            for study, count in zip(studies, (1, 10), strict=True)
         ]
-    return chapters
+    return studies
 
 
-def gain_of(chapter: TokenChapter, out: Path, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
-    """Measures what there is to gain and writes it to ``out``.
+def write_gain(study: TokenStudy, out: Path, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+    """Compares the decodings open loop and writes the result to ``out``.
 
     Raises:
-        ConfigError: if the chapter's policy is no token policy.
+        ConfigError: if the policy is no token policy.
     """
-    what = chapter.what
-    pair = load_pair(what.bundle, draft=what.draft)
+    evaluation = study.evaluation
+    pair = load_pair(evaluation.bundle, draft=evaluation.draft)
     if not isinstance(pair, TokenPair):
-        raise ConfigError(f"{what.bundle} is no token policy")
-    found = measure_gain(
-        pair, what.env or pair.env, chapter.gain, chapter.on_path, seed=what.seed,
-        progress=lambda done, total: progress(f"gain on {chapter.folder}", done, total),
+        raise ConfigError(f"{evaluation.bundle} is no token policy")
+    decodings = measure_gain(
+        pair, evaluation.env or pair.env, study.gain, study.on_path, seed=evaluation.seed,
+        progress=lambda done, total: progress(f"gain on {study.folder}", done, total),
     )  # fmt: skip
     spec = pair.policy.spec
-    told = {
-        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": chapter.on_path, "seed": what.seed,
+    summary = {
+        "bundle": pair.name, "fingerprint": pair.fingerprint, "episodes": study.on_path, "seed": evaluation.seed,
         "tokens": spec.chunk * spec.actions, "strict": list(pair.drafters.settings.strict) if pair.drafters else [],
-        "decodings": found,
+        "decodings": decodings,
     }  # fmt: skip
-    write_json(out, told)
-    return told
+    write_json(out, summary)
+    return summary

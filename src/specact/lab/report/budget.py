@@ -1,4 +1,4 @@
-"""Success over device cost and transmission rate: a panel for every rate, plain drafts above, distilled ones below."""
+"""Success over device cost: one panel per transmission rate, plain drafts above, distilled ones below."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from specact.lab.report.drawing import INK, legend_below, style_of
 
 
 def draw_budget(task: str, ways: Sequence[Way]) -> Figure:
-    """A figure; costs are shares of the target's time.
+    """Draws success over cost as a share of the target's time.
 
-    Points are ways with their 95 % intervals, lines join the sizes of a draft under one method. A vertical line is
-    where the target itself fits on the device; its success is the level line.
+    Points are ways with their 95 % intervals; lines join the draft sizes of one method. The vertical line is the
+    target's own cost on the device, the horizontal one its success.
     """
     rates = sorted({way.asked for way in ways})
     target = next((way for way in ways if way.method == "target_on_device"), None)
     figure = Figure(figsize=(2.5 * len(rates) + 0.8, 6.2), layout="constrained")
     panels = figure.subplots(2, len(rates), sharex=True, sharey=True, squeeze=False)
-    told = set[str]()
+    labelled = set[str]()
     for line, distilled in zip(panels, (False, True), strict=True):
         for axes, rate in zip(line, rates, strict=True):
-            here = [w for w in ways if w.asked == rate and w.draft and w.draft.startswith("distilled") == distilled]
-            for method in dict.fromkeys(way.method for way in here):
-                points = sorted((way for way in here if way.method == method), key=lambda way: way.cost)
+            selected = [w for w in ways if w.asked == rate and w.draft and w.draft.startswith("distilled") == distilled]
+            for method in dict.fromkeys(way.method for way in selected):
+                points = sorted((way for way in selected if way.method == method), key=lambda way: way.cost)
                 y = [way.success.mean for way in points]
-                reach = (
+                error_bars = (
                     [way.success.mean - way.success.low for way in points],
                     [way.success.high - way.success.mean for way in points],
                 )
-                shown = style_of(method)
+                style = style_of(method)
                 axes.errorbar(
-                    [way.cost for way in points], y, reach, marker=shown.marker, color=shown.light, markersize=5,
-                    linewidth=1, elinewidth=0.8, label=None if method in told else method.replace("_", " "),
+                    [way.cost for way in points], y, error_bars, marker=style.marker, color=style.light, markersize=5,
+                    linewidth=1, elinewidth=0.8, label=None if method in labelled else method.replace("_", " "),
                 )  # fmt: skip
-                told.add(method)
+                labelled.add(method)
             if target is not None:
                 colour = style_of("target_on_device").light
                 axes.axhline(target.success.mean, color=colour, linewidth=1, linestyle=":")
                 axes.axvline(
                     1.0, color=colour, linewidth=1,
-                    label=None if "target" in told else "target (level: its success, line: its cost)",
+                    label=None if "target" in labelled else "target (level: its success, line: its cost)",
                 )  # fmt: skip
-                told.add("target")
+                labelled.add("target")
             axes.set(ylim=(-0.02, 1.04))
             if not distilled:
                 sent = {0.0: "nothing sent", 1.0: "every inference sent"}.get(rate, f"{rate:.0%} asked for")

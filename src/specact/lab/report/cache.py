@@ -1,4 +1,4 @@
-"""FreqCache beside its controls: what it reuses and changes, what that takes, and what both do to the task."""
+"""Tables and figures of FreqCache and its controls: reuse, error, time and success."""
 
 from __future__ import annotations
 
@@ -10,77 +10,81 @@ from matplotlib.figure import Figure
 from specact.families.flash.rounds import ROUNDS
 from specact.lab.evaluation.cache_study import METHODS, VARIANTS
 from specact.lab.report.drawing import INK
-from specact.lab.report.tables import contrast_table
+from specact.lab.report.tables import contrast_table, relative_text, success_text
 
 
-def parts_table(found: Mapping[str, Any]) -> str:
-    """What the parts of a full inference take, as Markdown: reuse saves a part of the prefix at most."""
+def parts_table(reuse: Mapping[str, Any]) -> str:
+    """The times of a full inference's parts, as Markdown; reuse saves a part of the prefix at most."""
     labels = {"encoder": "encoder", "prefix": "prefix", "expert": "one step of the expert", "full_10": "all, 10 steps"}
     rows = ["| part | ms (median) | of an inference in 10 steps |", "|---|---|---|"]
     rows += [
-        f"| {label} | {found['costs'][name]['ms']:.2f} | {_ratio(found['costs'][name])} |"
+        f"| {label} | {reuse['costs'][name]['ms']:.2f} | {relative_text(reuse['costs'][name])} |"
         for name, label in labels.items()
     ]
     return "\n".join(rows)
 
 
-def reuse_table(found: Mapping[str, Any]) -> str:
-    """What each variant reuses, changes and takes on the same observations, as Markdown."""
+def reuse_table(reuse: Mapping[str, Any]) -> str:
+    """Reuse, error and time of each variant on the same observations, as Markdown."""
     rows = [
         "| | tokens reused | cosine of the cache | distance of the chunk | prefix, ms | inference, ms | of `full` |",
         "|---|---|---|---|---|---|---|",
     ]
-    costs = found["costs"]
+    costs = reuse["costs"]
     for name in ("full_10", "full_5", "full_3", "full_2"):
-        called = "full" if name == "full_10" else name
+        label = "full" if name == "full_10" else name
         spent = costs[name]
-        rows.append(f"| `{called}` | 0 | 1 | - | {costs['prefix']['ms']:.2f} | {spent['ms']:.2f} | {_ratio(spent)} |")
-    for name in VARIANTS:
-        told, spent = found["variants"][name], costs[name]
         rows.append(
-            f"| `{name}` | {told['reused']:.2f} | {told['cosine']:.3f} | {told['distance']:.3f} | "
-            f"{costs[f'{name}:prefix']['ms']:.2f} | {spent['ms']:.2f} | {_ratio(spent)} |"
+            f"| `{label}` | 0 | 1 | - | {costs['prefix']['ms']:.2f} | {spent['ms']:.2f} | {relative_text(spent)} |"
+        )
+    for name in VARIANTS:
+        variant, spent = reuse["variants"][name], costs[name]
+        rows.append(
+            f"| `{name}` | {variant['reused']:.2f} | {variant['cosine']:.3f} | {variant['distance']:.3f} | "
+            f"{costs[f'{name}:prefix']['ms']:.2f} | {spent['ms']:.2f} | {relative_text(spent)} |"
         )
     return "\n".join(rows)
 
 
-def loop_table(summary: Mapping[str, Any]) -> str:
-    """Success, and what was reused, of every method in closed loop, as Markdown."""
+def closed_loop_table(summary: Mapping[str, Any]) -> str:
+    """Success and reuse of every method in closed loop, as Markdown."""
     rows = [
         "| method | success | tokens reused | distance to `full` | actions per inference |",
         "|---|---|---|---|---|",
     ]
-    for name, found in summary["methods"].items():
-        success = found["success"]
+    for name, metrics in summary["methods"].items():
         rows.append(
-            f"| `{name}` | {success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | "
-            f"{found['reused']:.2f} | {found['distance']:.3f} | {found['actions_per_round']:.1f} |"
+            f"| `{name}` | {success_text(metrics)} | "
+            f"{metrics['reused']:.2f} | {metrics['distance']:.3f} | {metrics['actions_per_round']:.1f} |"
         )
     return "\n".join(rows)
 
 
-def told(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[str]:
-    """The tables of one policy, with what they are of."""
+def report_markdown(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Iterator[str]:
+    """The section of one policy, as pieces of Markdown."""
     yield f"### {summary['bundle']}\n"
-    for name, every in (("inference", "an inference every {execute} control steps"), ("step", "at every control step")):
-        found = reuse[name]
+    for name, interval in (
+        ("inference", "an inference every {execute} control steps"),
+        ("step", "at every control step"),
+    ):
+        measured = reuse[name]
         yield (
-            f"On the target's own path, {every.format(execute=found['execute'])} ({found['inferences']} inferences in "
-            f"{reuse['episodes']} episodes, seed {reuse['seed']}, without the first of each):\n"
+            f"On the target's own path, {interval.format(execute=measured['execute'])} ({measured['inferences']} "
+            f"inferences in {reuse['episodes']} episodes, seed {reuse['seed']}, without the first of each):\n"
         )
         if name == "inference":
-            yield parts_table(found) + "\n"
+            yield parts_table(measured) + "\n"
         yield (
             "; ".join(
-                f"`{camera}` moves with confidence in {told['confident']:.0%} of them, by half a patch or more in "
-                f"{told['moved']:.0%}"
-                for camera, told in found["cameras"].items()
+                f"`{camera}` moves with confidence in {shares['confident']:.0%} of them, by half a patch or more in "
+                f"{shares['moved']:.0%}"
+                for camera, shares in measured["cameras"].items()
             )
             + ".\n"
         )
-        yield reuse_table(found) + "\n"
+        yield reuse_table(measured) + "\n"
     yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    yield loop_table(summary) + "\n"
+    yield closed_loop_table(summary) + "\n"
     yield contrast_table(summary) + "\n"
 
 
@@ -88,14 +92,20 @@ def draw_cache(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Figure:
     """Success over the time of an inference, with 95 % intervals."""
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axes, costs = figure.subplots(), reuse["inference"]["costs"]
-    for number, (name, found) in enumerate(summary["methods"].items()):
+    for number, (name, metrics) in enumerate(summary["methods"].items()):
         x = costs.get("full_10" if name == "full" else name)
         if x is None:
             continue
-        point, marker = found["success"], "o" if name.startswith("full") else "s"
-        reach = ([point["rate"] - point["low"]], [point["high"] - point["rate"]])
+        point, marker = metrics["success"], "o" if name.startswith("full") else "s"
+        error_bars = ([point["rate"] - point["low"]], [point["high"] - point["rate"]])
         axes.errorbar(
-            [x["relative"]], [point["rate"]], reach, fmt=marker, color=f"C{number % 10}", markersize=6, elinewidth=0.7
+            [x["relative"]],
+            [point["rate"]],
+            error_bars,
+            fmt=marker,
+            color=f"C{number % 10}",
+            markersize=6,
+            elinewidth=0.7,
         )
         axes.annotate(
             name, (x["relative"], point["rate"]), (4, 4), textcoords="offset points", fontsize=7, color=INK.light
@@ -106,10 +116,6 @@ def draw_cache(summary: Mapping[str, Any], reuse: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def legend() -> str:
-    """What every method is, as Markdown."""
+def methods_table() -> str:
+    """The description of every method, as Markdown."""
     return "\n".join(["| | |", "|---|---|", *(f"| `{name}` | {ROUNDS[name].about} |" for name in METHODS)])
-
-
-def _ratio(found: Mapping[str, float]) -> str:
-    return f"{found['relative']:.2f} [{found['relative_low']:.2f}, {found['relative_high']:.2f}]"

@@ -1,4 +1,4 @@
-"""Figures of a report: how they look, and each written as PNG, SVG and CSV and put into the page as SVG."""
+"""Figures of a report: their style, their files (PNG, SVG, CSV), and their inline SVG."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from matplotlib.figure import Figure
 from specact.files import write_whole
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-# One axes to a figure and large type: on a phone a figure is as wide as the screen, and still to be read.
+# One axes per figure and large type: a figure stays readable at the width of a phone.
 WIDTH_IN, HEIGHT_IN = 4.6, 3.7
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Style:
-    """How something looks in every figure: colours as lower-case ``#rrggbb``, and a marker of Matplotlib.
+    """The style of a method in every figure: colours as lower-case ``#rrggbb``, and a marker of Matplotlib.
 
-    The colours are from the schemes of Okabe & Ito (2008) and Tol (2021), which stay apart under the common kinds of
-    colour blindness; some are darkened to be readable as thin lines on white.
+    The colours are from the schemes of Okabe & Ito (2008) and Tol (2021), which are distinguishable with the common
+    kinds of colour blindness; some are darkened to be readable as thin lines on white.
 
     Attributes:
-        light, dark: colours on light and on dark ground.
-        marker: of a point, for those who see no colour.
+        light, dark: colours on light and on dark background.
+        marker: of points, where colours are not distinguishable.
     """
 
     light: str
@@ -65,15 +65,15 @@ _METHODS = {
     "oracle": Style("#000001", "#fffffe", "*"),
     "oracle_action": Style("#882256", "#d0789f", "h"),
 }
-# As sweeps call them.
+# Their names in sweeps.
 _METHODS |= {"head as draft": _METHODS["head_draft"], "target on device": _METHODS["target_on_device"]}
-# For methods that come later.
+# For unknown methods.
 _SPARE = (Style("#44aa99", "#6fd0c0", "d"), Style("#cc6677", "#e898a5", ">"), Style("#5d4e9c", "#a99be0", "8"))
 STYLES = (INK, MUTED, RULE, GROUND, *_METHODS.values(), *_SPARE)
 
 
 def style_of(method: str) -> Style:
-    """The same for the same name, always."""
+    """The style of a method; deterministic also for unknown names."""
     return _METHODS.get(method) or _SPARE[zlib.crc32(method.encode()) % len(_SPARE)]
 
 
@@ -96,21 +96,21 @@ def style() -> AbstractContextManager[None]:
             "ytick.color": INK.light,
             "figure.facecolor": GROUND.light,
             "axes.facecolor": GROUND.light,
-            "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
+            "svg.fonttype": "none",  # text stays text, for search, copying and screen readers
         }
     )
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure and what it shows.
+    """A figure with its texts and data.
 
     Attributes:
         name: part of its file names.
         title: its heading.
-        caption: what to know when reading it.
+        caption: below it.
         figure: drawn under :func:`style`.
-        rows: its numbers.
+        rows: its data.
     """
 
     name: str
@@ -127,12 +127,12 @@ def blank(height_in: float = HEIGHT_IN) -> tuple[Figure, Axes]:
 
 
 def legend_below(figure: Figure, columns: int = 3) -> None:
-    """A legend under the axes, where it hides nothing."""
+    """A legend below the axes."""
     figure.legend(loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.2)
 
 
 def as_csv(rows: Rows) -> bytes:
-    """Rows with all names that occur, in the order in which they do; a missing value is an empty field."""
+    """Rows with the union of their columns, in order of occurrence; a missing value is an empty field."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
@@ -146,37 +146,37 @@ def save(drawing: Drawing, folder: Path, stem: str) -> tuple[bytes, list[Path]]:
     Returns:
         The figure as SVG, and the files.
     """
-    written = {}
-    # The salt makes ids that are the same in every report, and different in every figure of a page.
+    contents = {}
+    # The salt makes ids reproducible, and unique to each figure of a page.
     with mpl.rc_context({"svg.hashsalt": stem}):
         for kind in ("png", "svg"):
             file = io.BytesIO()
             drawing.figure.savefig(file, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-            written[folder / f"{stem}.{kind}"] = file.getvalue()
+            contents[folder / f"{stem}.{kind}"] = file.getvalue()
     svg = file.getvalue()
-    written[folder / f"{stem}.csv"] = as_csv(drawing.rows)
-    for path, content in written.items():
+    contents[folder / f"{stem}.csv"] = as_csv(drawing.rows)
+    for path, content in contents.items():
         write_whole(path, content)
-    return svg, list(written)
+    return svg, list(contents)
 
 
 def inline(svg: bytes, label: str) -> str:
-    """An SVG of Matplotlib as an element of a page.
+    """An SVG of Matplotlib as an inline element of a page.
 
-    Styles become presentation attributes: a page's security policy forbids the former, and its style sheet overrules
-    the latter, which is how a figure gets its colours on dark ground.
+    Inline styles become presentation attributes, because the page's content security policy forbids inline styles, and
+    because its style sheet can override attributes for dark mode.
     """
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     root = ElementTree.fromstring(svg)
-    # A shape that is used many times takes its colours from each use; a style sheet does not reach into the shape.
+    # A shape in <defs> inherits its colours from each <use>; style sheets do not apply inside it.
     shapes = {shape for definitions in root.iter(f"{{{SVG}}}defs") for shape in definitions.iter()}
     for element in list(root.iter()):
         for child in list(element):
             if child.tag in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):
                 element.remove(child)
         if element.tag == f"{{{SVG}}}g":
-            element.attrib.pop("id", None)  # the same in every figure of a page
+            element.attrib.pop("id", None)  # not unique among the figures of a page
         for name, value in re.findall(r"([\w-]+):\s*([^;]+)", element.attrib.pop("style", "")):
             if name != "font-family" and not (element in shapes and name in ("fill", "stroke")):
                 element.set(name, value)
@@ -188,24 +188,24 @@ def inline(svg: bytes, label: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-# Height of a line of names, where what is drawn reaches from 0 to 1.
+# Line height of labels on an axis from 0 to 1.
 _LINE = 0.032
 
 
-def name_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
-    """Writes a name beside each point; names that would lie upon each other move down, with a line to their point.
+def label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """Labels points; overlapping labels move down, with a line to their point.
 
     Args:
-        axes: whose vertical axis reaches from 0 to about 1.
+        axes: its vertical axis reaches from 0 to about 1.
         points: x, y and the name.
     """
-    reach_x, placed = 0.12 * max(x for x, _, _ in points), list[tuple[float, float]]()
+    width, placed = 0.12 * max(x for x, _, _ in points), list[tuple[float, float]]()
     for x, y, name in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
-        high = y
-        while any(abs(x - other) < reach_x and abs(high - level) < _LINE for other, level in placed):
-            high -= _LINE / 4
-        placed.append((x, high))
+        label_y = y
+        while any(abs(x - other) < width and abs(label_y - level) < _LINE for other, level in placed):
+            label_y -= _LINE / 4
+        placed.append((x, label_y))
         line = {"arrowstyle": "-", "color": RULE.light, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
-            name, (x, y), (x + 0.25 * reach_x, high), fontsize=7, color=INK.light, va="center", arrowprops=line
+            name, (x, y), (x + 0.25 * width, label_y), fontsize=7, color=INK.light, va="center", arrowprops=line
         )

@@ -1,4 +1,4 @@
-"""FLASH beside its controls: what its check tells, what each round costs, and what both do to the task."""
+"""Tables and figures of FLASH and its controls: quality of the check, cost of rounds, and success."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from specact.families.flash.rounds import ROUNDS
 from specact.lab.evaluation.flow_study import cost_of
-from specact.lab.report.drawing import INK, name_points
-from specact.lab.report.tables import contrast_table
+from specact.lab.report.drawing import INK, label_points
+from specact.lab.report.tables import contrast_table, relative_text, success_text
 
 _FAMILIES = (
     ("fewer steps", ("full", "full_5", "full_3", "full_2", "full_1"), "o"),
@@ -21,21 +21,21 @@ _FAMILIES = (
 
 
 def check_table(check: Mapping[str, Any]) -> str:
-    """What the deviation says of the true error at each share of noise, as Markdown."""
+    """How well the deviation predicts the true error at each share of noise, as Markdown."""
     rows = [
         "| noise | slope | correlation | AUROC | passes .15: the target's own | the block's | another scene's |",
         "|---|---|---|---|---|---|---|",
     ]
-    for level, found in check["levels"].items():
+    for level, row in check["levels"].items():
         rows.append(
-            f"| {level} | {found['slope']:.2f} | {found['correlation']:.2f} | {found['auroc']:.2f} | "
-            f"{found['accepted_own']:.2f} | {found['accepted_block']:.2f} | {found['accepted_wrong']:.2f} |"
+            f"| {level} | {row['slope']:.2f} | {row['correlation']:.2f} | {row['auroc']:.2f} | "
+            f"{row['accepted_own']:.2f} | {row['accepted_block']:.2f} | {row['accepted_wrong']:.2f} |"
         )
     return "\n".join(rows)
 
 
 def costs_table(rounds: Mapping[str, Any]) -> str:
-    """What each kind of round takes, as Markdown."""
+    """The time of each kind of round, as Markdown."""
     names = {
         "full_10": "full, 10 steps", "full_5": "full, 5 steps", "full_3": "full, 3 steps", "full_2": "full, 2 steps",
         "full_1": "full, 1 step", "check": "draft and check, accepted", "failed": "draft and check, then full",
@@ -44,46 +44,46 @@ def costs_table(rounds: Mapping[str, Any]) -> str:
     }  # fmt: skip
     rows = ["| round | ms (median) | of a full one |", "|---|---|---|"]
     for name, label in names.items():
-        found = rounds["costs"][name]
-        rows.append(
-            f"| {label} | {found['ms']:.2f} | {found['relative']:.2f} [{found['relative_low']:.2f}, "
-            f"{found['relative_high']:.2f}] |"
-        )
+        cost = rounds["costs"][name]
+        rows.append(f"| {label} | {cost['ms']:.2f} | {relative_text(cost)} |")
     return "\n".join(rows)
 
 
-def loop_table(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> str:
-    """Success, and what it took, of every method in closed loop, as Markdown."""
+def closed_loop_table(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> str:
+    """Success, rounds and cost of every method in closed loop, as Markdown."""
     rows = [
         "| method | success | full rounds | failed checks | accepted per check | actions per round | ms per action | "
         "of `full` |",
         "|---|---|---|---|---|---|---|---|",
     ]
     base = cost_of(ROUNDS["full"], summary["methods"]["full"], rounds["costs"])
-    for name, found in summary["methods"].items():
-        success, cost = found["success"], cost_of(ROUNDS[name], found, rounds["costs"])
-        accepted = "-" if found["accepted"] is None else f"{found['accepted']:.1f}"
+    for name, metrics in summary["methods"].items():
+        cost = cost_of(ROUNDS[name], metrics, rounds["costs"])
+        accepted = "-" if metrics["accepted"] is None else f"{metrics['accepted']:.1f}"
         rows.append(
-            f"| `{name}` | {success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | {found['full']:.2f} | "
-            f"{found['failed']:.2f} | {accepted} | {found['actions_per_round']:.1f} | {cost:.3f} | {cost / base:.2f} |"
+            f"| `{name}` | {success_text(metrics)} | {metrics['full']:.2f} | {metrics['failed']:.2f} | {accepted} | "
+            f"{metrics['actions_per_round']:.1f} | {cost:.3f} | {cost / base:.2f} |"
         )
     return "\n".join(rows)
 
 
 def acceptance_table(rounds: Mapping[str, Any]) -> str:
-    """Which share of the block's actions passes, as Markdown."""
+    """The accepted share of the block's actions, as Markdown."""
     kinds = {
         "seen": "draft and flow see", "blank": "both see blank cameras", "blind": "the draft alone sees blank cameras",
     }  # fmt: skip
-    there = [kind for kind in kinds if kind in rounds["acceptance"]["flash"]]
-    rows = ["| check | " + " | ".join(kinds[kind] for kind in there) + " |", "|---" * (1 + len(there)) + "|"]
-    for name, found in rounds["acceptance"].items():
-        rows.append(f"| `{name}` | " + " | ".join(f"{found[kind]:.2f}" for kind in there) + " |")
+    kinds_measured = [kind for kind in kinds if kind in rounds["acceptance"]["flash"]]
+    rows = [
+        "| check | " + " | ".join(kinds[kind] for kind in kinds_measured) + " |",
+        "|---" * (1 + len(kinds_measured)) + "|",
+    ]
+    for name, shares in rounds["acceptance"].items():
+        rows.append(f"| `{name}` | " + " | ".join(f"{shares[kind]:.2f}" for kind in kinds_measured) + " |")
     return "\n".join(rows)
 
 
-def told(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[str]:
-    """The tables of one policy, with what they are of."""
+def report_markdown(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[str]:
+    """The section of one policy, as pieces of Markdown."""
     check, errors = rounds["check"], rounds["check"]["error"]
     yield f"### {summary['bundle']}\n"
     yield (
@@ -100,7 +100,7 @@ def told(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Iterator[str]
     yield acceptance_table(rounds) + "\n"
     yield costs_table(rounds) + "\n"
     yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    yield loop_table(summary, rounds) + "\n"
+    yield closed_loop_table(summary, rounds) + "\n"
     yield contrast_table(summary) + "\n"
 
 
@@ -108,19 +108,19 @@ def draw_flow(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Figure:
     """Success over milliseconds per executed action, with 95 % intervals."""
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axes = figure.subplots()
-    marked: list[tuple[float, float, str]] = []
+    labelled: list[tuple[float, float, str]] = []
     for number, (label, names, marker) in enumerate(_FAMILIES):
-        there = [name for name in names if name in summary["methods"]]
-        points = [summary["methods"][name]["success"] for name in there]
-        cost = [cost_of(ROUNDS[name], summary["methods"][name], rounds["costs"]) for name in there]
-        reach = ([p["rate"] - p["low"] for p in points], [p["high"] - p["rate"] for p in points])
-        if there:
+        present = [name for name in names if name in summary["methods"]]
+        points = [summary["methods"][name]["success"] for name in present]
+        cost = [cost_of(ROUNDS[name], summary["methods"][name], rounds["costs"]) for name in present]
+        error_bars = ([p["rate"] - p["low"] for p in points], [p["high"] - p["rate"] for p in points])
+        if present:
             axes.errorbar(
-                cost, [p["rate"] for p in points], reach, fmt=marker, color=f"C{number}", markersize=6,
+                cost, [p["rate"] for p in points], error_bars, fmt=marker, color=f"C{number}", markersize=6,
                 elinewidth=0.7, label=label,
             )  # fmt: skip
-        marked += zip(cost, [point["rate"] for point in points], there, strict=True)
-    name_points(axes, marked)
+        labelled += zip(cost, [point["rate"] for point in points], present, strict=True)
+    label_points(axes, labelled)
     axes.set(xlabel="ms per executed action (one core, one machine)", ylabel="success", ylim=(-0.02, 1.04))
     axes.margins(x=0.12)
     axes.set_xlim(left=0.0)
@@ -129,8 +129,12 @@ def draw_flow(summary: Mapping[str, Any], rounds: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def legend() -> str:
-    """What every way to a chunk is, as Markdown; those that keep a cache have a page of their own."""
+def methods_table() -> str:
+    """The description of every method without a cache, as Markdown; those with one are in :mod:`.cache`."""
     return "\n".join(
-        ["| | |", "|---|---|", *(f"| `{name}` | {how.about} |" for name, how in ROUNDS.items() if how.reuse is None)]
+        [
+            "| | |",
+            "|---|---|",
+            *(f"| `{name}` | {rounds.about} |" for name, rounds in ROUNDS.items() if rounds.reuse is None),
+        ]
     )

@@ -1,4 +1,4 @@
-"""What the study set out to reach, and whether it did: each claim once for each pair, with its interval."""
+"""The goals of the study and their results: each claim once for each pair, with its interval."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ GATES = ("adahi", "uncertainty", "learned", "learned_action")
 RATE, LOW_RATE = 0.6, 0.4
 EFFICIENCY, OF_HYBRID, OF_HYBRID_DISTILLED = 0.80, 0.99, 0.97
 EQUAL_RATE = 0.03
-# Of the paper's ADAHI over its random gate, in true skip ratio.
+# The paper's difference in true skip ratio between ADAHI and its random gate.
 PAPERS_MARGIN = {"kitchen": 0.07, "ball": 0.21, "swarm": 0.11}
 
 Result = Literal["met", "not met", "cannot be told"]
-# Whether a method succeeded, by episode.
+# A method's success, by episode.
 Wins = dict[int, bool]
 RESULTS: tuple[Result, ...] = ("met", "not met", "cannot be told")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A number that a claim wants above a bound.
+    """An estimate that has to lie above a bound.
 
     Attributes:
-        what: the number, in words.
-        found: with its 95 % interval; NaN where it is undefined.
+        what: its description.
+        found: the estimate with its 95 % interval; NaN where it is undefined.
         above: the bound.
     """
 
@@ -59,13 +59,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Goal:
-    """One claim about one bundle, held to one run.
+    """The result of one claim for one bundle, from one run.
 
     Attributes:
         what: the claim, in words.
         bundle, rate, episodes: of the run.
-        parts: what the claim says, all of which have to hold; none where the run's tables cannot be read.
-        beside: what else to know.
+        parts: all have to hold; none where the run's tables cannot be read.
+        beside: a remark.
     """
 
     what: str
@@ -77,9 +77,9 @@ class Goal:
 
     @property
     def result(self) -> Result:
-        """Met if every part is, not met if one is not; else it cannot be told."""
-        found = {part.result for part in self.parts}
-        return "met" if found == {"met"} else "not met" if "not met" in found else "cannot be told"
+        """Met if every part is, not met if one is not; else undecided."""
+        results = {part.result for part in self.parts}
+        return "met" if results == {"met"} else "not met" if "not met" in results else "cannot be told"
 
     @property
     def reached(self) -> str:
@@ -88,20 +88,20 @@ class Goal:
 
 
 def goals_of(studies: Sequence[Study]) -> list[Goal]:
-    """Every claim that these runs can be held to, kind by kind, once for each bundle.
+    """Every claim that these runs can decide, once for each bundle, sorted by claim.
 
-    Where a claim speaks of the best of several gates, the gate is chosen by its success in the first half of the
-    episodes and judged in the second.
+    Where a claim is about the best of several gates, the gate is selected on the first half of the episodes and
+    tested on the second.
     """
-    found = [goal for study in studies for goal in _of(study)]
+    goals = [goal for study in studies for goal in _goals_of_study(study)]
     kinds = [claim.what for claim in _CLAIMS]
-    return sorted(found, key=lambda goal: kinds.index(goal.what))
+    return sorted(goals, key=lambda goal: kinds.index(goal.what))
 
 
 def count(goals: Sequence[Goal]) -> str:
-    """How many have which result."""
-    found = Counter(goal.result for goal in goals)
-    return ", ".join(f"{found[result]} {result}" for result in RESULTS)
+    """The number of goals with each result."""
+    counts = Counter(goal.result for goal in goals)
+    return ", ".join(f"{counts[result]} {result}" for result in RESULTS)
 
 
 def goals_rows(goals: Sequence[Goal]) -> Rows:
@@ -117,10 +117,10 @@ def goals_rows(goals: Sequence[Goal]) -> Rows:
     ]  # fmt: skip
 
 
-def _of(study: Study) -> Iterator[Goal]:
+def _goals_of_study(study: Study) -> Iterator[Goal]:
     kind = next((ending for ending in ("-distilled", "-undertrained") if study.title.endswith(ending)), "")
     for claim in _CLAIMS:
-        run = _at(study, claim.rate, claim.needs) if kind in claim.kinds else None
+        run = _run_at(study, claim.rate, claim.needs) if kind in claim.kinds else None
         if run is None:
             continue
         try:
@@ -131,7 +131,7 @@ def _of(study: Study) -> Iterator[Goal]:
             yield Goal(claim.what, study.title, claim.rate, int(run.summary["episodes"]), *judged)
 
 
-def _at(study: Study, rate: float, needs: frozenset[str]) -> Run | None:
+def _run_at(study: Study, rate: float, needs: frozenset[str]) -> Run | None:
     """The longest run in virtual time at this rate that has these methods, with the bundle's own limits on skips."""
     runs = (run for run in study.sweep if not run.summary["realtime"] and run.summary["rate"] == rate)
     return max(
@@ -139,23 +139,23 @@ def _at(study: Study, rate: float, needs: frozenset[str]) -> Run | None:
     )
 
 
-# The parts of a claim and what to know beside them.
+# The parts of a claim, and a remark.
 Judged = tuple[tuple[Part, ...], str]
 
 
-def _skips(study: Study, run: Run) -> Judged:
+def _judge_skips(study: Study, run: Run) -> Judged:
     papers = f"the paper: {PAPERS_MARGIN[study.title]:+.2f}" if study.title in PAPERS_MARGIN else ""
     return (Part("difference", skip_margin(run, "adahi", "random")),), papers
 
 
-def _efficient(study: Study, run: Run) -> Judged:
+def _judge_efficiency(study: Study, run: Run) -> Judged:
     chosen = run.methods["learned"]["choice_efficiency"]
     beside = "" if chosen is None else f"among the steps it met {chosen:.2f}"
     return (Part("efficiency", efficiency(run, "learned"), EFFICIENCY),), beside
 
 
-def _not_capacity(study: Study, run: Run) -> Judged | None:
-    """The head as the draft has no rate, so that it may have run at another one, on the same episodes."""
+def _judge_head_draft(study: Study, run: Run) -> Judged | None:
+    """The head as the draft has no rate, so it may come from the run at another one, on the same episodes."""
     other = run if "head_draft" in run.methods else study.table
     if "head_draft" not in other.methods or other not in study.sweep:
         return None
@@ -166,15 +166,15 @@ def _not_capacity(study: Study, run: Run) -> Judged | None:
     return (margin,), f"{shares[0]:.3f}, and the head {shares[1]:.3f} without sending anything"
 
 
-def _near_hybrid(study: Study, run: Run) -> Judged:
+def _judge_hybrid(study: Study, run: Run) -> Judged:
     gate, wins, judged, beside = _choose(run)
     what = f"success - {OF_HYBRID:g} of hybrid's"
     return (_margin(what, wins[gate], _wins(run, "hybrid"), judged, OF_HYBRID),), beside
 
 
-def _with_distilled(study: Study, run: Run) -> Judged:
+def _judge_distilled(study: Study, run: Run) -> Judged:
     gate, wins, judged, beside = _choose(run)
-    # Chance with the gate's privileges: only the deviation has a limit on skips.
+    # The random baseline with the gate's constraints: only the deviation has a limit on skips.
     rival = "random_learned" if gate != "adahi" and "random_learned" in run.methods else "random"
     sent, chance = (run.methods[method]["transmission_rate"] for method in (gate, rival))
     parts: tuple[Part, ...] = (
@@ -188,13 +188,16 @@ def _with_distilled(study: Study, run: Run) -> Judged:
         _margin(f"success - {rival}'s", wins[gate], _wins(run, rival), judged),
     )
     if sent - chance > EQUAL_RATE:
-        # A gate that sends more is not better at the same rate, whatever its success.
-        parts = (*parts, Part(f"{EQUAL_RATE:g} - (sent - sent by {rival})", _exactly(EQUAL_RATE - (sent - chance))))
+        # The comparison is only fair at equal rates.
+        parts = (
+            *parts,
+            Part(f"{EQUAL_RATE:g} - (sent - sent by {rival})", _exactly(EQUAL_RATE - (sent - chance))),
+        )
     return parts, f"{beside}; it sends {sent:.2f}, {rival} {chance:.2f}"
 
 
 def _choose(run: Run) -> tuple[str, dict[str, Wins], list[int], str]:
-    """The gate with most successes in the first half of the episodes, all outcomes, and the second half."""
+    """The gate with most successes in the first half of the episodes, all outcomes, the second half, and a remark."""
     wins = {gate: _wins(run, gate) for gate in GATES if gate in run.methods}
     episodes = sorted(set.intersection(*(set(won) for won in wins.values())))
     first, second = episodes[: len(episodes) // 2], episodes[len(episodes) // 2 :]
@@ -223,14 +226,13 @@ def _exactly(value: float) -> Interval:
 
 @dataclass(frozen=True)
 class _Claim:
-    """A claim, and how to hold a bundle to it.
+    """A claim, and its test.
 
     Attributes:
         what: in words.
-        kinds: endings of the names of the bundles that are held to it.
-        rate, needs: of the run.
-        judge: its parts, and what to know beside them; None where a method is missing; raises DataError where a table
-            cannot be read.
+        kinds: suffixes of the names of the bundles that it applies to.
+        rate, needs: rate and methods of the run.
+        judge: its parts and a remark; None where a method is missing; raises DataError where a table cannot be read.
     """
 
     what: str
@@ -240,35 +242,35 @@ class _Claim:
     judge: Callable[[Study, Run], Judged | None]
 
 
-_TAUGHT, _EVERY = ("", "-distilled"), ("", "-distilled", "-undertrained")
+_WITH_HEADS, _ALL_KINDS = ("", "-distilled"), ("", "-distilled", "-undertrained")
 _CLAIMS = (
-    _Claim("true skip ratio of ADAHI above random's", _EVERY, RATE, frozenset({"adahi", "random"}), _skips),
+    _Claim("true skip ratio of ADAHI above random's", _ALL_KINDS, RATE, frozenset({"adahi", "random"}), _judge_skips),
     _Claim(
         f"efficiency of the learned gate at least {EFFICIENCY:g}",
-        _TAUGHT,
+        _WITH_HEADS,
         LOW_RATE,
         frozenset({"learned", "oracle", "random"}),
-        _efficient,
+        _judge_efficiency,
     ),
     _Claim(
         "success of the learned gate above that of its head as the draft",
-        _TAUGHT,
+        _WITH_HEADS,
         LOW_RATE,
         frozenset({"learned"}),
-        _not_capacity,
+        _judge_head_draft,
     ),
     _Claim(
         f"success of the chosen gate at least {OF_HYBRID:.0%} of hybrid's",
         ("",),
         RATE,
         frozenset({"hybrid", "adahi", "learned"}),
-        _near_hybrid,
+        _judge_hybrid,
     ),
     _Claim(
         f"success of the chosen gate at least {OF_HYBRID_DISTILLED:.0%} of hybrid's, and above random's",
         ("-distilled",),
         LOW_RATE,
         frozenset({"hybrid", "random", "learned"}),
-        _with_distilled,
+        _judge_distilled,
     ),
 )

@@ -1,4 +1,4 @@
-"""Intervals of what a run's step tables show: the bootstrap draws whole episodes, whose steps belong together."""
+"""Bootstrap intervals of statistics of a run's step tables; the samples are of whole episodes (cluster bootstrap)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specact.lab.report.runs import Run
 from specact.lab.statistics import Interval
 
 SAMPLES = 400
-# Of the samples, that may be without a value before there is no interval: what one of its ends cuts off.
+# Maximum share of samples with an undefined statistic; above it there is no interval. One tail of the interval.
 _UNDEFINED = 0.025
 
 
@@ -32,14 +32,14 @@ def skip_margin(run: Run, first: str, second: str) -> Interval:
 
 
 def efficiency(run: Run, method: str) -> Interval:
-    """Gate efficiency with a 95 % interval; NaN where it is undefined, or in more of the samples than one end cuts off.
+    """Gate efficiency with a 95 % interval; NaN where it is undefined, or in more than 2.5 % of the samples.
 
     Raises:
         DataError: if a step table cannot be read.
     """
     needed = [name for name in (method, "random", f"random_{method}", "oracle") if name in run.methods]
 
-    def found(tables: Mapping[str, Table]) -> float:
+    def statistic(tables: Mapping[str, Table]) -> float:
         methods: dict[str, dict[str, Any]] = {
             name: {
                 "transmission_rate": float(table["transmitted"].mean()),
@@ -51,7 +51,7 @@ def efficiency(run: Run, method: str) -> Interval:
         value = methods[method]["gate_efficiency"]
         return float("nan") if value is None else float(value)
 
-    return _bootstrap({name: run.steps(name) for name in needed}, found)
+    return _bootstrap({name: run.steps(name) for name in needed}, statistic)
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -59,23 +59,23 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def _bootstrap(tables: Mapping[str, Table], statistic: Callable[[Mapping[str, Table]], float]) -> Interval:
-    """The statistic of the tables, and its quantiles over samples of their common episodes."""
+    """The statistic of the tables, and its bootstrap interval over their common episodes."""
     names = ("episode", "transmitted", "missed", "rejection", "reason")
-    kept = {method: {name: table[name] for name in names} for method, table in tables.items()}
+    columns = {method: {name: table[name] for name in names} for method, table in tables.items()}
     rows = {
         method: {episode: np.flatnonzero(table["episode"] == episode) for episode in np.unique(table["episode"])}
-        for method, table in kept.items()
+        for method, table in columns.items()
     }
-    episodes = sorted(set.intersection(*(set(found) for found in rows.values())))
+    episodes = sorted(set.intersection(*(set(by_episode) for by_episode in rows.values())))
     rng = np.random.default_rng(0)
     values = []
     for drawn in rng.choice(episodes, size=(SAMPLES, len(episodes))):
         sample = {}
-        for method, table in kept.items():
+        for method, table in columns.items():
             chosen = np.concatenate([rows[method][episode] for episode in drawn])
             sample[method] = {name: column[chosen] for name, column in table.items()}
         values.append(statistic(sample))
     if np.isnan(values).mean() > _UNDEFINED:
-        return Interval(statistic(kept), float("nan"), float("nan"))
+        return Interval(statistic(columns), float("nan"), float("nan"))
     low, high = np.nanquantile(values, [0.025, 0.975])
-    return Interval(statistic(kept), float(low), float(high))
+    return Interval(statistic(columns), float(low), float(high))

@@ -1,4 +1,4 @@
-"""What a study lacks for the full report, and the command that would make it."""
+"""Missing parts of a study's report, and the commands that produce them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _REALTIME = "draft,target,hybrid,random,adahi"
 
 @dataclass(frozen=True)
 class Gap:
-    """Something that is not in the report.
+    """A missing part of the report.
 
     Attributes:
-        what: is missing; the same words for every bundle that lacks it.
-        how: a command that makes it; empty where there is none to name.
+        what: its description; the same text for every bundle that lacks it.
+        how: the command that produces it; may be empty.
     """
 
     what: str
@@ -29,14 +29,14 @@ class Gap:
 
 
 def gaps_of(study: Study) -> list[Gap]:
-    """What can be told from the summaries."""
+    """The gaps that the summaries reveal."""
     run = study.table
     start = f"specact eval --bundle {shlex.quote(str(run.evaluation['bundle']))}"
     like = f"--episodes {run.summary['episodes']} --seed {run.evaluation['seed']}"
     out = f"--out runs/{study.slug}"
     metrics = run.methods.values()
     absent = [name for name in METHODS if name not in run.methods]
-    found = (
+    candidates = (
         (
             study.realtime is None,
             Gap(
@@ -45,12 +45,12 @@ def gaps_of(study: Study) -> list[Gap]:
             ),
         ),
         (
-            len({one.summary["rate"] for one in study.sweep}) < 2,
+            len({run_.summary["rate"] for run_ in study.sweep}) < 2,
             Gap(
                 "no runs at other rates: no figures over the rate", f"{start} --rate 0.3 {like} {out}-0.3 (and others)"
             ),
         ),
-        (all("adahi" not in one.methods for one in study.runs), Gap("no method adahi: no figure of its rejections")),
+        (all("adahi" not in run_.methods for run_ in study.runs), Gap("no method adahi: no figure of its rejections")),
         (
             all(m["gate_efficiency"] is None for m in metrics),
             Gap("no gate efficiency: it needs the methods random and oracle"),
@@ -58,11 +58,11 @@ def gaps_of(study: Study) -> list[Gap]:
         (all(m.get("mse") is None for m in metrics), Gap("no mean squared error on held-out demonstrations")),
         (bool(absent), Gap(f"methods that were not run: {', '.join(absent)}")),
     )
-    return [gap for lacks, gap in found if lacks]
+    return [gap for missing, gap in candidates if missing]
 
 
 def by_gap(missing: Mapping[str, Sequence[Gap]]) -> list[str]:
-    """Each gap once, with the bundles that have it."""
+    """The gaps, each with its bundles."""
     bundles: dict[str, list[str]] = {}
     for title, gaps in missing.items():
         for gap in gaps:

@@ -1,4 +1,4 @@
-"""How large the networks behind a method are, and how long they take: without that no two methods compare."""
+"""Size and inference time of the networks that a method evaluates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Network:
 
     Attributes:
         name: ``draft``, ``head`` or ``target``.
-        parameters: how many.
-        ms: of one inference at batch 1, as it was measured or accounted with.
+        parameters: their number.
+        ms: of one inference at batch 1, measured or accounted.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Network:
 
 
 def networks_of(metrics: Mapping[str, Any]) -> list[Network]:
-    """The networks that a method evaluates, by the ``cost`` of its metrics; none where none was recorded."""
+    """The networks that a method evaluates, from the ``cost`` of its metrics."""
     cost = metrics.get("cost", {})
     return [
         Network(part, cost[f"{part}_parameters"], cost[f"{part}_ms"])
@@ -38,11 +38,11 @@ def networks_of(metrics: Mapping[str, Any]) -> list[Network]:
 
 
 def all_networks(methods: Iterable[Mapping[str, Any]]) -> list[Network]:
-    """Every network of these methods once, as the first of them has it."""
-    found: dict[str, Network] = {}
+    """The distinct networks of these methods, each from the first method that has it."""
+    networks: dict[str, Network] = {}
     for network in (network for metrics in methods for network in networks_of(metrics)):
-        found.setdefault(network.name, network)
-    return [found[part] for part in PARTS if part in found]
+        networks.setdefault(network.name, network)
+    return [networks[part] for part in PARTS if part in networks]
 
 
 def in_short(parameters: int) -> str:

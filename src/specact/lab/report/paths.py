@@ -1,4 +1,4 @@
-"""A picture of what the methods do: the same episodes under several of them, transmitted steps marked."""
+"""A figure of rollouts: the same episodes under several methods, with transmitted steps marked."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from specact.lab.envs import load_task
 from specact.policy import SpeculativePolicy
 from specact.rng import Role, stream
 
-# What is drawn of each environment: the moving point, and the fixed things around it.
+# The moving point that is drawn of each environment.
 POINTS: dict[str, Callable[[Any], NDArray[np.float64]]] = {
     "ball": lambda env: env.unwrapped.position,
     "pusht": lambda env: env.unwrapped.raw[:2],
 }
 
-# How many episodes a picture shows in which the draft alone fails, and in which it succeeds.
+# Number of episodes in a figure in which the draft alone fails, and in which it succeeds.
 FAILED, SUCCEEDED = 3, 2
 SENT, SKIPPED = "#d1495b", "#30638e"
 
@@ -37,10 +37,10 @@ class TracedEpisode:
     """An episode as a path.
 
     Attributes:
-        points: where the moving point was, ``[steps + 1, 2]``.
+        points: positions of the moving point, ``[steps + 1, 2]``.
         transmitted: whether the inference behind each step went to the target, bool ``[steps]``.
         success: whether the episode succeeded.
-        scene: the environment after the episode, for what does not move.
+        scene: the environment after the episode, for its static objects.
     """
 
     points: NDArray[np.float64]
@@ -53,7 +53,7 @@ def trace(policy: SpeculativePolicy, env_name: str, episode: int, seed: int) -> 
     """Runs one episode as a robot would: observe, act, step.
 
     Raises:
-        ConfigError: if nothing is known to draw of this environment.
+        ConfigError: if there is no drawing of this environment.
     """
     if env_name not in POINTS:
         raise unknown_name("environment with a picture", env_name, POINTS)
@@ -75,24 +75,24 @@ def trace(policy: SpeculativePolicy, env_name: str, episode: int, seed: int) -> 
 def choose(succeeds: Callable[[int], bool], episodes: int) -> list[int]:
     """The first episodes in which the draft fails, and the first in which it succeeds, see :data:`FAILED`.
 
-    Where there are too few of one kind, more of the other kind take their places.
+    Too few of one kind are made up for with more of the other.
 
     Args:
-        succeeds: whether the draft alone does in an episode; asked no longer than needed.
-        episodes: how many there are.
+        succeeds: whether the draft alone succeeds in an episode; called for as few as needed.
+        episodes: their number.
     """
     failed, succeeded = list[int](), list[int]()
     for episode in range(episodes):
         (succeeded if succeeds(episode) else failed).append(episode)
         if len(failed) >= FAILED and len(succeeded) >= SUCCEEDED:
             break
-    few = max(FAILED, FAILED + SUCCEEDED - len(succeeded))
-    failed = failed[:few]
+    count = max(FAILED, FAILED + SUCCEEDED - len(succeeded))
+    failed = failed[:count]
     return [*failed, *succeeded[: FAILED + SUCCEEDED - len(failed)]]
 
 
 def draw_paths(rows: Mapping[str, Sequence[TracedEpisode]], env_name: str, title: str, path: Path) -> None:
-    """Writes a picture with one row per method and one column per episode (the same start in every row)."""
+    """Writes a figure with one row per method and one column per episode (the same initial state in every row)."""
     mpl.use("Agg")
     count = max(len(episodes) for episodes in rows.values())
     figure = Figure(figsize=(2.6 * count, 2.8 * len(rows)), layout="constrained")

@@ -1,4 +1,4 @@
-"""What a report shows of a recording of ``specact run --record``: what was done, where it came from, and when."""
+"""The report's tables and figures of a recording of ``specact run --record``: actions, their origins, and times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specact.lab.rollout.steps import STAGES
 from specact.types import Origin
 
 _MOST_LINES = 6  # dimensions of an action in one figure
-# The colour of an origin is that of the method whose actions all come from there.
+# The colour of an origin is that of the method with only that origin.
 _STYLES = {
     "drafted": "draft", "accepted": "target", "replaced": "adahi", "compensated": "uncertainty",
     "retrieved": "learned_action", "fallback": "random",
@@ -24,9 +24,9 @@ _STYLES = {
 
 
 def gaps_of_recording(recorded: Recorded) -> list[Gap]:
-    """What a recording does not tell."""
+    """What a recording lacks."""
     judged = len(recorded.judged)
-    found = (
+    candidates = (
         (not judged, "whether episodes succeeded: nobody judges what a real robot does, so nothing of it is recorded"),
         (0 < judged < len(recorded.episodes), f"whether every episode succeeded: {judged} were judged"),
         (not recorded.whole, "the end: the file is cut off, and what comes before that is shown"),
@@ -34,36 +34,38 @@ def gaps_of_recording(recorded: Recorded) -> list[Gap]:
         (not recorded.inferences and not _chunks(recorded), "inferences: none is recorded"),
         (True, "what the target would have said of skipped steps: true skip ratio and losses need a simulated run"),
     )
-    return [Gap(what) for lacks, what in found if lacks]
+    return [Gap(what) for missing, what in candidates if missing]
 
 
 def tables_of(recorded: Recorded) -> list[tuple[str, Table]]:
-    """Tables of a recording, each with part of its file's name."""
-    found = [("control", _control(recorded)), ("origins", _origins(recorded))]
+    """Tables of a recording, each with part of its file name."""
+    tables = [("control", _control(recorded)), ("origins", _origins(recorded))]
     if recorded.inferences:
-        found += [("inferences", _inferences(recorded)), ("stages", _stages(recorded))]
+        tables += [("inferences", _inferences(recorded)), ("stages", _stages(recorded))]
     elif _chunks(recorded):
-        found.append(("inferences", _of_chunks(recorded)))
-    return found
+        tables.append(("inferences", _chunk_inferences(recorded)))
+    return tables
 
 
 def steps_rows(recorded: Recorded) -> Rows:
-    """Every control step with its action, where it came from, and what its inference was like."""
+    """Every control step with its action, the action's origin, and its inference."""
     began = recorded.steps[0].at_s if recorded.steps else 0.0
     rows = []
     for step in recorded.steps:
         row: dict[str, Any] = {"step": step.number, "time_s": step.at_s - began, **step.control, "origin": step.origin}
         row |= {f"action_{i}": float(value) for i, value in enumerate(() if step.action is None else step.action)}
-        for found in (step.inference, step.chunk):
+        for source in (step.inference, step.chunk):
             row |= {
-                f"inference.{name}": value for name, value in (found or {}).items() if not isinstance(value, np.ndarray)
+                f"inference.{name}": value
+                for name, value in (source or {}).items()
+                if not isinstance(value, np.ndarray)
             }
         rows.append(row)
     return rows
 
 
 def draw_recording(recorded: Recorded) -> Iterator[Drawing]:
-    """The actions of the first episode over time, and of a pair the gate's scores."""
+    """Figures of the first episode's actions over time, and for pairs of the gate's scores."""
     if recorded.steps:
         yield _draw_actions(recorded)
     if recorded.inferences:
@@ -96,29 +98,29 @@ def _origins(recorded: Recorded) -> Table:
 
 
 def _inferences(recorded: Recorded) -> Table:
-    found = recorded.inferences
-    sent = [each for each in found if each["transmit"]]
-    verified, accepted = (sum(each[name] for each in found) for name in ("verified", "accepted"))
+    inferences = recorded.inferences
+    sent = [each for each in inferences if each["transmit"]]
+    verified, accepted = (sum(each[name] for each in inferences) for name in ("verified", "accepted"))
     rows: list[tuple[str, list[str]]] = [
-        ("inferences", [f"{len(found):,}"]),
-        ("transmitted", [f"{len(sent):,}, {len(sent) / len(found):.3f} of all"]),
-        ("ahead of the draft", [str(sum(each["sent_ahead"] for each in found))]),
-        ("why", [_counted(Counter(each["reason"] for each in found))]),
-        ("missed", [_counted(Counter(each["miss"] for each in found if each["miss"]))]),
+        ("inferences", [f"{len(inferences):,}"]),
+        ("transmitted", [f"{len(sent):,}, {len(sent) / len(inferences):.3f} of all"]),
+        ("ahead of the draft", [str(sum(each["sent_ahead"] for each in inferences))]),
+        ("why", [_counted(Counter(each["reason"] for each in inferences))]),
+        ("missed", [_counted(Counter(each["miss"] for each in inferences if each["miss"]))]),
         ("verified units", [f"{verified:,}, {accepted / verified:.3f} accepted" if verified else NONE]),
     ]
     return Table("Inferences", ["", "recorded"], rows)
 
 
 def _stages(recorded: Recorded) -> Table:
-    found = recorded.inferences
-    times = {stage: np.array([each[f"{stage}_s"] for each in found]) for stage in STAGES}
+    inferences = recorded.inferences
+    times = {stage: np.array([each[f"{stage}_s"] for each in inferences]) for stage in STAGES}
     times["all"] = np.sum(list(times.values()), axis=0)
     rows = [(stage, _quantiles(seconds)) for stage, seconds in times.items()]
     return Table("Times of an inference as it was waited for [ms]", ["stage", "mean", "p50", "p95", "p99"], rows)
 
 
-def _of_chunks(recorded: Recorded) -> Table:
+def _chunk_inferences(recorded: Recorded) -> Table:
     found = _chunks(recorded)
     taken = np.array([each["took_s"] for each in found if not each["miss"]])
     rows: list[tuple[str, list[str]]] = [
@@ -161,10 +163,10 @@ def _draw_actions(recorded: Recorded) -> Drawing:
 
 
 def _draw_scores(recorded: Recorded) -> Drawing:
-    found = recorded.inferences
-    number = np.arange(len(found))
-    scores, thresholds = (np.array([each[name] for each in found]) for name in ("score", "threshold"))
-    sent, missed = (np.array([bool(each[name]) for each in found]) for name in ("transmit", "miss"))
+    inferences = recorded.inferences
+    number = np.arange(len(inferences))
+    scores, thresholds = (np.array([each[name] for each in inferences]) for name in ("score", "threshold"))
+    sent, missed = (np.array([bool(each[name]) for each in inferences]) for name in ("transmit", "miss"))
     figure, axes = blank()
     for label, at, method, marker in (
         ("skipped", ~sent, "draft", "v"),
@@ -172,7 +174,7 @@ def _draw_scores(recorded: Recorded) -> Drawing:
         ("missed", missed, "random", "X"),
     ):
         axes.plot(number[at], scores[at], marker, color=style_of(method).light, markersize=4, label=label)
-    # Never and always have no threshold to draw.
+    # The gates never and always have infinite thresholds.
     axes.plot(number, np.where(np.isfinite(thresholds), thresholds, np.nan), "--", color=MUTED.light, label="threshold")
     axes.set(xlabel="inference", ylabel="score of the gate")
     legend_below(figure, columns=2)
@@ -180,7 +182,7 @@ def _draw_scores(recorded: Recorded) -> Drawing:
     caption = f"Gate {gate}: a step is transmitted above the threshold, and where it is forced."
     rows = [
         {name: each[name] for name in ("episode", "step", "score", "threshold", "reason", "transmit", "miss")}
-        for each in found
+        for each in inferences
     ]
     return Drawing("scores", "Scores of the gate", caption, figure, rows)
 

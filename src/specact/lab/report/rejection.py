@@ -1,4 +1,4 @@
-"""The paper's figure 2: how likely the target is to reject, over the action deviation of the draft's step.
+"""The paper's figure 2: probability of rejection by the target over the action deviation.
 
 The paper shows the rejection of the primary code, r; a step is transmitted for any of its codes, R.
 """
@@ -20,8 +20,8 @@ from specact.lab.rollout.methods import METHODS
 from specact.lab.rollout.steps import REASONS
 
 _FREE = (REASONS.index("score"), REASONS.index("tie"))
-_LEAST = 40  # steps; fewer do not fill 20 bins
-_WIDE = 20.0  # the largest score over the median, from which a linear axis would show one bin only
+_LEAST = 40  # steps, to fill 20 bins
+_WIDE = 20.0  # ratio of the largest score to the median above which the axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rejections:
 
 
 def rejections_of(study: Study) -> Rejections | None:
-    """From the longest run of ADAHI; None where there is none, or hardly a step to fit.
+    """The models of the longest run of ADAHI; None where there is none, or too few steps.
 
     Raises:
         DataError: if its step table cannot be read.
@@ -54,21 +54,21 @@ def rejections_of(study: Study) -> Rejections | None:
 
 
 def draw_rejection(study: Study) -> Iterator[Drawing]:
-    """Both rejections over the deviation; nothing where there are none.
+    """The figure of both rejections over the deviation, if the study has them.
 
     Raises:
         DataError: if a step table cannot be read.
     """
-    found = rejections_of(study)
-    if found is None:
+    rejections = rejections_of(study)
+    if rejections is None:
         return
-    run, every, primary = found.run, found.every, found.primary
+    run, every, primary = rejections.run, rejections.every, rejections.primary
     figure, axes = blank()
     x = np.array(every.scores)
     wide = x.min() > 0.0 and x.max() > _WIDE * float(np.median(x))
-    dense = (np.geomspace if wide else np.linspace)(x.min(), x.max(), 200)
-    # Where there are negative scores, the fit has shifted them to start at 0.
-    log_x = dense - min(0.0, x.min())
+    x_line = (np.geomspace if wide else np.linspace)(x.min(), x.max(), 200)
+    # The fit shifts negative scores to start at 0.
+    log_x = x_line - min(0.0, x.min())
     for model, colour, face, label in (
         (every, style_of("adahi").light, None, "any code, R"),
         (primary, MUTED.light, "none", "primary code, r"),
@@ -76,10 +76,10 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
         errors = 1.96 * np.array(model.errors)
         axes.errorbar(x, model.rejections, errors, fmt="o", color=colour, mfc=face, markersize=4, label=label)
         linear, log = model.linear, model.logarithmic
-        line = linear.slope * dense + linear.intercept
+        line = linear.slope * x_line + linear.intercept
         curve = log.slope * np.log(log_x + log.shift) + log.intercept
-        axes.plot(dense, line, "--", color=colour, linewidth=1, label=f"linear fit to {label[-1]}")
-        axes.plot(dense, curve, color=colour, linewidth=1, label=f"logarithmic fit to {label[-1]}")
+        axes.plot(x_line, line, "--", color=colour, linewidth=1, label=f"linear fit to {label[-1]}")
+        axes.plot(x_line, curve, color=colour, linewidth=1, label=f"logarithmic fit to {label[-1]}")
     axes.set(xlabel=f"action deviation ({_reading(run)})", ylabel="rejection", ylim=(0, 1.02))
     axes.set_xscale("log" if wide else "linear")
     legend_below(figure, columns=2)
@@ -87,15 +87,15 @@ def draw_rejection(study: Study) -> Iterator[Drawing]:
 
 
 def _free(steps: Table) -> Table:
-    """Steps whose score decided; a forced step's score was not asked."""
+    """The steps that the score decided, without forced ones."""
     free = np.isin(steps["reason"], _FREE)
     return {name: steps[name][free] for name in ("score", "rejection", "rejection_0")}
 
 
 def _reading(run: Run) -> str:
     """The reading of the deviation that the run's calibration names."""
-    found = run.calibrations.get(Path(file_name(METHODS["adahi"].gate, run.summary["rate"])).stem)
-    return str(dict(found["settings"]["options"])["reading"]) if found else "reading unknown"
+    calibration = run.calibrations.get(Path(file_name(METHODS["adahi"].gate, run.summary["rate"])).stem)
+    return str(dict(calibration["settings"]["options"])["reading"]) if calibration else "reading unknown"
 
 
 def _caption(run: Run, every: RejectionModel, primary: RejectionModel) -> str:

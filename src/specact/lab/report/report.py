@@ -1,4 +1,4 @@
-"""One HTML page from run folders and recordings: tables, figures, films, manifests, and what is missing."""
+"""The HTML report of run folders and recordings: tables, figures, films, manifests, and missing parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specact.lab.data.recordings import Recorded, read_recording
 from specact.lab.evaluation import film
 from specact.lab.report import tables
 from specact.lab.report.drawing import STYLES, Drawing, Rows, as_csv, inline, save, style, style_of
-from specact.lab.report.films import Shown, show_film
+from specact.lab.report.films import EpisodeFilm, show_film
 from specact.lab.report.goals import count, goals_of, goals_rows
 from specact.lab.report.missing import Gap, by_gap, gaps_of
 from specact.lab.report.recordings import draw_recording, gaps_of_recording, steps_rows, tables_of
@@ -38,16 +38,16 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Written:
-    """What was written.
+class Report:
+    """A written report.
 
     Attributes:
-        page: the report.
+        page: its path.
         files: figures and tables beside it.
-        runs: how many runs are in it.
-        recordings: how many recordings.
-        skipped: folders and files that are not, and why.
-        missing: per bundle and recording, what could not be shown.
+        runs: number of runs in it.
+        recordings: number of recordings in it.
+        skipped: folders and files that are not in it, with reasons.
+        missing: missing parts per bundle and recording.
     """
 
     page: Path
@@ -58,38 +58,38 @@ class Written:
     missing: dict[str, list[Gap]]
 
 
-def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progress, *, films: bool = True) -> Written:
+def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progress, *, films: bool = True) -> Report:
     """Writes a self-contained page, and its figures (PNG, SVG, CSV) and tables (CSV) beside it.
 
     Args:
-        paths: run folders, folders above them, or files of recordings.
+        paths: run folders, parents of them, or files of recordings.
         out: the page.
         files: folder of the figures and tables.
-        progress: told (what is going on, done, in all).
-        films: whether to show rollouts as films; those not made yet are simulated and kept in the run folders.
+        progress: called with (stage, done, total).
+        films: whether to show rollouts as films; missing ones are simulated and stored in the run folders.
 
     Raises:
-        ConfigError: if there is no run and no recording, or something cannot be written.
+        ConfigError: if there is no run and no recording, or a file cannot be written.
     """
     recorded, skipped = _read_recordings([path for path in paths if path.is_file()])
     runs: list[Run] = []
     folders = [path for path in paths if not path.is_file()]
     if folders or not recorded:
         runs, skipped = find_runs(folders, skipped)
-    studies, beside = group(runs), _Beside(out, files)
+    studies, output = group(runs), _OutputFiles(out, files)
     sections = []
-    # Films are made by processes of their own, a bundle each, while figures are drawn in this one.
+    # Films are rendered in child processes, one per bundle, while this one draws the figures.
     with style(), ExitStack() as stack:
-        filming = ThreadPoolExecutor(os.cpu_count())
-        # Whoever stops the report does not wait for films that have not begun.
-        stack.callback(filming.shutdown, cancel_futures=True)
-        filmed = [filming.submit(show_film, study.table).result if films else _no_film for study in studies]
-        for done, (study, shown) in enumerate(zip(studies, filmed, strict=True)):
+        executor = ThreadPoolExecutor(os.cpu_count())
+        # On an interrupt, queued films are cancelled.
+        stack.callback(executor.shutdown, cancel_futures=True)
+        film_jobs = [executor.submit(show_film, study.table).result if films else _no_film for study in studies]
+        for done, (study, make_film) in enumerate(zip(studies, film_jobs, strict=True)):
             progress("bundles", done, len(studies))
-            sections.append(_section(study, beside, shown))
+            sections.append(_section(study, output, make_film))
         progress("bundles", len(studies), len(studies))
-        taken = {study.slug for study in studies}
-        recordings = [_recording_section(one, beside, taken) for one in recorded]
+        slugs = {study.slug for study in studies}
+        recordings = [_recording_section(one, output, slugs) for one in recorded]
     goals, missing = goals_of(studies), {section["study"].title: section["lacking"] for section in sections}
     missing |= {section["title"]: section["lacking"] for section in recordings}
     page = _render(
@@ -97,14 +97,14 @@ def write_report(paths: Sequence[Path], out: Path, files: Path, progress: Progre
         sections=sections,
         recordings=recordings,
         summary=tables.summary_table(studies),
-        summary_files=beside.table("summary", tables.summary_rows(studies)),
+        summary_files=output.table("summary", tables.summary_rows(studies)),
         goals=goals,
-        goals_files=beside.table("goals", goals_rows(goals)),
+        goals_files=output.table("goals", goals_rows(goals)),
         skipped=skipped,
         missing=by_gap(missing),
     )
     write_whole(out, page.encode())
-    return Written(out, beside.written, len(runs), len(recorded), skipped, missing)
+    return Report(out, output.written, len(runs), len(recorded), skipped, missing)
 
 
 def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skipped]]:
@@ -118,20 +118,20 @@ def _read_recordings(paths: Sequence[Path]) -> tuple[list[Recorded], list[Skippe
     return read, skipped
 
 
-def _recording_section(recorded: Recorded, beside: _Beside, taken: set[str]) -> dict[str, Any]:
-    """What the page shows of one recording, see ``templates/recording.html``."""
-    slug = unused_slug(recorded.path.stem, taken)
-    taken.add(slug)
+def _recording_section(recorded: Recorded, output: _OutputFiles, slugs: set[str]) -> dict[str, Any]:
+    """The variables of one recording for ``templates/recording.html``."""
+    slug = unused_slug(recorded.path.stem, slugs)
+    slugs.add(slug)
     return {
         "recorded": recorded,
         "title": f"Recording {recorded.path.name}",
         "slug": slug,
         "lacking": gaps_of_recording(recorded),
         "tables": [
-            (table, beside.table(f"{slug}-{name}", tables.shown_rows(table))) for name, table in tables_of(recorded)
+            (table, output.table(f"{slug}-{name}", tables.csv_rows(table))) for name, table in tables_of(recorded)
         ],
-        "steps_files": beside.table(f"{slug}-steps", steps_rows(recorded)),
-        "figures": [beside.figure(drawing, slug) for drawing in draw_recording(recorded)],
+        "steps_files": output.table(f"{slug}-steps", steps_rows(recorded)),
+        "figures": [output.figure(drawing, slug) for drawing in draw_recording(recorded)],
     }
 
 
@@ -139,43 +139,43 @@ def _no_film() -> None:
     return None
 
 
-def _section(study: Study, beside: _Beside, shown: Callable[[], Shown | None]) -> dict[str, Any]:
-    """What the page shows of one study, see ``templates/study.html``."""
+def _section(study: Study, output: _OutputFiles, make_film: Callable[[], EpisodeFilm | None]) -> dict[str, Any]:
+    """The variables of one study for ``templates/study.html``."""
     run, slug = study.table, study.slug
-    lacking, figures = gaps_of(study), list[tuple[Drawing, Markup, list[str]]]()
+    gaps, figures = gaps_of(study), list[tuple[Drawing, Markup, list[str]]]()
     for draw in (draw_rejection, draw_tradeoffs, draw_sweep):
         try:
-            figures += [beside.figure(drawing, slug) for drawing in draw(study)]
+            figures += [output.figure(drawing, slug) for drawing in draw(study)]
         except DataError as error:
-            lacking.append(Gap(str(error)))
-    telling = None
+            gaps.append(Gap(str(error)))
+    episode_film = None
     try:
-        telling = shown()
+        episode_film = make_film()
     except SpecactError as error:
-        lacking.append(Gap(f"no films: {error}"))
+        gaps.append(Gap(f"no films: {error}"))
     manifests = {"Manifest of the table's run": run}
     if study.timed is not run:
         manifests["Manifest of the run over real sockets"] = study.timed
     return {
         "study": study,
-        "lacking": lacking,
+        "lacking": gaps,
         "methods": tables.methods_table(run),
-        "methods_files": beside.table(f"{slug}-methods", tables.methods_rows(run)),
+        "methods_files": output.table(f"{slug}-methods", tables.methods_rows(run)),
         "contrasts": tables.contrasts_table(run),
-        "contrasts_files": beside.table(f"{slug}-contrasts", tables.contrasts_rows(run)),
+        "contrasts_files": output.table(f"{slug}-contrasts", tables.contrasts_rows(run)),
         "figures": figures,
-        "shown": telling,
+        "shown": episode_film,
         "manifests": manifests,
     }
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """Writes figures and tables, and remembers which.
+class _OutputFiles:
+    """Writes figures and tables, and collects their paths.
 
     Attributes:
         page: the report.
-        folder: of everything beside it.
+        folder: of the figures and tables.
         written: the files so far.
     """
 
@@ -184,12 +184,12 @@ class _Beside:
     written: list[Path] = field(default_factory=list)
 
     def figure(self, drawing: Drawing, slug: str) -> tuple[Drawing, Markup, list[str]]:
-        """The figure, the same as part of the page, and its files."""
+        """The figure, its inline SVG, and links to its files."""
         svg, paths = save(drawing, self.folder, f"{slug}-{drawing.name}")
         return drawing, Markup(inline(svg, f"{drawing.title}. {drawing.caption}")), self._links(paths)
 
     def table(self, stem: str, rows: Rows) -> list[str]:
-        """The rows as CSV; nothing if there are none."""
+        """Writes the rows as CSV, if there are any, and returns the link."""
         path = self.folder / f"{stem}.csv"
         if rows:
             write_whole(path, as_csv(rows))
@@ -201,8 +201,8 @@ class _Beside:
         return [Path(os.path.relpath(path.resolve(), base)).as_posix() for path in paths]
 
 
-def _render(**shown: Any) -> str:
-    # What is not known to be HTML is escaped, so that no name in a manifest can become markup.
+def _render(**variables: Any) -> str:
+    # Autoescaping: names in manifests must not become markup.
     templates = Environment(
         autoescape=True,
         loader=PackageLoader("specact.lab.report"),
@@ -213,7 +213,7 @@ def _render(**shown: Any) -> str:
     templates.filters["base64"] = lambda content: base64.b64encode(content).decode()
     templates.globals |= {
         "by_claim": lambda goals: [(what, list(same)) for what, same in groupby(goals, key=lambda goal: goal.what)],
-        "columns": {column.head: column.says for column in tables.COLUMNS},
+        "columns": {column.head: column.description for column in tables.COLUMNS},
         "count": lambda things, name: f"{len(things)} {name}{'' if len(things) == 1 else 's'}",
         "count_results": count,
         "dash": tables.NONE,
@@ -224,7 +224,11 @@ def _render(**shown: Any) -> str:
     css = templates.get_template("style.css").render(
         styles=STYLES, width=film.WIDTH_PX, height=film.HEIGHT_PX, ground=film.GROUND
     )
-    seal = "sha256-" + base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     return templates.get_template("page.html").render(
-        shown, style=Markup(css), seal=seal, version=__version__, made=time.strftime("%Y-%m-%d %H:%M")
+        variables,
+        style=Markup(css),
+        style_hash=f"sha256-{digest}",
+        version=__version__,
+        made=time.strftime("%Y-%m-%d %H:%M"),
     )

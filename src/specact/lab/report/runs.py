@@ -1,4 +1,4 @@
-"""Run folders of ``specact eval`` as a report finds them, and the studies that runs of one pair of policies make up."""
+"""Reads run folders of ``specact eval``, and groups runs of one pair of policies into studies."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ _OF_METHOD = (
     "success", "score", "inferences", "transmission_rate", "true_skip_ratio", "acceptance", "gated_loss",
     "gate_efficiency", "choice_efficiency", "action_change_loss", "latency",
 )  # fmt: skip
-# In these the runs of a sweep may differ. The bundle is known by its fingerprint, wherever it was read from; errors
-# along demonstrations are measured beside the episodes; shards are how they were shared out; a head is named only where
-# a method has it for its draft.
+# The settings in which the runs of a sweep may differ. The fingerprint identifies the bundle, whatever its path; errors
+# on demonstrations are independent of the episodes; a head is named only where it is a method's draft.
 _FREE_IN_SWEEP = (
     "rate", "methods", "episodes", "shard", "calibration_episodes", "bundle", "mse", "data", "demonstrations",
     "head",
@@ -40,8 +39,8 @@ class Run:
     """One run folder.
 
     Attributes:
-        folder: where it lies, in the words of the user.
-        manifest, summary: what :func:`~specact.lab.evaluation.run.evaluate` wrote there.
+        folder: its path, as the user gave it.
+        manifest, summary: see :func:`~specact.lab.evaluation.run.evaluate`.
     """
 
     folder: Path
@@ -50,12 +49,12 @@ class Run:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """What was asked for, see :class:`~specact.lab.evaluation.evaluation.Evaluation`."""
+        """Its settings, see :class:`~specact.lab.evaluation.evaluation.Evaluation`."""
         return dict(self.manifest["evaluation"])
 
     @property
     def methods(self) -> dict[str, dict[str, Any]]:
-        """The metrics of each method, in the order in which methods are told everywhere; unknown ones come last."""
+        """The metrics of each method, in the order of ``METHODS``; unknown ones come last."""
         known = list(METHODS)
         place = {name: known.index(name) if name in known else len(known) for name in self.summary["methods"]}
         return {name: self.summary["methods"][name] for name in sorted(place, key=lambda name: place[name])}
@@ -67,12 +66,14 @@ class Run:
 
     @property
     def calibrations(self) -> dict[str, Any]:
-        """The calibrations of its gates by file name, without the fits; what cannot be read is left out."""
-        found = {path.stem: _read_json(path) for path in sorted((self.folder / "calibration").glob("*.json"))}
+        """The calibrations of its gates by file name, without the fits; unreadable ones are left out."""
+        calibrations = {path.stem: _read_json(path) for path in sorted((self.folder / "calibration").glob("*.json"))}
         whole = {
-            name: made for name, made in found.items() if isinstance(made, dict) and made.keys() >= _OF_CALIBRATION
+            name: calibration
+            for name, calibration in calibrations.items()
+            if isinstance(calibration, dict) and calibration.keys() >= _OF_CALIBRATION
         }
-        return {name: {**made, "model": "left out"} for name, made in whole.items()}
+        return {name: {**calibration, "model": "left out"} for name, calibration in whole.items()}
 
     def as_json(self) -> str:
         """Its manifest and calibrations."""
@@ -107,7 +108,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A folder that is not in the report, and why."""
+    """A folder that is not in the report, and the reason."""
 
     folder: Path
     reason: str
@@ -118,24 +119,24 @@ def find_runs(paths: Iterable[Path], skipped: Sequence[Skipped] = ()) -> tuple[l
 
     Args:
         paths: the folders.
-        skipped: what was met and left out before.
+        skipped: previously skipped ones.
 
     Raises:
-        ConfigError: if there is none; the message says what was met instead.
+        ConfigError: if there is none; the message lists the skipped ones.
     """
     runs: list[Run] = []
     paths, skipped = list(paths), list(skipped)
     where = ", ".join(map(str, [*paths, *(one.folder for one in skipped)])) or "no folder"
     for folder in _candidates(paths, skipped):
-        found = _read(folder)
-        if isinstance(found, Run):
-            runs.append(found)
-        elif found is not None:
-            skipped.append(found)
+        result = _read(folder)
+        if isinstance(result, Run):
+            runs.append(result)
+        elif result is not None:
+            skipped.append(result)
     if not runs:
-        seen = "".join(f"; {one.folder}: {one.reason}" for one in skipped)
+        reasons = "".join(f"; {one.folder}: {one.reason}" for one in skipped)
         raise ConfigError(
-            f"there is no finished run in {where}{seen}. Make one with: specact eval --bundle ball --out runs/ball, "
+            f"there is no finished run in {where}{reasons}. Make one with: specact eval --bundle ball --out runs/ball, "
             "then: specact report runs/ball --out report.html"
         )
     return runs, skipped
@@ -154,7 +155,7 @@ def _candidates(paths: Iterable[Path], skipped: list[Skipped]) -> Iterator[Path]
 
 
 def _read(folder: Path) -> Run | Skipped | None:
-    """The run; None for a folder that is something else, such as a bundle."""
+    """The run; None for another kind of folder, such as a bundle."""
     manifest, summary = (_read_json(folder / name) for name in ("manifest.json", "summary.json"))
     if isinstance(manifest, dict) and "evaluation" not in manifest:
         return None
@@ -162,34 +163,34 @@ def _read(folder: Path) -> Run | Skipped | None:
         return Skipped(folder, "it has no manifest.json, so nobody knows what was run; run it again into a new folder")
     if isinstance(manifest, str):
         return Skipped(folder, f"manifest.json is damaged ({manifest}); run it again into a new folder")
-    lacks = _lacks("manifest.json", manifest, _OF_MANIFEST) or _lacks(
+    error = _missing_keys("manifest.json", manifest, _OF_MANIFEST) or _missing_keys(
         "manifest.json", manifest["evaluation"], _OF_EVALUATION
     )
-    if lacks is not None:
-        return Skipped(folder, lacks)
-    again = f"run again: {manifest['command']}"
+    if error is not None:
+        return Skipped(folder, error)
+    rerun = f"run again: {manifest['command']}"
     if summary is None:
-        return Skipped(folder, f"it is not finished, it has no summary.json; {again}")
+        return Skipped(folder, f"it is not finished, it has no summary.json; {rerun}")
     if isinstance(summary, str):
-        return Skipped(folder, f"summary.json is damaged ({summary}); {again}")
-    lacks = _lacks("summary.json", summary, _OF_SUMMARY) or _lacks("summary.json", summary["methods"], ())
-    if lacks is None:
+        return Skipped(folder, f"summary.json is damaged ({summary}); {rerun}")
+    error = _missing_keys("summary.json", summary, _OF_SUMMARY) or _missing_keys("summary.json", summary["methods"], ())
+    if error is None:
         if any("distance" in metrics for metrics in summary["methods"].values() if isinstance(metrics, dict)):
             return Skipped(
                 folder, "it is of a policy that answers with chunks or tokens, and this page is about action codes; "
                 "its tables are in summary.json, and specact reproduce tokens or flow draws such policies"
             )  # fmt: skip
         for metrics in summary["methods"].values():
-            lacks = lacks or _lacks("summary.json", metrics, _OF_METHOD)
+            error = error or _missing_keys("summary.json", metrics, _OF_METHOD)
         for row in summary["contrasts"]:
-            lacks = lacks or _lacks("summary.json", row.get("success"), ("p_holm",))
-    if lacks is not None:
-        return Skipped(folder, f"{lacks}; {again}")
+            error = error or _missing_keys("summary.json", row.get("success"), ("p_holm",))
+    if error is not None:
+        return Skipped(folder, f"{error}; {rerun}")
     return Run(folder, manifest, summary)
 
 
 def _read_json(path: Path) -> dict[str, Any] | str | None:
-    """What the file holds; None if there is none; a string says what is wrong with it."""
+    """The file's object; None if there is no file; the error as a string if it is damaged."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -199,10 +200,10 @@ def _read_json(path: Path) -> dict[str, Any] | str | None:
     return value if isinstance(value, dict) else "it holds no JSON object"
 
 
-def _lacks(file: str, found: Any, names: Iterable[str]) -> str | None:
-    if not isinstance(found, dict):
+def _missing_keys(file: str, value: Any, names: Iterable[str]) -> str | None:
+    if not isinstance(value, dict):
         return f"{file} is damaged: an object is missing in it"
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in value]
     return f"{file} lacks {', '.join(missing)}: another version of specact wrote it" if missing else None
 
 
@@ -211,7 +212,7 @@ class Study:
     """All runs of one bundle in one environment.
 
     Attributes:
-        title: the bundle's name, told apart where two bundles have the same.
+        title: the bundle's name, made unique where two bundles have the same.
         slug: the title as part of a file name.
         runs: all of them.
         table: the run with the most methods, then episodes; in virtual time where there is one.
@@ -230,11 +231,11 @@ class Study:
 
     @property
     def timed(self) -> Run:
-        """The run whose times are told: measured ones where there are any."""
+        """The run whose times are reported: measured ones if available."""
         return self.realtime or self.table
 
     def use(self, run: Run) -> str:
-        """What one of the runs is used for."""
+        """The parts of the report that use a run."""
         uses = {
             "table": run is self.table,
             "times": run is self.timed,
@@ -261,7 +262,7 @@ def group(runs: Iterable[Run]) -> list[Study]:
 
 
 def unused_slug(title: str, taken: Collection[str]) -> str:
-    """A title as part of file names, another one than these."""
+    """A title as part of file names, unique among ``taken``."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", title).strip("-.") or "bundle"
     while slug in taken:
         slug += "-"
@@ -291,14 +292,14 @@ def _inferences(run: Run) -> int:
 
 
 def _sweep(runs: list[Run]) -> tuple[Run, ...]:
-    """Of the runs that differ only in rate, those that cover the most rates; then the most episodes."""
-    alike: dict[str, list[Run]] = defaultdict(list)
+    """Of the groups of runs that differ only in rate, the one with the most rates; then the most episodes."""
+    groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        kept: dict[str, Any] = {key: value for key, value in run.evaluation.items() if key not in _FREE_IN_SWEEP}
-        alike[json.dumps(kept, sort_keys=True)].append(run)
+        fixed: dict[str, Any] = {key: value for key, value in run.evaluation.items() if key not in _FREE_IN_SWEEP}
+        groups[json.dumps(fixed, sort_keys=True)].append(run)
 
-    def worth(members: list[Run]) -> tuple[int, int]:
+    def size(members: list[Run]) -> tuple[int, int]:
         return len({run.summary["rate"] for run in members}), sum(run.summary["episodes"] for run in members)
 
-    widest = max(alike.values(), key=worth)
+    widest = max(groups.values(), key=size)
     return tuple(sorted(widest, key=lambda run: float(run.summary["rate"])))

@@ -1,4 +1,4 @@
-"""Where a target's stages run, as tables: over real sockets, in virtual time, and how well bandwidths are forecast."""
+"""Tables of split targets: latency over real sockets and in virtual time, bandwidth forecasts, precision."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ NAMES = {
 
 
 def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Methods by links, as Markdown: mean, median and p95 of an inference [ms], switches, answers that did not come.
+    """Methods by links, as Markdown: mean, median and p95 of an inference [ms], switches, missed answers.
 
     Args:
-        cells: each with ``link``, ``method``, and what the study says of it.
+        cells: each with ``link``, ``method`` and its results.
     """
     links = list(dict.fromkeys(cell["link"] for cell in cells))
-    found = {(cell["method"], cell["link"]): cell for cell in cells}
+    by_method = {(cell["method"], cell["link"]): cell for cell in cells}
     rows = ["| | " + " | ".join(links) + " |", "|---" * (1 + len(links)) + "|"]
     for method in dict.fromkeys(cell["method"] for cell in cells):
-        entries = [_entry(found.get((method, link))) for link in links]
+        entries = [_entry(by_method.get((method, link))) for link in links]
         rows.append(f"| {NAMES[method]} | " + " | ".join(entries) + " |")
     return "\n".join(rows)
 
@@ -41,29 +41,29 @@ def latency_table(cells: Sequence[Mapping[str, Any]]) -> str:
 def _entry(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return ""
-    more = [f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}"]
+    parts = [f"{cell['mean_ms']:.0f} / {cell['median_ms']:.0f} / {cell['p95_ms']:.0f}"]
     if cell["switches"]:
-        more.append(f"{cell['switches']} switches")
+        parts.append(f"{cell['switches']} switches")
     if cell["missed"]:
-        more.append(f"{cell['missed']} missed")
-    return ", ".join(more)
+        parts.append(f"{cell['missed']} missed")
+    return ", ".join(parts)
 
 
 def forecast_table(errors: Mapping[str, Mapping[str, float]]) -> str:
-    """Errors of one-step forecasts on the part of each recording that nobody learned from, as Markdown [kB/s]."""
+    """Errors of one-step forecasts on the held-out part of each recording, as Markdown [kB/s]."""
     rows = [
         "| link | inferences | mean | MAE: LSTM | last value | RMSE: LSTM | last value | mean of the past |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for link, found in errors.items():
+    for link, row in errors.items():
         names = ("mean", "forecast_mae", "last_mae", "forecast_rmse", "last_rmse", "mean_rmse")
-        numbers = " | ".join(f"{found[name] / 1e3:.3g}" for name in names)
-        rows.append(f"| {link} | {found['inferences']:.0f} | {numbers} |")
+        numbers = " | ".join(f"{row[name] / 1e3:.3g}" for name in names)
+        rows.append(f"| {link} | {row['inferences']:.0f} | {numbers} |")
     return "\n".join(rows)
 
 
 def precision_table(errors: Sequence[Mapping[str, Any]]) -> str:
-    """What fewer bits on the wire change of the target's answers, as Markdown."""
+    """The change of the target's answers at lower precision on the wire, as Markdown."""
     rows = [
         "| cut | bytes down: float32 | float16 | uint8 | largest change of a probability: float16 | uint8 | "
         "most likely code changes: float16 | uint8 |",
@@ -77,11 +77,11 @@ def precision_table(errors: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def told(found: Mapping[str, Any]) -> Iterator[str]:
+def report_markdown(results: Mapping[str, Any]) -> Iterator[str]:
     """The whole page of a study, as pieces of Markdown."""
-    for factor, cells in found["sockets"].items():
+    for factor, cells in results["sockets"].items():
         yield f"### Over real sockets, device {factor} times slower\n\n{latency_table(cells)}\n"
-    for title, cells in found["simulated"].items():
+    for title, cells in results["simulated"].items():
         yield f"### In virtual time, {title}\n\n{latency_table(cells)}\n"
-    yield f"### Forecasts\n\n{forecast_table(found['forecasts'])}\n"
-    yield f"### Precision\n\n{precision_table(found['precision'])}\n"
+    yield f"### Forecasts\n\n{forecast_table(results['forecasts'])}\n"
+    yield f"### Precision\n\n{precision_table(results['precision'])}\n"

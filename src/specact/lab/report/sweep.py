@@ -1,4 +1,4 @@
-"""What a transmission rate buys: success, true skip ratio and gate efficiency over the rate, for every gate."""
+"""Figures over the transmission rate: success, true skip ratio and gate efficiency of every gate."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Point = tuple[float, float, float] | None
 
 
 def draw_sweep(study: Study) -> Iterator[Drawing]:
-    """Figures over the rate; none if the study has only one rate."""
+    """The figures; none if the study has only one rate."""
     if len({run.summary["rate"] for run in study.sweep}) < 2:
         return
-    yield _draw(study, "success", "success", lambda m: _of(m["success"], "rate"), level=True)
+    yield _draw(study, "success", "success", lambda m: _with_interval(m["success"], "rate"), level=True)
     if not study.table.binary:
-        yield _draw(study, "score", "score", lambda m: _of(m["score"], "mean"), level=True)
-    yield _draw(study, "true-skip", "true skip ratio", lambda m: _alone(m["true_skip_ratio"]))
+        yield _draw(study, "score", "score", lambda m: _with_interval(m["score"], "mean"), level=True)
+    yield _draw(study, "true-skip", "true skip ratio", lambda m: _without_interval(m["true_skip_ratio"]))
     if any(m["gate_efficiency"] is not None for run in study.sweep for m in run.methods.values()):
-        yield _draw(study, "efficiency", "gate efficiency", lambda m: _alone(m["gate_efficiency"]))
+        yield _draw(study, "efficiency", "gate efficiency", lambda m: _without_interval(m["gate_efficiency"]))
 
 
 def _draw(study: Study, name: str, label: str, point: Callable[[Metrics], Point], level: bool = False) -> Drawing:
     figure, axes = blank()
     rows: list[dict[str, Any]] = []
     for method in _methods(study):
-        found = _rows(study, method, point)
+        rows_of_method = _rows(study, method, point)
         if not _is_constant(method):
-            _draw_line(axes, method, found)
-        elif level and found:
-            found = [max(found, key=lambda row: int(row["episodes"]))]
-            _draw_level(axes, method, found[0])
+            _draw_line(axes, method, rows_of_method)
+        elif level and rows_of_method:
+            rows_of_method = [max(rows_of_method, key=lambda row: int(row["episodes"]))]
+            _draw_level(axes, method, rows_of_method[0])
         else:
             continue
-        rows += found
+        rows += rows_of_method
     axes.set(xlabel="transmission rate that was achieved", ylabel=label, xlim=(-0.02, 1.02))
     legend_below(figure)
     episodes = sorted({run.summary["episodes"] for run in study.sweep})
@@ -55,10 +55,10 @@ def _draw(study: Study, name: str, label: str, point: Callable[[Metrics], Point]
 
 
 def _methods(study: Study) -> list[str]:
-    """In the order of the tables."""
-    found = {method for run in study.sweep for method in run.methods}
-    known = [method for method in METHODS if method in found]
-    return known + sorted(found - set(known))
+    """The methods in the order of the tables."""
+    present = {method for run in study.sweep for method in run.methods}
+    known = [method for method in METHODS if method in present]
+    return known + sorted(present - set(known))
 
 
 def _is_constant(method: str) -> bool:
@@ -66,7 +66,7 @@ def _is_constant(method: str) -> bool:
 
 
 def _rows(study: Study, method: str, point: Callable[[Metrics], Point]) -> list[dict[str, Any]]:
-    """A row per rate at which the method has this point, from the run with the most episodes, by achieved rate."""
+    """A row per rate at which the method has this metric, from the run with the most episodes, by achieved rate."""
     rows: dict[float, dict[str, Any]] = {}
     for run in sorted(study.sweep, key=lambda run: int(run.summary["episodes"])):
         metrics = run.methods.get(method)
@@ -96,9 +96,9 @@ def _draw_level(axes: Axes, method: str, row: dict[str, Any]) -> None:
     axes.axhspan(row["low"], row["high"], color=style.light, alpha=0.08, linewidth=0)
 
 
-def _of(found: Metrics, key: str) -> Point:
-    return found[key], found["low"], found["high"]
+def _with_interval(metric: Metrics, key: str) -> Point:
+    return metric[key], metric["low"], metric["high"]
 
 
-def _alone(value: float | None) -> Point:
+def _without_interval(value: float | None) -> Point:
     return None if value is None else (value, value, value)

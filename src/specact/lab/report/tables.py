@@ -1,4 +1,4 @@
-"""The tables of a report: numbers as text for the page, and all of a summary's numbers, unrounded, for CSV."""
+"""The tables of a report: formatted for the page, and unrounded for CSV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specact.lab.statistics import holm
 Metrics = Mapping[str, Any]
 
 NONE = "\N{EN DASH}"
-# Texts, each with a note below it.
+# Lines, each with a note below it.
 Noted = tuple[tuple[str, str], ...]
 Cell = str | Noted
 
@@ -24,12 +24,12 @@ class Column:
     """A column of the table of methods.
 
     Attributes:
-        head, says: its heading, and what it says.
-        cell: of a method.
+        head, description: its heading, and the explanation of it.
+        cell: makes its cell from a method's metrics.
     """
 
     head: str
-    says: str
+    description: str
     cell: Callable[[Metrics], Cell]
 
 
@@ -100,12 +100,12 @@ SUMMARY_METHODS = ("draft", "head_draft", "random", "adahi", "learned", "hybrid"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a page.
+    """A table of the page.
 
     Attributes:
-        caption: what it shows.
+        caption: above it.
         heads: of its columns.
-        rows: what each is about, and its other cells.
+        rows: the first cell of each, and the others.
     """
 
     caption: str
@@ -114,7 +114,7 @@ class Table:
 
 
 def methods_table(run: Run) -> Table:
-    """All methods of a run; columns that say nothing here are left out."""
+    """All methods of a run; empty columns are left out."""
     shown: dict[str, list[Cell]] = {}
     for column in COLUMNS:
         cells = [column.cell(metrics) for metrics in run.methods.values()]
@@ -141,16 +141,16 @@ def contrasts_table(run: Run) -> Table:
 
 
 def summary_table(studies: Sequence[Study]) -> Table:
-    """One line per bundle: success, below it the score where that is something else."""
-    found = [_contrast_of(study.table, "adahi", "random") for study in studies]
-    corrected = iter(holm([one["p"] for one in found if one is not None]))
+    """One row per bundle: success, and the score where it is not binary."""
+    differences = [_contrast_of(study.table, "adahi", "random") for study in studies]
+    corrected = iter(holm([one["p"] for one in differences if one is not None]))
     rows = []
-    for study, against in zip(studies, found, strict=True):
+    for study, difference in zip(studies, differences, strict=True):
         run = study.table
         sent = _number(run.methods["adahi"]["transmission_rate"]) if "adahi" in run.methods else NONE
-        compared = NONE if against is None else (*_difference(against), *_p(against, next(corrected)))
+        compared = NONE if difference is None else (*_difference(difference), *_p(difference, next(corrected)))
         results = [_result(run, method) for method in SUMMARY_METHODS]
-        rows.append((study, [*results, compared, sent, _saved(study)]))
+        rows.append((study, [*results, compared, sent, _time_saved(study)]))
     heads = [
         "bundle, episodes", *SUMMARY_METHODS, "adahi \N{MINUS SIGN} random", "sent by adahi",
         "time per action, adahi against hybrid",
@@ -166,8 +166,8 @@ def _contrast_of(run: Run, first: str, second: str) -> Metrics | None:
     return None
 
 
-def shown_rows(table: Table) -> Rows:
-    """What a table shows, as text."""
+def csv_rows(table: Table) -> Rows:
+    """The cells of a table by heading, for CSV."""
     return [dict(zip(table.heads, [head, *cells], strict=True)) for head, cells in table.rows]
 
 
@@ -208,7 +208,7 @@ def _result(run: Run, method: str) -> Cell:
     return (*_interval(metrics["success"]), *score)
 
 
-def _saved(study: Study) -> Cell:
+def _time_saved(study: Study) -> Cell:
     methods = study.timed.methods
     if not {"adahi", "hybrid"} <= methods.keys():
         return NONE
@@ -217,9 +217,9 @@ def _saved(study: Study) -> Cell:
     return ((f"{adahi / hybrid - 1:+.0%}", f"{_ms(adahi)} / {_ms(hybrid)} ms, {how}"),)
 
 
-def _interval(found: Metrics, after: str = "") -> Noted:
-    mean = found["rate"] if "rate" in found else found["mean"]
-    return ((f"{mean:.3f}{after}", f"{found['low']:.3f} to {found['high']:.3f}"),)
+def _interval(interval: Metrics, after: str = "") -> Noted:
+    mean = interval["rate"] if "rate" in interval else interval["mean"]
+    return ((f"{mean:.3f}{after}", f"{interval['low']:.3f} to {interval['high']:.3f}"),)
 
 
 def _networks(metrics: Metrics) -> Noted:
@@ -228,13 +228,13 @@ def _networks(metrics: Metrics) -> Noted:
     return tuple(("", line) for line in lines)
 
 
-def _difference(found: Metrics) -> Noted:
-    return ((f"{found['difference']:+.3f}", f"{found['low']:+.3f} to {found['high']:+.3f}"),)
+def _difference(difference: Metrics) -> Noted:
+    return ((f"{difference['difference']:+.3f}", f"{difference['low']:+.3f} to {difference['high']:+.3f}"),)
 
 
-def _p(found: Metrics, corrected: float) -> Noted:
-    """The p among all contrasts of the table, below it p alone with its test."""
-    return ((f"p = {corrected:.2g}", f"alone {found['p']:.2g}, {found['test']}"),)
+def _p(difference: Metrics, corrected: float) -> Noted:
+    """The corrected p-value; as its note the uncorrected one with its test."""
+    return ((f"p = {corrected:.2g}", f"alone {difference['p']:.2g}, {difference['test']}"),)
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -245,13 +245,24 @@ def _ms(value: float) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
+def success_text(metrics: Metrics) -> str:
+    """The success rate of a method with its interval."""
+    success = metrics["success"]
+    return f"{success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}]"
+
+
+def relative_text(cost: Metrics) -> str:
+    """A relative cost with its interval."""
+    return f"{cost['relative']:.2f} [{cost['relative_low']:.2f}, {cost['relative_high']:.2f}]"
+
+
 def contrast_table(summary: Mapping[str, Any]) -> str:
-    """Paired differences of success, as Markdown; p by Holm's method over the table."""
+    """Paired differences of success, as Markdown; p-values with Holm's correction over the table."""
     rows = ["| | difference of success | p (Holm) |", "|---|---|---|"]
     for row in summary["contrasts"]:
-        found = row["success"]
+        difference = row["success"]
         rows.append(
-            f"| `{row['first']}` - `{row['second']}` | {found['difference']:+.3f} [{found['low']:+.3f}, "
-            f"{found['high']:+.3f}] | {found['p_holm']:.2g} |"
+            f"| `{row['first']}` - `{row['second']}` | {difference['difference']:+.3f} [{difference['low']:+.3f}, "
+            f"{difference['high']:+.3f}] | {difference['p_holm']:.2g} |"
         )
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""Ways to decode tokens side by side: what there is to gain on the target's path, and what it does to the task."""
+"""Tables and figures of token decodings: speed-up on the target's own rollouts, and success in closed loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from specact.families.tokens.decoding import DECODINGS
-from specact.lab.report.drawing import INK, name_points
-from specact.lab.report.tables import contrast_table
+from specact.lab.report.drawing import INK, label_points
+from specact.lab.report.tables import contrast_table, relative_text, success_text
 
 _FAMILIES = (
     ("greedy decoding", ("ar", "strict", "strict_last", "strict_bigram", "strict_draft"), "o"),
@@ -27,39 +27,37 @@ def gain_table(gain: Mapping[str, Any]) -> str:
         "| decoding | passes | accepted | without gripper | read | greedy's chunk | time of greedy decoding's |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, found in gain["decodings"].items():
+    for name, row in gain["decodings"].items():
         rows.append(
-            f"| `{name}` | {found['passes']:.2f} | {found['accepted']:.2f} | {found['accepted_free']:.2f} | "
-            f"{found['read']:.1f} | {found['greedy']:.2f} | {found['relative']:.2f} [{found['relative_low']:.2f}, "
-            f"{found['relative_high']:.2f}] |"
+            f"| `{name}` | {row['passes']:.2f} | {row['accepted']:.2f} | {row['accepted_free']:.2f} | "
+            f"{row['read']:.1f} | {row['greedy']:.2f} | {relative_text(row)} |"
         )
     return "\n".join(rows)
 
 
-def loop_table(summary: Mapping[str, Any]) -> str:
-    """Success, and what it took, of every method in closed loop, as Markdown."""
+def closed_loop_table(summary: Mapping[str, Any]) -> str:
+    """Success and passes of every method in closed loop, as Markdown."""
     rows = [
         "| method | success | verified | passes per inference | accepted per pass | compensated |",
         "|---|---|---|---|---|---|",
     ]
-    for name, found in summary["methods"].items():
-        success = found["success"]
+    for name, metrics in summary["methods"].items():
         rows.append(
-            f"| `{name}` | {success['rate']:.2f} [{success['low']:.2f}, {success['high']:.2f}] | "
-            f"{found['transmission_rate']:.2f} | {found['passes']:.2f} | {found['accepted_per_pass']:.2f} | "
-            f"{found['compensated']:.2f} |"
+            f"| `{name}` | {success_text(metrics)} | "
+            f"{metrics['transmission_rate']:.2f} | {metrics['passes']:.2f} | {metrics['accepted_per_pass']:.2f} | "
+            f"{metrics['compensated']:.2f} |"
         )
     return "\n".join(rows)
 
 
-def told(summary: Mapping[str, Any], gain: Mapping[str, Any]) -> Iterator[str]:
-    """The tables of one policy, with what they are of."""
+def report_markdown(summary: Mapping[str, Any], gain: Mapping[str, Any]) -> Iterator[str]:
+    """The section of one policy, as pieces of Markdown."""
     inferences = next(iter(gain["decodings"].values()))["inferences"]
     yield f"### {summary['bundle']}: {gain['tokens']} tokens for a chunk\n"
     yield f"On the target's own path, {inferences} inferences in {gain['episodes']} episodes (seed {gain['seed']}):\n"
     yield gain_table(gain) + "\n"
     yield f"In closed loop, {summary['episodes']} paired episodes each (seed {summary['seed']}):\n"
-    yield loop_table(summary) + "\n"
+    yield closed_loop_table(summary) + "\n"
     yield contrast_table(summary) + "\n"
 
 
@@ -67,28 +65,30 @@ def draw_tokens(summary: Mapping[str, Any]) -> Figure:
     """Success over passes of the target per inference, with 95 % intervals."""
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axes = figure.subplots()
-    marked: list[tuple[float, float, str]] = []
+    labelled: list[tuple[float, float, str]] = []
     for number, (label, names, marker) in enumerate(_FAMILIES):
-        there = [name for name in names if name in summary["methods"]]
-        points = [summary["methods"][name] for name in there]
+        present = [name for name in names if name in summary["methods"]]
+        points = [summary["methods"][name] for name in present]
         rates = [point["success"]["rate"] for point in points]
-        reach = (
+        error_bars = (
             [point["success"]["rate"] - point["success"]["low"] for point in points],
             [point["success"]["high"] - point["success"]["rate"] for point in points],
         )
         passes = [point["passes"] for point in points]
-        if there:
+        if present:
             axes.errorbar(
-                passes, rates, reach, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=label
+                passes, rates, error_bars, fmt=marker, color=f"C{number}", markersize=6, elinewidth=0.7, label=label
             )
-        marked += zip(passes, rates, there, strict=True)
-    name_points(axes, marked)
+        labelled += zip(passes, rates, present, strict=True)
+    label_points(axes, labelled)
     axes.set(xlabel="passes of the target's decoder per inference", ylabel="success", ylim=(-0.02, 1.04))
     axes.set_title(f"{summary['env']}, {summary['episodes']} paired episodes", fontsize=10, color=INK.light)
     axes.legend(fontsize=8, loc="lower right")
     return figure
 
 
-def legend() -> str:
-    """What every decoding is, as Markdown."""
-    return "\n".join(["| | |", "|---|---|", *(f"| `{name}` | {how.about} |" for name, how in DECODINGS.items())])
+def methods_table() -> str:
+    """The description of every decoding, as Markdown."""
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| `{name}` | {decoding.about} |" for name, decoding in DECODINGS.items())]
+    )

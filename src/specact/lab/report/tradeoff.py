@@ -1,4 +1,4 @@
-"""The paper's figure 4: success against what an action costs in time, and how the time of an inference is spread."""
+"""The paper's figure 4: success over time per action, and the distribution of inference times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specact.lab.report.latency import STAGES as STAGE_COLOURS
 from specact.lab.report.runs import Run, Study
 from specact.lab.rollout.steps import STAGES
 
-# A method with more than this times the throughput of the slowest one would leave no room for the others.
+# Methods with more than this times the throughput of the slowest one are not drawn, for readability.
 _FAR = 10.0
 
 
@@ -30,7 +30,7 @@ def draw_tradeoffs(study: Study) -> Iterator[Drawing]:
 
 
 def time_of(run: Run) -> str:
-    """What the times of a run are, in a sentence."""
+    """Describes how the times of a run were obtained."""
     summary, evaluation, timing = run.summary, run.evaluation, run.manifest["timing"]
     link = f"link {summary['link']}"
     if summary["realtime"]:
@@ -42,7 +42,7 @@ def time_of(run: Run) -> str:
     )
 
 
-def _clock(run: Run) -> str:
+def _timing_text(run: Run) -> str:
     how = "Measured over real sockets" if run.summary["realtime"] else "Accounted in virtual time"
     return f"{how}, {run.summary['episodes']} episodes per method."
 
@@ -59,13 +59,20 @@ def _success_over(run: Run, name: str, key: str, label: str) -> Drawing:
             beyond.append(f"{method} ({x:,.0f} per second, success {success['rate']:.3f})")
             continue
         style = style_of(method)
-        reach = [[success["rate"] - success["low"]], [success["high"] - success["rate"]]]
+        error_bars = [[success["rate"] - success["low"]], [success["high"] - success["rate"]]]
         axes.errorbar(
-            [x], [success["rate"]], reach, fmt=style.marker, color=style.light, markersize=6, elinewidth=1, label=method
+            [x],
+            [success["rate"]],
+            error_bars,
+            fmt=style.marker,
+            color=style.light,
+            markersize=6,
+            elinewidth=1,
+            label=method,
         )
     axes.set(xlabel=label, ylabel="success")
     legend_below(figure)
-    caption = f"{_clock(run)} Bars: Wilson's 95 % interval."
+    caption = f"{_timing_text(run)} Bars: Wilson's 95 % interval."
     if beyond:
         caption += f" Far to the right, not drawn: {', '.join(beyond)}."
     return Drawing(name, f"Success over {name}", caption, figure, rows)
@@ -79,7 +86,7 @@ def _throughput_cdf(run: Run) -> Drawing:
     for method in run.methods:
         steps = run.steps(method)
         seconds = np.sum([steps[f"{stage}_s"] for stage in STAGES], axis=0)
-        # A step that cost nothing in virtual time has no throughput.
+        # Steps of zero virtual time have no throughput.
         per_s = np.quantile(1.0 / seconds[seconds > 0.0], shares) if (seconds > 0.0).any() else np.empty(0)
         if not len(per_s):
             continue
@@ -88,7 +95,7 @@ def _throughput_cdf(run: Run) -> Drawing:
         rows += [{"method": method, "share": q, "inferences_per_s": v} for q, v in zip(shares, per_s, strict=True)]
     axes.set(xlabel="inferences per second", ylabel="share of inferences", xscale="log", ylim=(0, 1.02))
     legend_below(figure)
-    caption = f"{_clock(run)} 2.5th percentile, inferences per second: {', '.join(slow)}."
+    caption = f"{_timing_text(run)} 2.5th percentile, inferences per second: {', '.join(slow)}."
     return Drawing("throughput-cdf", "Distribution of throughput", caption, figure, rows)
 
 
@@ -110,5 +117,5 @@ def _split(run: Run) -> Drawing:
         {"method": method, **{f"{stage}_ms": metrics["latency"][f"{stage}_ms"] for stage in STAGE_COLOURS}}
         for method, metrics in methods.items()
     ]
-    caption = f"{_clock(run)} Of an inference, not of an action: an inference may give several actions."
+    caption = f"{_timing_text(run)} Of an inference, not of an action: an inference may give several actions."
     return Drawing("latency-split", "Where the time goes", caption, figure, rows)

@@ -1,4 +1,4 @@
-"""Distillation data for a gate or a draft: from rollouts of the pair under gates, or along demonstrations."""
+"""Distillation data for a gate or a draft, collected from rollouts of the pair under gates."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from specact.errors import ConfigError
 from specact.families.codes.bundle import Bundle
 from specact.families.load import AnyPair, named_again
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import DistillationData, FrameWindows, Seen, join
+from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.data.frames import as_frames, copied
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
 from specact.lab.rollout.rollout import COMPOSITION, Shard
-from specact.lab.rollout.steps import SEEN
+from specact.lab.rollout.steps import OBSERVATION
 
 Collect = Callable[[AnyPair, Sequence[GateSettings], int], DistillationData]
 
-# Episode numbers nobody evaluates, calibrates or checks on; every round has a million of its own.
+# Episodes that are used for neither evaluation nor calibration; every round has its own million.
 _FIRST_EPISODE, _ROUND = 10_000_000, 1_000_000
 _SHARD = 10
-# Columns of the step table that are kept, of whichever family they are.
-_SAID = ("draft_probs", "target_probs", "target_offsets", "drafted", "distance", "wanted")
+# Columns of the step table that are kept, of all families.
+_OUTPUTS = ("draft_probs", "target_probs", "target_offsets", "drafted", "distance", "wanted")
 
 
 def collect(
@@ -40,21 +40,21 @@ def collect(
     env: str | None = None,
     folder: Path | None = None,
 ) -> DistillationData:
-    """Rolls a pair out under each of several gates in turn and keeps what both policies say at every inference.
+    """Rolls a pair out under each gate and keeps the outputs of both policies at every inference.
 
     Args:
         pair: of action codes without a sequential secondary head, or of chunks.
-        gates: whose states are wanted.
-        wanted: at least so many inferences, in whole batches of episodes.
+        gates: they determine the visited states.
+        wanted: minimum number of inferences; rounded up to whole batches of episodes.
         number: of this round; every round has other episodes.
-        pool: where.
-        advance: told the number of inferences so far.
-        seed: of everything random.
-        env: where; the pair's own environment if None.
-        folder: where the draft's camera frames are kept; without a camera nothing is written.
+        pool: worker pool.
+        advance: called with the number of inferences so far.
+        seed: random seed.
+        env: environment; the pair's own if None.
+        folder: for the draft's camera frames; without a camera nothing is written.
 
     Raises:
-        ConfigError: for a pair that cannot be learned from, or if there is no room for camera frames.
+        ConfigError: for a pair that cannot be distilled, or if there is no disk space for camera frames.
     """
     if isinstance(pair, Bundle) and pair.spec.sequential:
         raise ConfigError(
@@ -63,17 +63,19 @@ def collect(
         )
     batches: list[DistillationData] = []
     first = _FIRST_EPISODE + number * _ROUND
-    where = env or env_of(pair, None)
+    env_name = env or env_of(pair, None)
     while (done := sum(map(len, batches))) < wanted:
         advance(done)
         shards = []
-        # As many shards at once as keep any pool busy; their number does not depend on the machine.
+        # Four shards per gate keep any pool busy; the number does not depend on the machine.
         for gate in [gate for gate in gates for _ in range(4)]:
-            shards.append(_shard(pair, gate, first, seed, where))
+            shards.append(_shard(pair, gate, first, seed, env_name))
             first += _SHARD
-        # Frames go to the disk as they come.
-        made = {shard.episodes[0]: data_of(table, folder, shard.episodes[0]) for shard, (_, table) in pool.run(shards)}
-        batches += [made[key] for key in sorted(made)]
+        # Frames are written to disk at once.
+        batch_of = {
+            shard.episodes[0]: data_of(table, folder, shard.episodes[0]) for shard, (_, table) in pool.run(shards)
+        }
+        batches += [batch_of[key] for key in sorted(batch_of)]
     advance(wanted)
     return join(batches)
 
@@ -85,12 +87,12 @@ def collector(
     env: str | None = None,
     folder: Path | None = None,
 ) -> Collect:
-    """:func:`collect` as training asks for it: of a pair, under gates, for the round of this number.
+    """:func:`collect` as a function of pair, gates and round number, as training needs it.
 
     Args:
-        wanted: inferences in every round, at least.
-        pool: where.
-        progress: told (which round, inferences so far, in all).
+        wanted: minimum number of inferences in every round.
+        pool: worker pool.
+        progress: called with (round, inferences so far, total).
         env, folder: see :func:`collect`.
 
     Raises:
@@ -100,8 +102,8 @@ def collector(
         raise ConfigError(f"lessons must be at least 1, got {wanted}")
 
     def roll(pair: AnyPair, gates: Sequence[GateSettings], number: int) -> DistillationData:
-        said = f"lessons {number + 1}"
-        return collect(pair, gates, wanted, number, pool, lambda done: progress(said, done, wanted), 0, env, folder)
+        stage = f"lessons {number + 1}"
+        return collect(pair, gates, wanted, number, pool, lambda done: progress(stage, done, wanted), 0, env, folder)
 
     return roll
 
@@ -124,17 +126,17 @@ def _shard(pair: AnyPair, gate: GateSettings, first: int, seed: int, env: str) -
 
 
 def data_of(table: dict[str, NDArray[Any]], folder: Path | None, number: int) -> DistillationData:
-    """The columns of a step table that one learns from; camera frames go to a file of this number in the folder."""
+    """The training columns of a step table; camera frames go to a file with this number in the folder."""
 
-    def seen(name: str, column: NDArray[Any]) -> Seen:
+    def stored(name: str, column: NDArray[Any]) -> Column:
         if column.dtype != np.uint8:
             return column
-        assert folder is not None, "whoever learns from camera frames says where they are kept"
+        assert folder is not None, "camera frames need a folder"
         file = folder / f"{name}-{number}.npy"
-        file.unlink(missing_ok=True)  # of a run that was stopped
+        file.unlink(missing_ok=True)  # of an interrupted run
         rows = np.arange(int(np.prod(column.shape[:-3]))).reshape(column.shape[:-3])
         return FrameWindows(copied(as_frames(column.reshape(-1, *column.shape[-3:])), file), rows)
 
-    columns = {name.removeprefix(SEEN): column for name, column in table.items() if name.startswith(SEEN)}
-    observation = {name: seen(name, column) for name, column in columns.items()}
-    return DistillationData(table["episode"], observation, {name: table[name] for name in _SAID if name in table})
+    columns = {name.removeprefix(OBSERVATION): column for name, column in table.items() if name.startswith(OBSERVATION)}
+    observation = {name: stored(name, column) for name, column in columns.items()}
+    return DistillationData(table["episode"], observation, {name: table[name] for name in _OUTPUTS if name in table})

@@ -1,4 +1,4 @@
-"""One episode of a chunk policy in a world that does not wait, and its metrics."""
+"""Runs one episode of a chunk policy in a world that does not wait, and measures it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Episode:
-    """How one episode in a moving world went.
+    """The result of one episode in a moving world.
 
     Attributes:
         episode: its number.
         success: whether it succeeded; it ended there.
         score: the best score reached until then, see :class:`~specact.lab.envs.task.Task`.
-        task_s: when it succeeded, else when it ended [s].
+        task_s: time of success, else of the end [s].
         limit_s: the time-out [s].
-        chunks: N, inferences of whose actions at least one ran.
+        chunks: N, inferences with at least one executed action.
         inference_s: mean latency of the inferences, link included [s].
-        stall_s: total time the robot had no action to play [s], the first inference's included: that one no overlap
-            can hide.
-        age_s: mean age of the observation when the first action of its chunk ran [s]. It is not the stall: overlap
-            shortens the stall and makes observations older.
-        jerk, path: of what the robot moves, at every control period, see :mod:`specact.tised.motion`; NaN where the
-            task does not say what that is.
+        stall_s: total time without an action to execute [s], including the first inference, which no overlap can hide.
+        age_s: mean age of the observation when the first action of its chunk ran [s]. Overlap shortens the stall but
+            makes observations older.
+        jerk, path: of the end effector, at every control period, see :mod:`specact.tised.motion`; NaN where the task
+            does not define one.
         transmission_rate: share of inferences sent to the target; NaN where there is no gate.
     """
 
@@ -53,25 +52,25 @@ class Episode:
 
 
 class EpisodeMetrics:
-    """Counts what :class:`Episode` tells."""
+    """Accumulates the figures of an :class:`Episode`."""
 
     def __init__(self) -> None:
         self._latencies: list[float] = []
         self._ages: list[float] = []
         self._sent: list[bool] = []
 
-    def inferred(self, latency_s: float, sent: bool | None = None) -> None:
-        """An inference: what it took [s], and whether the target was asked, where there is a gate."""
+    def record_inference(self, latency_s: float, sent: bool | None = None) -> None:
+        """Records an inference: its latency [s], and with a gate whether the target was queried."""
         self._latencies.append(latency_s)
         if sent is not None:
             self._sent.append(sent)
 
-    def began(self, age_s: float) -> None:
-        """The first action of a chunk begins to run, on an observation so old [s]."""
+    def record_chunk_start(self, age_s: float) -> None:
+        """Records the start of a chunk's first action, and the age of its observation [s]."""
         self._ages.append(age_s)
 
     def episode(self, number: int, sampler: ObservationSampler) -> Episode:
-        """The episode as a whole, once it is over."""
+        """The result, once the episode is over."""
         world = sampler.world
         moves = world.task.effector is not None
         return Episode(
@@ -107,14 +106,13 @@ def run_episode(
     seed: int,
     episode: int,
 ) -> Episode:
-    """Runs one episode to its success, its loss or its time limit.
+    """Runs one episode to its success, its failure or its time limit.
 
     Args:
-        world: where.
-        policy: drives; its own time does not count.
-        execution: how its chunks are played.
-        latency: what an inference takes, in seconds of the world: always the same, or given the time at which it
-            starts.
+        world: the environment.
+        policy: its own computation time does not count.
+        execution: how its chunks are executed.
+        latency: time of an inference in seconds of the world: constant, or a function of its start time.
         start: the environment's seed.
         seed, episode: address of the policy's random streams.
 
@@ -130,7 +128,7 @@ def run_episode(
 
 
 class _Driver:
-    """The robot's loop: what is due at this moment, then an action or a wait."""
+    """The robot's control loop: handles due events, then acts or waits."""
 
     def __init__(
         self,
@@ -144,21 +142,21 @@ class _Driver:
         self._streams, self._address = StepStreams(), first
         self._schedule = Schedule(execution, world.period_s, (policy.spec.chunk, policy.spec.actions))
         self.sampler, self.metrics = ObservationSampler(world, policy.spec.observation), EpisodeMetrics()
-        # The chunk that is being inferred, how long that takes and when it arrives [s].
-        self._coming: tuple[Chunk, float, float] | None = None
+        # The pending chunk, its latency and its arrival time [s].
+        self._pending: tuple[Chunk, float, float] | None = None
 
     def step(self) -> None:
-        self._take_what_came()
+        self._receive()
         if self._schedule.wants:
             self._infer()
-            self._take_what_came()
+            self._receive()
         played = self._schedule.play()
         if played is not None:
             if played.first:
-                self.metrics.began(self._world.now - played.seen_s)
+                self.metrics.record_chunk_start(self._world.now - played.seen_s)
             self.sampler.play(played.action)
-        elif self._coming is not None:
-            self.sampler.wait(self._coming[2] - self._world.now)
+        elif self._pending is not None:
+            self.sampler.wait(self._pending[2] - self._world.now)
 
     def _infer(self) -> None:
         now, schedule = self._world.now, self._schedule
@@ -168,13 +166,13 @@ class _Driver:
         if not took >= 0.0:
             raise ConfigError(f"the time of an inference must be at least 0 s, got {took}; check the latency")
         self._address = self._address.following
-        self.metrics.inferred(took)
+        self.metrics.record_inference(took)
         schedule.ask(now)
-        self._coming = chunk, took, now + took
+        self._pending = chunk, took, now + took
 
-    def _take_what_came(self) -> None:
+    def _receive(self) -> None:
         now = self._world.now
-        if self._coming is not None and self._coming[2] <= now + NOW_S:
-            self._schedule.arrive(*self._coming[:2])
-            self._coming = None
+        if self._pending is not None and self._pending[2] <= now + NOW_S:
+            self._schedule.arrive(*self._pending[:2])
+            self._pending = None
         self._schedule.advance(now)

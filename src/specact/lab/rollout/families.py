@@ -1,4 +1,4 @@
-"""What differs between families in a rollout: batched inference, the parts of a policy, and the step table."""
+"""The family-specific parts of a rollout: batched inference, the parts of a policy, and the step table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specact.families.tokens.network import Tokens
 from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.speculative import TAIL, Decoded
 from specact.lab.rollout.methods import Method
-from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, seen_by
+from specact.lab.rollout.steps import Audit, CodeAudit, Lessons, Table, code_lessons, distance, observation_columns
 from specact.lab.rollout.timed import Prepared
 from specact.observation import Window
 from specact.pair import Drafter
@@ -41,28 +41,28 @@ class FamilyRollout(Protocol):
     """One method of one pair."""
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """What draft and target say of each window, each in one batch."""
+        """The outputs of draft and target for each window, each in one batch."""
         ...
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
-        """Proposes what is prepared, or, without that, infers."""
+        """The method's drafter; it proposes prepared outputs, or infers if ``prepared`` is None."""
         ...
 
     def verifier(self, target: Target[Any]) -> Verifier:
-        """The method's."""
+        """The method's verifier."""
         ...
 
     def audit(self, *, learning: bool = False) -> Audit:
-        """An empty step table; for learning with the columns of :meth:`lessons`."""
+        """An empty step table; with ``learning`` it has the columns of :meth:`lessons`."""
         ...
 
     def lessons(self, windows: Sequence[Window], drafts: Sequence[Any], targets: Sequence[Any]) -> Table:
-        """Of what draft and target say of these windows, the columns that one learns from."""
+        """The training columns, from the outputs of draft and target for these windows."""
         ...
 
 
 def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decoding: str = "") -> FamilyRollout:
-    """The half of a rollout that a pair's family decides; a family of the user's own does it with a pair's members.
+    """The family-specific part of a rollout; families of the user's own use the members of :class:`~specact.pair.Pair`.
 
     Raises:
         ConfigError: for a method or an offset that the family does not have.
@@ -100,7 +100,7 @@ def rollout_of(pair: AnyPair, method: Method, offset: Offset = "target", decodin
 
 
 def depends_on_content(pair: AnyPair) -> bool:
-    """Whether what the target takes depends on what was drafted, so that times are measured and not accounted."""
+    """Whether the target's time depends on the draft, so that times have to be measured and not accounted."""
     return isinstance(pair, TokenPair | FlashPair)
 
 
@@ -129,7 +129,7 @@ class _CodesRollout:
 class _ChunksRollout:
     def __init__(self, pair: ChunkPair, method: Method) -> None:
         self._pair = pair
-        self._within = pair.accept_within if method.verifier == "speculative" else 0.0
+        self._tolerance = pair.accept_within if method.verifier == "speculative" else 0.0
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
         draft, target = self._pair.draft, self._pair.target_policy
@@ -149,7 +149,7 @@ class _ChunksRollout:
         )
 
     def verifier(self, target: Target[Any]) -> Verifier:
-        return ChunkVerifier(target, self._pair.units, self._pair.execute, self._within)
+        return ChunkVerifier(target, self._pair.units, self._pair.execute, self._tolerance)
 
     def audit(self, *, learning: bool = False) -> Audit:
         return _ChunkAudit(self._pair, self.lessons if learning else None)
@@ -159,7 +159,7 @@ class _ChunksRollout:
 
 
 class _TokensRollout:
-    """The target reads and decodes when it is asked, so that what that takes is measured."""
+    """The target reads and decodes when it is queried, so that its time is measured."""
 
     def __init__(self, pair: TokenPair, decoding: Decoding) -> None:
         self._pair, self._decoding = pair, decoding
@@ -185,7 +185,7 @@ class _TokensRollout:
 
 
 class _FlashRollout:
-    """The target checks or denoises when it is asked, so that what that takes is measured."""
+    """The target checks or denoises when it is queried, so that its time is measured."""
 
     def __init__(self, pair: FlashPair, rounds: Rounds) -> None:
         self._pair, self._rounds = pair, rounds
@@ -212,13 +212,13 @@ class _FlashRollout:
 
 
 class _OwnRollout:
-    """By what every :class:`~specact.pair.Pair` has, one robot after the other."""
+    """Uses only the members of :class:`~specact.pair.Pair`, one robot after the other."""
 
     def __init__(self, pair: AnyPair) -> None:
         self._pair, self._target = pair, pair.target
 
     def infer(self, windows: Sequence[Window], addresses: Sequence[StepAddress]) -> tuple[Sequence[Any], Sequence[Any]]:
-        # The drafter proposes when it is asked.
+        # The drafter infers when it proposes.
         return [None] * len(windows), [self._target.answer(*step) for step in zip(windows, addresses, strict=True)]
 
     def drafter(self, prepared: Prepared[Any] | None) -> Drafter:
@@ -240,26 +240,25 @@ class _OwnRollout:
 def chunk_lessons(
     pair: ChunkPair, windows: Sequence[Window], drafts: Sequence[Chunk], targets: Sequence[Chunk]
 ) -> Table:
-    """The columns that one learns from.
+    """The training columns.
 
-    They are what the draft saw but camera frames, ``drafted``, the drafted actions that are executed of a chunk,
-    ``distance``, see :class:`_ChunkAudit`, and ``wanted``, the target's chunk, as long as the draft's at most.
+    They are the draft's observations without camera frames, ``drafted``, the executed part of the drafted chunk,
+    ``distance``, see :class:`_ChunkAudit`, and ``wanted``, the target's chunk, cut to the length of the draft's.
     """
-    count, units, most = pair.execute, pair.units, pair.draft.spec.chunk
+    count, units, longest = pair.execute, pair.units, pair.draft.spec.chunk
     drafted = np.stack([units.from_environment(chunk)[:count] for chunk in drafts])
-    wanted = np.stack([units.from_environment(chunk)[:most] for chunk in targets])
+    wanted = np.stack([units.from_environment(chunk)[:longest] for chunk in targets])
     distance = np.array([chunk_distance(*both) for both in zip(drafted, wanted[:, :count], strict=True)])
-    seen = seen_by(pair.draft.spec.observation.vectors, windows)
+    seen = observation_columns(pair.draft.spec.observation.vectors, windows)
     return seen | {"drafted": drafted, "distance": distance, "wanted": wanted}
 
 
 class _OwnAudit(Audit):
-    """Of a family of the user's own.
+    """The step table of a family of the user's own.
 
-    Columns: ``distance``, root mean square between the drafted actions and those that verification gives, mean over the
-    actions that are executed of a chunk (normalised units); ``action_change``, mean distance over these actions between
-    what was executed and what verification would have given, 0 where it was verified. Both are 0 where the target's
-    answer is none to act on.
+    Columns: ``distance``, root mean square between the drafted actions and the verified ones, mean over the executed
+    actions of a chunk (normalised units); ``action_change``, mean distance over these actions between the executed and
+    the verified ones, 0 where the step was verified. Both are 0 where the target's answer is a miss.
     """
 
     def __init__(self, pair: AnyPair, lessons: Lessons | None) -> None:
@@ -270,24 +269,24 @@ class _OwnAudit(Audit):
     def judge(self, record: StepRecord, draft: Any, target: Any) -> tuple[float, float]:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         self._target.prepared = target
-        found = self._verifier.submit(record.proposal, record.address).result()
-        if isinstance(found, Miss):
+        outcome = self._verifier.submit(record.proposal, record.address).result()
+        if isinstance(outcome, Miss):
             return 0.0, 0.0
-        verified = found.actions[: self._execute]
+        verified = outcome.actions[: self._execute]
         return chunk_distance(record.proposal.actions[: self._execute], verified), _change(record, verified)
 
-    def columns(self, *kept: Sequence[Any]) -> Table:
+    def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
-        return dict(zip(("distance", "action_change"), map(np.array, kept), strict=True))
+        return dict(zip(("distance", "action_change"), map(np.array, values), strict=True))
 
 
 class _ChunkAudit(Audit):
-    """Of chunk policies.
+    """The step table of chunk policies.
 
-    Columns: ``distance``, root mean square between the drafted and the target's actions, mean over the actions that are
-    executed of a chunk (normalised units); ``prefix``, how many drafted actions verification would have accepted;
-    ``action_change``, mean distance over these actions between what was executed and what verification would have
-    given, 0 where it was verified.
+    Columns: ``distance``, root mean square between the drafted and the target's actions, mean over the executed actions
+    of a chunk (normalised units); ``prefix``, number of drafted actions that verification would have accepted;
+    ``action_change``, mean distance over these actions between the executed and the verified ones, 0 where the step
+    was verified.
     """
 
     def __init__(self, pair: ChunkPair, lessons: Lessons | None) -> None:
@@ -302,21 +301,21 @@ class _ChunkAudit(Audit):
         verified, accepted = replaced_after_prefix(drafted, wanted, self._pair.accept_within)
         return chunk_distance(drafted, wanted), accepted, _change(record, verified)
 
-    def columns(self, *kept: Sequence[Any]) -> Table:
+    def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
-        return dict(zip(("distance", "prefix", "action_change"), map(np.array, kept), strict=True))
+        return dict(zip(("distance", "prefix", "action_change"), map(np.array, values), strict=True))
 
 
 class _TokenAudit(Audit):
-    """Of token policies.
+    """The step table of token policies.
 
     Columns: ``distance``, root mean square between executed actions and those of greedy decoding, mean over the chunk
     (normalised units), and ``action_change``, the same as mean distance where the step was not verified; ``greedy``,
     whether all tokens are those of greedy decoding; ``passes`` of the target's decoder, that over the prefix included,
-    and ``read``, tokens they read after it; ``accepted``, drafted tokens that were accepted; ``rejected``, place of the
-    first that was not, T where none was; ``compensated``, tokens from a tail; ``tolerance`` [bins]; ``tail_i``, the
-    tail's error in dimension i, mean over its tokens (normalised units), NaN where there is none. Of steps that were
-    not verified, all but the first three are 0.
+    and ``read``, tokens they read after it; ``accepted``, number of accepted drafted tokens; ``rejected``, index of the
+    first rejected one, T if none was; ``compensated``, tokens from a tail; ``tolerance`` [bins]; ``tail_i``, the tail's
+    error in dimension i, mean over its tokens (normalised units), NaN without a tail. For steps that were not
+    verified, all but the first three are 0.
     """
 
     def __init__(self, pair: TokenPair, lessons: Lessons | None) -> None:
@@ -327,40 +326,40 @@ class _TokenAudit(Audit):
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         spec = self._pair.policy.spec
         wanted = to_actions(target).reshape(spec.chunk, spec.actions)
-        away, count = chunk_distance(record.actions, wanted), spec.actions
+        error_rms, count = chunk_distance(record.actions, wanted), spec.actions
         if record.outcome is None:
-            nothing = np.full(count, np.nan, np.float32)
-            return away, distance(wanted, record.actions), False, 0, 0, 0, 0, 0, 0, nothing
-        found: Decoded = record.outcome.evidence
-        tail = (found.sources == TAIL).reshape(spec.chunk, count)
-        error = np.abs(to_actions(found.tokens).reshape(tail.shape) - wanted)
+            no_tail = np.full(count, np.nan, np.float32)
+            return error_rms, distance(wanted, record.actions), False, 0, 0, 0, 0, 0, 0, no_tail
+        outcome: Decoded = record.outcome.evidence
+        tail = (outcome.sources == TAIL).reshape(spec.chunk, count)
+        error = np.abs(to_actions(outcome.tokens).reshape(tail.shape) - wanted)
         with np.errstate(invalid="ignore"):
             errors = np.where(tail, error, 0.0).sum(0) / np.where(tail.any(0), tail.sum(0), np.nan)
         return (
-            away, 0.0, bool((found.tokens == target).all()), 1 + len(found.accepted), sum(found.read),
-            sum(found.accepted), found.rejected, int(tail.sum()), record.proposal.evidence.question.rule.each.max(),
+            error_rms, 0.0, bool((outcome.tokens == target).all()), 1 + len(outcome.accepted), sum(outcome.read),
+            sum(outcome.accepted), outcome.rejected, int(tail.sum()), record.proposal.evidence.question.rule.each.max(),
             errors.astype(np.float32),
         )  # fmt: skip
 
-    def columns(self, *kept: Sequence[Any]) -> Table:
+    def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         names = (
             "distance", "action_change", "greedy", "passes", "read", "accepted", "rejected", "compensated", "tolerance",
         )  # fmt: skip
-        tail = np.stack(kept[-1])
-        return dict(zip(names, map(np.array, kept[:-1]), strict=True)) | {
+        tail = np.stack(values[-1])
+        return dict(zip(names, map(np.array, values[:-1]), strict=True)) | {
             f"tail_{dimension}": tail[:, dimension] for dimension in range(tail.shape[1])
         }
 
 
 class _FlashAudit(Audit):
-    """Of flow policies.
+    """The step table of flow policies.
 
     Columns: ``distance``, root mean square between executed actions and those of a full round from the same noise, mean
     over the executed actions of the chunk (normalised units), and ``action_change``, the same as mean distance where
     the step was not verified; ``full``, whether the round ended as a full one; ``checked``, whether a drafted chunk was
-    checked; ``accepted``, drafted actions that were; ``actions`` that the round gave the robot; ``deviation``, the
-    largest of the check over the first action, NaN without one; ``reused``, the share of the cameras' tokens that were.
+    checked; ``accepted``, number of accepted drafted actions; ``actions``, number of executed ones; ``deviation``, the
+    check's largest one of the first action, NaN without a check; ``reused``, the reused share of the cameras' tokens.
     """
 
     def __init__(self, pair: FlashPair, lessons: Lessons | None) -> None:
@@ -371,21 +370,21 @@ class _FlashAudit(Audit):
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         executed = record.actions[: self._pair.execute]
         wanted = self._pair.units.from_environment(target)[: len(executed)]
-        away, count = chunk_distance(executed, wanted), len(executed)
+        error_rms, count = chunk_distance(executed, wanted), len(executed)
         if record.outcome is None:
-            return away, distance(wanted, executed), False, False, 0, count, np.nan, 0.0
-        found: Round = record.outcome.evidence
-        worst = float(found.deviation[:, 0].max()) if found.deviation.size else np.nan
+            return error_rms, distance(wanted, executed), False, False, 0, count, np.nan, 0.0
+        outcome: Round = record.outcome.evidence
+        deviation = float(outcome.deviation[:, 0].max()) if outcome.deviation.size else np.nan
         parts = record.proposal.evidence.question.parts
         share = 0.0 if parts is None else parts.share
-        return away, 0.0, found.full, found.checked, found.accepted, count, worst, share
+        return error_rms, 0.0, outcome.full, outcome.checked, outcome.accepted, count, deviation, share
 
-    def columns(self, *kept: Sequence[Any]) -> Table:
+    def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`~specact.lab.rollout.steps.Audit`."""
         names = ("distance", "action_change", "full", "checked", "accepted", "actions", "deviation", "reused")
-        return dict(zip(names, map(np.array, kept), strict=True))
+        return dict(zip(names, map(np.array, values), strict=True))
 
 
 def _change(record: StepRecord, verified: Chunk) -> float:
-    """What leaving out verification changed of the actions ``[n, A]``; 0 where it was not left out."""
+    """Distance of the executed to the verified actions ``[n, A]``; 0 where the step was verified."""
     return 0.0 if record.outcome is not None else distance(verified, record.actions[: len(verified)])

@@ -1,4 +1,4 @@
-"""What a robot in a moving world sees, the time it spends acting or waiting, and its clock."""
+"""Observations of a robot in a moving world, its waiting time, and its clock."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from specact.observation import ObservationSpec, Window
 class ObservationSampler:
     """Samples the observations of a world once per control period of the robot, and advances its time.
 
-    Control periods of the robot are its actions, and while it waits every ``period_s`` from when it began to. See
-    :class:`~specact.execution.history.SampledHistory` for what a window holds.
+    A control period is an action, or ``period_s`` of waiting. For the content of a window see
+    :class:`~specact.execution.history.SampledHistory`.
 
     Args:
-        world: where it is; at the start of an episode.
-        spec: what is looked at.
+        world: at the start of an episode.
+        spec: of the observations.
 
     Attributes:
         world: as given.
-        waited_s: how long the robot has been without an action [s].
+        waited_s: total waiting time [s].
     """
 
     def __init__(self, world: MovingWorld, spec: ObservationSpec) -> None:
@@ -35,44 +35,44 @@ class ObservationSampler:
         """The window that ends now.
 
         Args:
-            ahead: actions still to run, ``[r, A]``; the robot is then shown as it will be after them, by the task's
-                ``roll_forward``, see :class:`~specact.execution.history.SampledHistory`.
+            ahead: remaining actions, ``[r, A]``; the task's ``roll_forward`` predicts the robot's state after them, see
+                :class:`~specact.execution.history.SampledHistory`.
 
         Raises:
-            ObservationError: if the policy cannot use what the world shows.
+            ObservationError: if the world's observations do not fit the policy.
         """
         self._sample()
         return self._history.window(ahead)
 
     def play(self, action: NDArray[np.float32]) -> None:
-        """One control period under an action ``[A]``."""
-        self._sample_for_later()
+        """Executes an action ``[A]`` for one control period."""
+        self._sample_history()
         self.world.advance(self.world.period_s, action)
         self._history.play(action)
 
     def wait(self, seconds: float) -> None:
-        """Time goes by without an action; less of it where the episode ends."""
+        """Waits without an action, at most to the end of the episode."""
         before = self.world.now
         while seconds > 0.0 and not self.world.done:
-            self._sample_for_later()
-            passing = min(self.world.period_s, seconds)
-            self.world.advance(passing, None)
-            seconds -= passing
+            self._sample_history()
+            step_s = min(self.world.period_s, seconds)
+            self.world.advance(step_s, None)
+            seconds -= step_s
         self.waited_s += self.world.now - before
 
-    def _sample_for_later(self) -> None:
+    def _sample_history(self) -> None:
         if self._length > 1:
             self._sample()
 
     def _sample(self) -> None:
-        """Keeps what can be seen now, once per moment."""
+        """Samples the observation, once per time."""
         if self._sampled_s != self.world.now:
             self._sampled_s = self.world.now
             self._history.sample(self.world.now, self.world.observe())
 
 
 class WorldClock:
-    """World time as a :class:`~specact.clock.Clock`: whoever sleeps on it keeps the robot waiting.
+    """World time as a :class:`~specact.clock.Clock`: sleeping on it makes the robot wait.
 
     Args:
         sampler: of the robot.

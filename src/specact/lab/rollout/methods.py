@@ -1,4 +1,4 @@
-"""The methods that are compared, each a composition of a draft, a gate and a verifier."""
+"""The methods of an evaluation, each a composition of a draft, a gate and a verifier."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Method:
     Attributes:
         gate: name of its gate; methods that share it share its calibration.
         verifier: ``speculative`` or ``target`` (the target's own codes).
-        about: one line for a table.
+        about: a description in one line.
         waits_for_draft: whether the draft's time is part of the method's; the ungated target needs no draft.
-        proposes: ``draft``, or ``head``: the distribution that the learned gate's head expects of the target.
-        on_device: whether the target runs on the device, with nothing on a link.
-        rate_of: for chance: the method at whose achieved rate it runs.
-        limits_of: for chance: the method whose forced first step and limit on skips it shares.
+        proposes: ``draft``, or ``head``: the target's distribution as predicted by the learned gate's head.
+        on_device: whether the target runs on the device, without a link.
+        rate_of: of random gates: the method at whose achieved rate it runs.
+        limits_of: of random gates: the method whose forced first step and limit on skips it shares.
         decoding: of a token policy: which of :data:`~specact.families.tokens.decoding.DECODINGS`, of a flow policy:
-            which of :data:`~specact.families.flash.rounds.ROUNDS`; empty for methods that leave it open.
+            which of :data:`~specact.families.flash.rounds.ROUNDS`; empty for methods that do not fix it.
     """
 
     gate: str
@@ -55,20 +55,20 @@ class Method:
 
     @property
     def needs_head(self) -> bool:
-        """Whether a bundle without a target head cannot run it: that of its own or of its rival."""
+        """Whether it, or its rival, needs a target head."""
         return self.uses_head or (self.limits_of is not None and load_method(self.limits_of).uses_head)
 
     def proposer(self, bundle: Bundle) -> CodePolicy:
-        """What proposes codes.
+        """The policy that proposes codes.
 
         Raises:
-            ConfigError: if that is a head, and the bundle has none.
+            ConfigError: if it is a head, and the bundle has none.
             BundleError: if the head does not fit the bundle.
         """
         return HeadDraft(bundle.draft, load_head(bundle)) if self.proposes == "head" else bundle.draft
 
 
-def _chance(about: str, rate_of: str, limits_of: str | None, proposes: Literal["draft", "head"] = "draft") -> Method:
+def _random(about: str, rate_of: str, limits_of: str | None, proposes: Literal["draft", "head"] = "draft") -> Method:
     return Method("random", "speculative", about, proposes=proposes, rate_of=rate_of, limits_of=limits_of)
 
 
@@ -80,12 +80,12 @@ METHODS = {
         "always", "target", "the target on the device, without a link", waits_for_draft=False, on_device=True
     ),
     "hybrid": Method("always", "speculative", "every step verified"),
-    "random": _chance("verified at random, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
-    "plain_random": _chance("verified at random, at ADAHI's rate without forced steps", "adahi", None),
-    "random_learned": _chance(
+    "random": _random("verified at random, at ADAHI's rate and with its forced steps", "adahi", "adahi"),
+    "plain_random": _random("verified at random, at ADAHI's rate without forced steps", "adahi", None),
+    "random_learned": _random(
         "verified at random, at the learned gate's rate and with its forced steps", "learned", "learned"
     ),
-    "head_random": _chance(
+    "head_random": _random(
         "the head as the draft, verified at random, at the learned gate's rate", "learned", "learned", "head"
     ),
     "adahi": Method("deviation", "speculative", "verified where the action deviates"),

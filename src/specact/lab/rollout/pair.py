@@ -1,4 +1,4 @@
-"""One episode of a policy pair in a moving world: while the robot thinks and while it asks, it waits."""
+"""Runs one episode of a policy pair in a moving world; the robot waits during inferences and requests."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from specact.verification import LocalTarget, Target, Verifier
 
 @dataclass(frozen=True)
 class Pairing:
-    """A method as a composition, and what its parts take.
+    """A method as a composition, and the times of its parts.
 
     Attributes:
         gate: the calibrated gate.
         link: between device and target.
-        draft_s: of the draft's inference [s]; 0 where nobody waits for it, as the ungated target needs no draft.
-        target_s: of the target's [s].
-        verifier: made for a target, in place of the pair's own.
-        ahead: whether requests leave ahead of the draft where the prefetch predictor says so.
-        late_for_s: with a number, the draft's chunk runs at once and the verdict corrects the rest; see
+        draft_s: time of the draft's inference [s]; 0 for the ungated target, which needs no draft.
+        target_s: time of the target's [s].
+        verifier: factory that replaces the pair's own verifier.
+        ahead: whether requests are prefetched where the predictor decides so.
+        late_for_s: with a number, the draft's chunk runs at once and the late verdict corrects the rest; see
             :class:`~specact.execution.verdicts.LateVerdicts`.
     """
 
@@ -57,84 +57,90 @@ def run_pair(
     start: int,
     seed: int,
     episode: int,
-    decided: Callable[[Decision, bool], None] | None = None,
+    on_decision: Callable[[Decision, bool], None] | None = None,
 ) -> tuple[Episode, Mapping[str, int]]:
-    """Runs one episode to its success, its loss or its time limit.
+    """Runs one episode to its success, its failure or its time limit.
 
-    The algorithm is :class:`~specact.policy.SpeculativePolicy`, unchanged: only its clock is the world's. In a world at
-    pace 0 with a pair that takes no time it acts as in :mod:`specact.lab.rollout.rollout`.
+    The algorithm is :class:`~specact.policy.SpeculativePolicy` with the world's clock. In a world at pace 0 with zero
+    latency it acts as in :mod:`specact.lab.rollout.rollout`.
 
     Args:
-        world: where.
+        world: the environment.
         pair: of any family.
-        pairing: how it is used.
+        pairing: gate, link and times.
         start: the environment's seed.
         seed, episode: address of all random streams.
-        decided: told of every decision, and whether the gate wanted the step sent; where verdicts may be late, such a
-            step is not sent while another one is under way.
+        on_decision: called with every decision, and whether the gate wanted the step sent; with late verdicts such a
+            step is not sent while another request is in flight.
 
     Returns:
-        How it went, and the policy's ``counts``.
+        The result, and the policy's ``counts``.
     """
     world.reset(start)
     sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
     clock = WorldClock(sampler)
     route = Route.of(pairing.link, pair.codec.dialect, stream(seed, Role.LINK, episode=episode))
-    far = SimulatedTarget(pair.target, route, clock, pairing.target_s)
+    remote = SimulatedTarget(pair.target, route, clock, pairing.target_s)
     gate = pairing.gate.build(pair)
     policy = SpeculativePolicy(
         pair,
         gate,
         drafter=TimedDrafter(pair.drafter, clock, pairing.draft_s),
-        verifier=(pairing.verifier or pair.verifier)(far),
+        verifier=(pairing.verifier or pair.verifier)(remote),
         prefetch=PrefetchPredictor(gate) if pairing.ahead else None,
         verdicts=WAIT if pairing.late_for_s is None else LateVerdicts(pairing.late_for_s),
         seed=seed,
         clock=clock,
     )
     wants = "transmitted" if pairing.late_for_s is None else "wanted"
-    return _driven(world, sampler, metrics, policy, episode, wants, decided), policy.counts
+    return _run(world, sampler, metrics, policy, episode, wants, on_decision), policy.counts
 
 
 def run_rounds(
-    world: MovingWorld, pair: FlashPair, takes: Callable[[Round, float], float], *, start: int, seed: int, episode: int
+    world: MovingWorld,
+    pair: FlashPair,
+    duration_s: Callable[[Round, float], float],
+    *,
+    start: int,
+    seed: int,
+    episode: int,
 ) -> Episode:
     """Runs one episode of a flow in rounds, see :func:`run_pair`.
 
     Args:
         world, start, seed, episode: see there.
         pair: with its rounds.
-        takes: see :class:`~specact.lab.rollout.timed.TimedRounds`.
+        duration_s: see :class:`~specact.lab.rollout.timed.TimedRounds`.
     """
     world.reset(start)
     sampler, metrics = ObservationSampler(world, pair.observation), EpisodeMetrics()
     clock = WorldClock(sampler)
-    verifier = TimedRounds(pair.verifier(LocalTarget(pair.target, clock)), clock, takes)
+    verifier = TimedRounds(pair.verifier(LocalTarget(pair.target, clock)), clock, duration_s)
     policy = SpeculativePolicy(pair, Always(), verifier=verifier, seed=seed, clock=clock)
-    return _driven(world, sampler, metrics, policy, episode, "transmitted", None)
+    return _run(world, sampler, metrics, policy, episode, "transmitted", None)
 
 
-def _driven(
+def _run(
     world: MovingWorld,
     sampler: ObservationSampler,
     metrics: EpisodeMetrics,
     policy: SpeculativePolicy,
     episode: int,
     wants: str,
-    decided: Callable[[Decision, bool], None] | None,
+    on_decision: Callable[[Decision, bool], None] | None,
 ) -> Episode:
     policy.reset(episode)
     window = sampler.window()
     while not world.done:
-        thinking, seen_s, wanted = policy.wants_inference, world.now, policy.counts[wants]
-        if thinking:
+        inferring, seen_s, wanted = policy.wants_inference, world.now, policy.counts[wants]
+        if inferring:
             window = sampler.window()
         action = policy.act_on(window)
-        if thinking and policy.record is not None:
-            metrics.inferred(policy.record.times.total, policy.record.decision.transmit)
-            if decided is not None:
-                decided(policy.record.decision, policy.counts[wants] > wanted)
+        if inferring and policy.record is not None:
+            metrics.record_inference(policy.record.times.total, policy.record.decision.transmit)
+            if on_decision is not None:
+                on_decision(policy.record.decision, policy.counts[wants] > wanted)
             if not world.done:
-                metrics.began(world.now - seen_s)
+                metrics.record_chunk_start(world.now - seen_s)
         sampler.play(action)
     return metrics.episode(episode, sampler)

@@ -1,4 +1,4 @@
-"""Work on several processes, of this machine or of a Ray cluster."""
+"""A worker pool of processes, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from specact.errors import ConfigError, SpecactError
 from specact.lab.rollout.rollout import Outcome, Shard, run_shard
 
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Output = TypeVar("Output")
 Result = tuple[list[Outcome], dict[str, np.ndarray]]
 
 
 class Pool:
-    """Works on ``workers`` processes; with one worker on this machine, in this process.
+    """A pool of ``workers`` processes; one local worker is this process.
 
-    Use it as a context manager: the processes live until it is left, and keep what they have loaded.
+    Use it as a context manager: the processes live until its exit, and cache loaded models.
 
     Args:
         workers: processes; one per core if None.
-        on: ``here``, on this machine; ``ray``, on a Ray cluster that is started here; or ``ray:ADDRESS``.
+        on: ``here``, on this machine; ``ray``, on a new Ray cluster on this machine; or ``ray:ADDRESS``.
 
     Attributes:
-        workers: their number; on a cluster it is known inside of the context.
+        workers: their number; for a cluster it is known inside the context.
 
     Raises:
         ConfigError: for less than one worker, or another place.
@@ -43,14 +43,14 @@ class Pool:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         check_place(on)
         self.workers = os.cpu_count() or 1 if workers is None else workers
-        self._asked, self._on = workers, on
+        self._requested, self._on = workers, on
         self._executor: Executor | None = None
 
     def __enter__(self) -> Pool:
         if self._on != HERE:
             from specact.lab.rollout.ray_executor import RayExecutor
 
-            self._executor = cluster = RayExecutor(self._on, self._asked)
+            self._executor = cluster = RayExecutor(self._on, self._requested)
             self.workers = cluster.workers
         elif self.workers > 1:
             self._executor = ProcessPoolExecutor(
@@ -68,8 +68,8 @@ class Pool:
         """Yields every shard with its result, as :meth:`each` does."""
         return self.each(run_shard, shards)
 
-    def each(self, work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[tuple[Item, Made]]:
-        """Yields every item with what ``work``, a function of a module, makes of it, as they are finished.
+    def each(self, work: Callable[[Item], Output], items: Iterable[Item]) -> Iterator[tuple[Item, Output]]:
+        """Yields every item with its result of ``work``, a module-level function, in order of completion.
 
         Raises:
             SpecactError: if a worker process was killed.
@@ -92,14 +92,14 @@ class Pool:
 
 
 def _prepare_worker() -> None:
-    """Each worker is one of several: its libraries must not start a thread per core. It ends with its parent."""
+    """Limits a worker's libraries to one thread, and makes it end with its parent."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["LP_NUM_THREADS"] = "0"  # of Mesa, which draws by software
+    os.environ["LP_NUM_THREADS"] = "0"  # Mesa's software renderer
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot tell its workers to stop; they would wait for work for ever."""
+    """Ends this worker when its parent dies; after a kill it would otherwise wait forever."""
     parent = parent_process()
     if parent is not None:
         parent.join()

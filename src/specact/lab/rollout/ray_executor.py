@@ -1,4 +1,4 @@
-"""Work on a Ray cluster, as an executor of the standard library's kind: a task for each piece of work."""
+"""A :class:`concurrent.futures.Executor` on a Ray cluster: one task per call."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from specact import __version__
 from specact.cluster import join
 from specact.errors import ConfigError, SpecactError
 
-Made = TypeVar("Made")
-# How often work is done again that was lost with its worker or node; work that kills its worker would go on for ever.
-_AGAIN = 3
-# Set before a worker loads a library: as in a process of this machine, none may start a thread per core, and Mesa draws
-# by software.
+Output = TypeVar("Output")
+# Retries of a task that was lost with its worker or node; bounded, because a task may itself kill its worker.
+_RETRIES = 3
+# Set before a worker loads a library: one thread per process, also for Mesa's software renderer.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
-# A result depends on these to its last bit.
+# Results are bit-reproducible only with the same versions of these.
 _PACKAGES = ("numpy", "onnxruntime")
 
 
 class RayExecutor(Executor):
-    """Runs each piece of work as a task on one CPU of a cluster; a task that is lost with a worker or node runs again.
+    """Runs each call as a task on one CPU of a cluster; a task that is lost with a worker or node is retried.
 
     Args:
         on: see :func:`~specact.cluster.join`.
-        workers: tasks at a time, and CPUs of a new cluster; None for as many as there are CPUs.
+        workers: concurrent tasks, and CPUs of a new cluster; None for all CPUs.
 
     Attributes:
-        workers: tasks at a time.
+        workers: concurrent tasks.
 
     Raises:
         ConfigError: if there is no such cluster, or it has no CPU.
@@ -47,14 +46,14 @@ class RayExecutor(Executor):
         # Each thread waits for one task.
         self._threads = ThreadPoolExecutor(max(1, self.workers), thread_name_prefix="specact ray")
         self._under_way = set[Any]()
-        options: dict[str, Any] = {"num_cpus": 1, "max_retries": _AGAIN, "runtime_env": {"env_vars": _ENVIRONMENT}}
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": _RETRIES, "runtime_env": {"env_vars": _ENVIRONMENT}}
         self._task: Any = ray.remote(**options)(_run)
         self._place = _versions(), str(Path.cwd())
         if not self.workers:
             self.shutdown()
             raise ConfigError("the Ray cluster has no CPU; start one of its nodes with --num-cpus")
 
-    def submit(self, fn: Callable[..., Made], /, *args: Any, **kwargs: Any) -> Future[Made]:
+    def submit(self, fn: Callable[..., Output], /, *args: Any, **kwargs: Any) -> Future[Output]:
         return self._threads.submit(self._result, fn, args, kwargs)
 
     def _result(self, *work: Any) -> Any:
@@ -79,7 +78,7 @@ class RayExecutor(Executor):
             raise cause from (None if isinstance(cause, SpecactError) else error)
         except (WorkerCrashedError, NodeDiedError, OutOfMemoryError) as error:
             raise SpecactError(
-                f"the same work was lost with its worker {_AGAIN + 1} times, most likely for lack of memory "
+                f"the same work was lost with its worker {_RETRIES + 1} times, most likely for lack of memory "
                 f"({type(error).__name__}); run the same command again with fewer --workers: finished results are kept"
             ) from None
         except RayError as error:
@@ -104,21 +103,23 @@ class RayExecutor(Executor):
 
 
 class _FailedError(Exception):
-    """What work raised, and the address of the node where it did."""
+    """The exception that a task raised, and the address of its node."""
 
 
-def _run(place: tuple[dict[str, str], str], work: Callable[..., Made], args: Any, kwargs: Any) -> Made:
-    """Does the work in a worker: with the same packages, and where the command was given if there is such a folder."""
+def _run(place: tuple[dict[str, str], str], work: Callable[..., Output], args: Any, kwargs: Any) -> Output:
+    """Runs a task in a worker, in the command's working directory if it exists; checks the package versions."""
     versions, folder = place
     try:
-        found = _versions()
-        other = [f"{name} {found[name]}, not {wanted}" for name, wanted in versions.items() if found[name] != wanted]
-        if other:
-            raise ConfigError(f"there is {' and '.join(other)}; results would differ, so install the same")
+        installed = _versions()
+        mismatched = [
+            f"{name} {installed[name]}, not {wanted}" for name, wanted in versions.items() if installed[name] != wanted
+        ]
+        if mismatched:
+            raise ConfigError(f"there is {' and '.join(mismatched)}; results would differ, so install the same")
         with suppress(OSError):
             os.chdir(folder)
         return work(*args, **kwargs)
-    # The border of the process.
+    # Everything has to cross the process boundary.
     except Exception as error:
         import ray
 

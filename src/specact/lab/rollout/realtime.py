@@ -1,4 +1,4 @@
-"""Episodes over real sockets: a server process, a shaped link, and one robot whose waiting is real."""
+"""Episodes in real time over sockets: a server process, an emulated link, and one robot."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Wire = Literal["stream", "json"]
 
 
 class RealTime:
-    """Runs shards one after the other against a server of its own; takes the place of a pool.
+    """Runs shards one after the other against its own server process; has the interface of a pool.
 
-    The simulated world waits while the policy thinks, as in virtual time; what differs is that every time is measured.
+    The simulated world waits during inference, as in virtual time, but every time is measured.
 
     Args:
         bundle: path of the bundle.
@@ -48,7 +48,7 @@ class RealTime:
     def __enter__(self) -> RealTime:
         with self._open:
             server = self._open.enter_context(serving(self._bundle))
-            # A process of its own: threads that share ours would be late.
+            # A separate process, because threads of this one would be delayed by its own work.
             relay = self._open.enter_context(linked(server.port, self._link, self._seed))
             scheme = "ws" if self._wire == "stream" else "http"
             endpoint = Endpoint(scheme, "127.0.0.1", relay.port)
@@ -82,26 +82,26 @@ class RealTime:
             prefetch=PrefetchPredictor(gate) if shard.overlap else None,
             seed=shard.seed,
         )
-        audit, world, ended = family.audit(), SimulatedRobot(task), []
+        audit, world, results = family.audit(), SimulatedRobot(task), []
         for episode in shard.episodes:
             policy.reset(episode)
             world.start(start_of(shard.seed, episode, task))
             run_together([Robot(policy, world)], family, audit)
-            ended.append((episode, world.success, world.score, world.steps, world.of_suite))
+            results.append((episode, world.success, world.score, world.steps, world.of_suite))
         world.close()
         table = audit.table()
         if not method.waits_for_draft:
-            # The ungated target needs no draft, so the draft's time is not the method's.
+            # The ungated target needs no draft, so its time excludes the draft's.
             table["draft_s"][:] = 0.0
-        spent = time_by_episode(table)
-        return [Outcome(*end[:4], spent[end[0]], end[4]) for end in ended], table
+        latencies_s = time_by_episode(table)
+        return [Outcome(*end[:4], latencies_s[end[0]], end[4]) for end in results], table
 
     def _verifier(self, method: Method, pair: AnyPair, family: FamilyRollout) -> Verifier:
         if method.on_device:
             return family.verifier(LocalTarget(pair.target))
         codec = pair.codec
-        # The server that draws the codes knows the bundle's draft, and no head.
-        drawn_there = method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json"
-        if (drawn_there or codec.dialect.asks == "verify") and isinstance(codec, VerifyingCodec):
+        # A sampling server knows the bundle's draft, but no head.
+        sampled_at_server = method.verifier == "speculative" and method.proposes == "draft" and self._wire == "json"
+        if (sampled_at_server or codec.dialect.asks == "verify") and isinstance(codec, VerifyingCodec):
             return RemoteVerifier(self._client, codec, self._deadline_ms)
         return family.verifier(RemoteTarget(self._client, codec, self._deadline_ms))

@@ -1,4 +1,4 @@
-"""Episodes in lock step and virtual time: policies run batched, each robot's algorithm as it would on the robot."""
+"""Rollouts in lock step and virtual time: batched policies, and for each robot the algorithm of the real robot."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from specact.runtime.manifest import check_weights
 from specact.types import StepRecord
 from specact.verification import LocalTarget, Target
 
-# The method that any gate is rolled out in, whether a method is named after it or not: the bundle's draft, and exact
-# verification where the shard's gate asks for it.
+# The method of rollouts under any gate: the bundle's draft, with exact verification where the shard's gate requests it.
 COMPOSITION = "hybrid"
 
 
@@ -40,27 +39,26 @@ COMPOSITION = "hybrid"
 class Shard:
     """A few episodes of one method: the unit of parallel work and of resuming.
 
-    Its size decides how policies are batched, so it is part of what makes a result reproducible to the last bit; the
-    number of processes is not.
+    Its size determines the batch size of the policies, so results are bit-reproducible only for the same size; they do
+    not depend on the number of processes.
 
     Attributes:
         bundle: name or path.
-        fingerprint: of the bundle; a process that holds other weights of that name loads it again, and refuses any
-            others.
+        fingerprint: of the bundle; a process with other cached weights of that name reloads it, and rejects others.
         env: the environment's name.
         method: see :data:`~specact.lab.rollout.methods.METHODS`.
         gate: its calibrated gate.
-        episodes: numbers of the episodes; the same number and seed give every method the same start.
-        seed: of everything random.
+        episodes: numbers of the episodes; number and seed determine the initial state, for all methods.
+        seed: random seed.
         link: name of a link preset.
-        draft_s, target_s: what one proposal, and one inference of the target, is accounted with [s].
+        draft_s, target_s: accounted time of a proposal, and of the target's inference [s].
         offset: see :class:`~specact.families.codes.verify.CodeVerifier`.
-        overlap: whether requests leave ahead of the draft where the prefetch predictor says so.
-        gate_s: what one decision is accounted with [s].
-        learning: whether the step table also holds what a learner needs, see
+        overlap: whether requests are prefetched where the predictor decides so.
+        gate_s: accounted time of a decision [s].
+        learning: whether the step table also has the training columns, see
             :class:`~specact.lab.rollout.steps.CodeAudit`.
         named: draft and target of a pair of chunk policies, see :func:`~specact.families.load.load_pair`.
-        decoding: of a token or flow policy, for methods that leave it open, see
+        decoding: of a token or flow policy, for methods that do not fix it, see
             :func:`~specact.families.load.load_pair`.
     """
 
@@ -84,7 +82,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one episode went.
+    """The result of one episode.
 
     Attributes:
         episode: its number.
@@ -104,7 +102,7 @@ class Outcome:
 
 
 class World(ControlledRobot, Protocol):
-    """What a control loop drives, as an episode that stands still while the policy thinks."""
+    """The environment of a control loop; it pauses during inference."""
 
     @property
     def done(self) -> bool:
@@ -114,13 +112,13 @@ class World(ControlledRobot, Protocol):
 
 @dataclass(frozen=True)
 class Robot:
-    """One episode under way.
+    """A running episode.
 
     Attributes:
-        policy: reset for the episode; with it goes the clock.
+        policy: reset for the episode; it has the clock.
         world: at the start of the episode.
-        prepared: where the policy finds what draft and target say of its next inference; None for a policy that asks
-            them itself.
+        prepared: slots for the outputs of draft and target at the next inference; None for a policy that queries them
+            itself.
     """
 
     policy: SpeculativePolicy
@@ -132,26 +130,26 @@ Inferred = tuple[Sequence[StepRecord], Sequence[Any], Sequence[Any]]
 
 
 def control_step(robots: Sequence[Robot], family: FamilyRollout) -> Inferred:
-    """Lets every robot act once: observe, think, act.
+    """Runs one control step of every robot: observe, infer, act.
 
-    Draft and target are evaluated for every inference, in one batch, before the robots that have it prepared act, and
-    after those that ask themselves, whose own times are measured.
+    Draft and target are evaluated for every inference in one batch: before the robots act if outputs are prepared,
+    else afterwards, because their own times are measured.
 
     Returns:
-        The records of the inferences, and what draft and target say of each.
+        The records of the inferences, and the outputs of draft and target for each.
     """
     windows = [robot.policy.observe(robot.world.observe()) for robot in robots]
-    thinking = [i for i, robot in enumerate(robots) if robot.policy.wants_inference]
-    asked = [windows[i] for i in thinking], [robots[i].policy.address for i in thinking]
-    drafts, targets = family.infer(*asked) if thinking and robots[0].prepared else ([], [])
-    for i, *said in zip(thinking, drafts, targets, strict=False):
-        for place, value in zip(robots[i].prepared or (), said, strict=True):
-            place.prepared = value
+    inferring = [i for i, robot in enumerate(robots) if robot.policy.wants_inference]
+    inputs = [windows[i] for i in inferring], [robots[i].policy.address for i in inferring]
+    drafts, targets = family.infer(*inputs) if inferring and robots[0].prepared else ([], [])
+    for i, *outputs in zip(inferring, drafts, targets, strict=False):
+        for slot, value in zip(robots[i].prepared or (), outputs, strict=True):
+            slot.prepared = value
     for robot, window in zip(robots, windows, strict=True):
         robot.world.act(robot.policy.act_on(window))
-    if thinking and not drafts:
-        drafts, targets = family.infer(*asked)
-    return [record for i in thinking if (record := robots[i].policy.record) is not None], drafts, targets
+    if inferring and not drafts:
+        drafts, targets = family.infer(*inputs)
+    return [record for i in inferring if (record := robots[i].policy.record) is not None], drafts, targets
 
 
 def run_together(robots: Sequence[Robot], family: FamilyRollout, audit: Audit) -> None:
@@ -164,14 +162,16 @@ def run_together(robots: Sequence[Robot], family: FamilyRollout, audit: Audit) -
 def simulated(shard: Shard, pair: AnyPair, family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
     """A robot in virtual time at the start of an episode."""
     method, clock = load_method(shard.method), VirtualClock()
-    draft, far = prepared = Prepared[Any](), Prepared[Any]()
+    draft, remote = prepared = Prepared[Any](), Prepared[Any]()
     target: Target[Any]
     if method.on_device:
-        target = LocalTarget(TimedTarget(far, clock, shard.target_s), clock)
+        target = LocalTarget(TimedTarget(remote, clock, shard.target_s), clock)
     else:
         link = stream(shard.seed, Role.LINK, episode=episode)
-        target = SimulatedTarget(far, Route.of(load_link(shard.link), pair.codec.dialect, link), clock, shard.target_s)
-    gate = TimedGate(shard.gate.build(pair, far), clock, shard.gate_s)
+        target = SimulatedTarget(
+            remote, Route.of(load_link(shard.link), pair.codec.dialect, link), clock, shard.target_s
+        )
+    gate = TimedGate(shard.gate.build(pair, remote), clock, shard.gate_s)
     policy = SpeculativePolicy(
         pair,
         gate,
@@ -195,8 +195,8 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     """Runs a shard's episodes to their end.
 
     The target is evaluated for every inference, outside the method's accounted time, so that the exact rejection
-    probability is known for skipped steps too. What a token or flow policy takes depends on what is accepted, so its
-    times are not accounted but measured, in this process and without a link.
+    probability is known for skipped steps too. The time of a token or flow policy depends on what is accepted, so it
+    is measured and not accounted, in this process and without a link.
 
     Returns:
         The outcomes, and the step table: one array per column, one row per inference.
@@ -206,25 +206,25 @@ def run_shard(shard: Shard) -> tuple[list[Outcome], Table]:
     worlds = _worlds(shard.env, pair.observation)
     while len(worlds) < len(shard.episodes):
         worlds.append(SimulatedRobot(load_task(shard.env, pair.observation)))
-    begin = measured if depends_on_content(pair) else simulated
+    make_robot = measured if depends_on_content(pair) else simulated
     robots = [
-        begin(shard, pair, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
+        make_robot(shard, pair, family, world, episode) for world, episode in zip(worlds, shard.episodes, strict=False)
     ]
     audit = family.audit(learning=shard.learning)
     run_together(robots, family, audit)
     table = audit.table()
-    spent = {episode: robot.policy.clock.now() for episode, robot in zip(shard.episodes, robots, strict=False)}
-    if begin is measured:
-        spent = time_by_episode(table)
+    latencies_s = {episode: robot.policy.clock.now() for episode, robot in zip(shard.episodes, robots, strict=False)}
+    if make_robot is measured:
+        latencies_s = time_by_episode(table)
     outcomes = [
-        Outcome(episode, world.success, world.score, world.steps, spent[episode], world.of_suite)
+        Outcome(episode, world.success, world.score, world.steps, latencies_s[episode], world.of_suite)
         for episode, world in zip(shard.episodes, worlds, strict=False)
     ]
     return outcomes, table
 
 
 def measured(shard: Shard, pair: AnyPair, family: FamilyRollout, world: SimulatedRobot, episode: int) -> Robot:
-    """A robot in real time at the start of an episode; its world waits. Draft and target are in this process."""
+    """A robot in real time at the start of an episode; its world waits. Draft and target run in this process."""
     gate = shard.gate.build(pair)
     policy = SpeculativePolicy(
         pair, gate, drafter=family.drafter(None), verifier=family.verifier(LocalTarget(pair.target)), seed=shard.seed
@@ -235,9 +235,9 @@ def measured(shard: Shard, pair: AnyPair, family: FamilyRollout, world: Simulate
 
 
 def time_by_episode(table: Table) -> dict[int, float]:
-    """The seconds that a step table's inferences took, all stages together, by episode."""
-    spent = sum((table[f"{stage}_s"] for stage in STAGES), np.zeros(len(table["episode"])))
-    return {int(episode): float(spent[table["episode"] == episode].sum()) for episode in np.unique(table["episode"])}
+    """Total seconds of a step table's inferences, over all stages, by episode."""
+    seconds = sum((table[f"{stage}_s"] for stage in STAGES), np.zeros(len(table["episode"])))
+    return {int(episode): float(seconds[table["episode"] == episode].sum()) for episode in np.unique(table["episode"])}
 
 
 @cache
@@ -249,5 +249,5 @@ def _pair(name_or_path: str, fingerprint: str, named: tuple[str | None, str | No
 
 @cache
 def _worlds(env: str, sees: ObservationSpec) -> list[SimulatedRobot]:
-    """Worlds of this process, kept between shards: some take a second to build."""
+    """The worlds of this process, cached across shards because some take a second to build."""
     return []

@@ -1,4 +1,4 @@
-"""The target at the far end of a simulated link."""
+"""A target behind a simulated link."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Route:
-    """A link, and what crosses it for one inference, as float32.
+    """A link, and the payload of one inference, as float32.
 
     Attributes:
         link: the link.
         up_bytes, down_bytes: sizes of request and reply.
-        rng: decides what is random about the link.
+        rng: for the link's randomness.
     """
 
     link: Link
@@ -38,7 +38,7 @@ class Route:
 
     @classmethod
     def of(cls, link: Link, dialect: Dialect, rng: np.random.Generator) -> Route:
-        """What the family's requests and replies hold crosses the link, without any message around it."""
+        """The route of a family's requests and replies, counting arrays without message overhead."""
         return cls(link, *array_bytes(dialect), rng)
 
     def round_trip_s(self, at: float) -> float:
@@ -46,75 +46,75 @@ class Route:
         return round_trip(self.link, self.up_bytes, self.down_bytes, at, self.rng)
 
     def latency(self, inference_s: float) -> Callable[[float], float]:
-        """What a policy at the other end takes, link included, given when it is asked [s]: for ``run_episode``."""
+        """The latency of a remote policy, link included, as a function of the request's time [s]."""
         return lambda at: self.round_trip_s(at) + inference_s
 
 
 @dataclass
-class _Ahead:
-    """A request that left ahead: for which step, when, and how long the link takes with it, once that is drawn."""
+class _Request:
+    """A request in flight: its step, its time, and its time on the link once that is drawn."""
 
     address: StepAddress
-    left: float
+    sent_at: float
     network: float | None = None
 
 
 class SimulatedTarget(Generic[A]):
-    """A :class:`~specact.verification.Target` over a route; what left ahead runs beside the draft's inference.
+    """A :class:`~specact.verification.Target` over a route; prefetched requests overlap the draft's inference.
 
     Args:
         policy: the target.
         route: to it.
         clock: on which the caller waits.
-        target_s: what the target's inference takes [s].
+        target_s: time of the target's inference [s].
     """
 
     def __init__(self, policy: TargetPolicy[A], route: Route, clock: Clock, target_s: float) -> None:
         self._policy, self._route, self._clock, self._target_s = policy, route, clock, target_s
-        self._ahead: _Ahead | None = None
+        self._prefetched: _Request | None = None
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """See :class:`~specact.verification.Target`; it always leaves."""
-        self._ahead = _Ahead(address, self._clock.now())
+        """See :class:`~specact.verification.Target`; always sends."""
+        self._prefetched = _Request(address, self._clock.now())
         return True
 
     def submit(self, window: Window, address: StepAddress) -> Pending[Answer[A]]:
         """See :class:`~specact.verification.Target`; never misses."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.address != address:
-            ahead = _Ahead(address, self._clock.now())
-        return _Travelling(self, window, ahead)
+        request, self._prefetched = self._prefetched, None
+        if request is None or request.address != address:
+            request = _Request(address, self._clock.now())
+        return _PendingAnswer(self, window, request)
 
-    def network_s(self, ahead: _Ahead) -> float:
-        """Time on the link; drawn when it is first looked at, since nobody may ever ask."""
-        if ahead.network is None:
-            ahead.network = self._route.round_trip_s(ahead.left)
-        return ahead.network
+    def network_s(self, request: _Request) -> float:
+        """Time on the link; drawn lazily."""
+        if request.network is None:
+            request.network = self._route.round_trip_s(request.sent_at)
+        return request.network
 
-    def left_s(self, ahead: _Ahead) -> float:
-        """How long its answer still takes [s]; negative where it has been there for a while."""
-        return ahead.left + self.network_s(ahead) + self._target_s - self._clock.now()
+    def remaining_s(self, request: _Request) -> float:
+        """Remaining time until the answer [s]; negative after its arrival."""
+        return request.sent_at + self.network_s(request) + self._target_s - self._clock.now()
 
-    def arrive(self, window: Window, ahead: _Ahead) -> Answer[A]:
-        """Waits for the answer; each stage counts with the share of it that was still waited for."""
-        network, waited = self.network_s(ahead), max(0.0, self.left_s(ahead))
+    def wait_for(self, window: Window, request: _Request) -> Answer[A]:
+        """Waits for the answer; each stage counts with the share of its time that was waited for."""
+        network, waited = self.network_s(request), max(0.0, self.remaining_s(request))
         took = network + self._target_s
         self._clock.sleep(waited)
         share = waited / took if took > 0.0 else 0.0
         times = OffloadTimes(network=share * network, target=share * self._target_s)
-        return Answer(self._policy.answer(window, ahead.address), times)
+        return Answer(self._policy.answer(window, request.address), times)
 
 
 @dataclass(frozen=True)
-class _Travelling(Generic[A]):
+class _PendingAnswer(Generic[A]):
     """A request to a simulated target."""
 
     target: SimulatedTarget[A]
     window: Window
-    ahead: _Ahead
+    request: _Request
 
     def done(self) -> bool:
-        return self.target.left_s(self.ahead) <= NOW_S
+        return self.target.remaining_s(self.request) <= NOW_S
 
     def result(self) -> Answer[A]:
-        return self.target.arrive(self.window, self.ahead)
+        return self.target.wait_for(self.window, self.request)

@@ -1,4 +1,4 @@
-"""The step table of a rollout: what each inference did, and exactly what verifying it is worth, skipped steps too."""
+"""The step table of a rollout: each inference, and the exact effect of verifying it, for skipped steps too."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STAGES = ("draft", "gate", "encode", "network", "queue", "target", "finish")
 REASONS = ("score", "tie", "first", "max_skips", "audit")
 
 
-# What a learner saw is in columns of these names.
-SEEN = "observation."
+# Prefix of the columns with a learner's observations.
+OBSERVATION = "observation."
 
 Table = dict[str, NDArray[Any]]
-# Of what draft and target say of some windows, the columns that one learns from.
+# Makes the training columns from the outputs of draft and target for some windows.
 Lessons = Callable[[Sequence[Window], Sequence[Any], Sequence[Any]], Table]
 
 _COMMON: dict[str, DTypeLike] = {
@@ -42,25 +42,24 @@ _COMMON: dict[str, DTypeLike] = {
 
 
 class Audit(ABC):
-    """Collects a step table, one row per inference; a subclass says what its family adds.
+    """Collects a step table, one row per inference; a subclass adds the columns of its family.
 
     Columns of every family: ``episode``, ``step``, ``transmitted``, ``missed`` (transmitted, but no answer in time),
     ``reason`` (index into :data:`REASONS`), ``score``, ``origin`` of the first action, ``sent_ahead``, whether the
-    request left before the draft was computed, and ``STAGE_s`` for each of :data:`STAGES`, its time, accounted or
-    measured [s].
+    request was prefetched, and ``STAGE_s`` for each of :data:`STAGES`, its time, accounted or measured [s].
 
     Args:
-        lessons: for learning, what makes the columns that one learns from; None for no learning.
+        lessons: makes the training columns; None for a table without them.
     """
 
     def __init__(self, lessons: Lessons | None = None) -> None:
         self._lessons = lessons
         self._common: list[tuple[Any, ...]] = []
-        self._judged: list[tuple[Any, ...]] = []
-        self._taught: list[Table] = []
+        self._judgements: list[tuple[Any, ...]] = []
+        self._training_columns: list[Table] = []
 
     def add(self, records: Sequence[StepRecord], drafts: Sequence[Any], targets: Sequence[Any]) -> None:
-        """Adds one inference of each of several robots, with what draft and target say of it."""
+        """Adds one inference of each of several robots, with the outputs of draft and target."""
         for record, draft, target in zip(records, drafts, targets, strict=True):
             address, decision, times = record.address, record.decision, record.times
             offload = times.offload
@@ -72,36 +71,38 @@ class Audit(ABC):
                     offload.encode, offload.network, offload.queue, offload.target,
                 )
             )  # fmt: skip
-            self._judged.append(self.judge(record, draft, target))
+            self._judgements.append(self.judge(record, draft, target))
         if self._lessons is not None and records:
-            self._taught.append(self._lessons([record.proposal.window for record in records], drafts, targets))
+            self._training_columns.append(
+                self._lessons([record.proposal.window for record in records], drafts, targets)
+            )
 
     def table(self) -> Table:
         """The step table, one array per column."""
         common = zip(_COMMON.items(), zip(*self._common, strict=True), strict=True)
         table = {name: np.array(values, kind) for (name, kind), values in common}
-        table |= self.columns(*zip(*self._judged, strict=True))
-        for name in self._taught[0] if self._taught else ():
-            table[name] = np.concatenate([part[name] for part in self._taught])
+        table |= self.columns(*zip(*self._judgements, strict=True))
+        for name in self._training_columns[0] if self._training_columns else ():
+            table[name] = np.concatenate([part[name] for part in self._training_columns])
         return table
 
     @abstractmethod
     def judge(self, record: StepRecord, draft: Any, target: Any) -> tuple[Any, ...]:
-        """What the family keeps of one inference."""
+        """The family's figures of one inference."""
 
     @abstractmethod
-    def columns(self, *kept: Sequence[Any]) -> Table:
-        """The family's columns, from what :meth:`judge` kept of all inferences, place by place."""
+    def columns(self, *values: Sequence[Any]) -> Table:
+        """The family's columns, from the transposed results of :meth:`judge`."""
 
 
 class CodeAudit(Audit):
-    """Of action codes.
+    """The step table of action codes.
 
     Columns: ``drafted_k`` and ``executed_k``, codes; ``rejection_k``, ``r_k(z_k)``, ``rejection``, ``R(z)``;
     ``accepted_k`` (as executed; true on unverified steps); ``tv_k``, total variation of the two distributions;
     ``draft_entropy`` and ``target_entropy``, summed over codebooks [nats]; ``action_change``, mean distance over the
-    chunk between the executed action and the one verification would have given, with the step's own random stream, 0
-    where it was verified (normalised units).
+    chunk between the executed action and the verified one, with the step's own random stream, 0 where it was verified
+    (normalised units).
 
     Args:
         tokenizer: turns codes into actions.
@@ -121,15 +122,15 @@ class CodeAudit(Audit):
             change = distance(self._tokenizer.decode(verdict.codes, target.offsets), record.actions)
         return codes, executed_codes(record), _rows(draft, codes), _rows(target, codes), accepted, change
 
-    def columns(self, *kept: Sequence[Any]) -> Table:
+    def columns(self, *values: Sequence[Any]) -> Table:
         """See :class:`Audit`."""
-        drafted, executed, q, p, accepted = map(np.stack, kept[:5])
+        drafted, executed, q, p, accepted = map(np.stack, values[:5])
         rejection, variation = rejection_probability(p, q, drafted), total_variation(p, q)
         columns: Table = {
             "rejection": 1.0 - np.prod(1.0 - rejection, axis=-1),
             "draft_entropy": _entropy(q),
             "target_entropy": _entropy(p),
-            "action_change": np.array(kept[5]),
+            "action_change": np.array(values[5]),
         }
         for k in range(drafted.shape[1]):
             columns |= {
@@ -148,25 +149,25 @@ def code_lessons(
     drafts: Sequence[CodeDistribution],
     targets: Sequence[CodeDistribution],
 ) -> Table:
-    """The columns that one learns from: what the learner sees, and what both policies say.
+    """The training columns: the learner's observations, and the outputs of both policies.
 
-    They are ``draft_probs`` and ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
+    The latter are ``draft_probs`` and ``target_probs`` ``[G, K]``, and ``target_offsets`` ``[G, K, n, A]`` as float16.
     """
     return {
-        **seen_by(learner, windows),
+        **observation_columns(learner, windows),
         "draft_probs": np.stack([draft.probs for draft in drafts]).astype(np.float32),
         "target_probs": np.stack([target.probs for target in targets]).astype(np.float32),
         "target_offsets": np.stack([target.offsets for target in targets]).astype(np.float16),
     }
 
 
-def seen_by(learner: ObservationSpec | NetworkInputs | None, windows: Sequence[Window]) -> Table:
-    """What a learner sees, as columns under :data:`SEEN` and its name."""
-    return {} if learner is None else {SEEN + name: values for name, values in learner.stack(windows).items()}
+def observation_columns(learner: ObservationSpec | NetworkInputs | None, windows: Sequence[Window]) -> Table:
+    """A learner's observations, as columns prefixed with :data:`OBSERVATION`."""
+    return {} if learner is None else {OBSERVATION + name: values for name, values in learner.stack(windows).items()}
 
 
 def distance(verified: Chunk, executed: Chunk) -> float:
-    """Mean distance over a chunk between two ways to act, ``[n, A]``: what leaving out verification changed."""
+    """Mean distance over a chunk between verified and executed actions, ``[n, A]``."""
     return float(np.linalg.norm(verified - executed, axis=-1).mean())
 
 

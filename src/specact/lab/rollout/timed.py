@@ -1,4 +1,4 @@
-"""Policies and gates that take time on a clock of ours, whatever they took in truth."""
+"""Policies and gates with accounted times on a virtual clock."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TimedDrafter:
     """A :class:`~specact.pair.Drafter` whose proposals take an accounted time.
 
     Args:
-        drafter: gives the proposals.
-        clock: on which the time goes by.
-        latency_s: how much of it, >= 0.
+        drafter: makes the proposals.
+        clock: is advanced.
+        latency_s: time of a proposal, >= 0.
     """
 
     def __init__(self, drafter: Drafter, clock: Clock, latency_s: float) -> None:
@@ -39,7 +39,7 @@ class TimedDrafter:
         return self._drafter.propose(window, rng)
 
     def reset(self) -> None:
-        """The drafter's, as the following are, where it follows its robot."""
+        """Forwarded, as the following, if the drafter has a state."""
         if isinstance(self._drafter, FollowingDrafter):
             self._drafter.reset()
 
@@ -65,28 +65,28 @@ class TimedTarget(Generic[A]):
 
 
 class TimedRounds:
-    """The verifier of a flow in rounds, which take an accounted time.
+    """The verifier of a flow policy, whose rounds take an accounted time.
 
     Args:
-        verifier: gives the outcomes.
-        clock: on which the time goes by.
-        takes: the seconds of a round in which a share of the cameras' tokens was reused.
+        verifier: makes the outcomes.
+        clock: is advanced.
+        duration_s: seconds of a round, given it and the reused share of the cameras' tokens.
     """
 
-    def __init__(self, verifier: FlashVerifier, clock: Clock, takes: Callable[[Round, float], float]) -> None:
-        self._verifier, self._clock, self._takes = verifier, clock, takes
+    def __init__(self, verifier: FlashVerifier, clock: Clock, duration_s: Callable[[Round, float], float]) -> None:
+        self._verifier, self._clock, self._duration_s = verifier, clock, duration_s
 
     def prefetch(self, window: Window, address: StepAddress) -> bool:
-        """Nothing leaves ahead."""
+        """Never sends."""
         return False
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """The verifier's."""
         return _TimedRound(self, self._verifier.submit(proposal, address), proposal.evidence.question.parts)
 
-    def spend(self, found: Round, reused: float) -> None:
-        """Lets the time of a round go by."""
-        self._clock.sleep(self._takes(found, reused))
+    def spend(self, round_: Round, reused: float) -> None:
+        """Advances the clock by the time of a round."""
+        self._clock.sleep(self._duration_s(round_, reused))
 
 
 @value
@@ -99,19 +99,19 @@ class _TimedRound:
         return self.pending.done()
 
     def result(self) -> Outcome | Miss:
-        found = self.pending.result()
-        if isinstance(found, Outcome):
-            self.rounds.spend(found.evidence, 0.0 if self.parts is None else self.parts.share)
-        return found
+        outcome = self.pending.result()
+        if isinstance(outcome, Outcome):
+            self.rounds.spend(outcome.evidence, 0.0 if self.parts is None else self.parts.share)
+        return outcome
 
 
 class TimedGate(Gate):
     """Another gate, whose decisions take an accounted time.
 
     Args:
-        gate: gives the scores; its threshold and limits hold.
-        clock: on which the time goes by.
-        latency_s: how much of it per decision, >= 0.
+        gate: makes the scores; its threshold and limits hold.
+        clock: is advanced.
+        latency_s: time of a decision, >= 0.
     """
 
     def __init__(self, gate: Gate, clock: Clock, latency_s: float) -> None:
@@ -141,7 +141,7 @@ class TimedGate(Gate):
 
 
 class Prepared(Generic[A]):
-    """What a policy says of the present step, because it was asked beforehand, in a batch with others."""
+    """A policy's output for the current step, which was computed before, in a batch with others."""
 
     def __init__(self) -> None:
         self.prepared: A | None = None

@@ -1,1 +1,1 @@
-"""Levers pulled in the moving world: sweeps over them, and what they bought at which price."""
+"""TISED's levers in the moving world: sweeps and their analysis."""

@@ -1,4 +1,4 @@
-"""What came out at each setting of a lever: counts, means and their intervals."""
+"""Results at each setting of a lever: counts, means and their intervals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Aggregate:
     """One setting of a lever at one place.
 
     Attributes:
-        place, strength: which.
+        place, strength: of the lever.
         execution: how chunks were executed; overlap: m; execute: n.
         n: episodes; successes: how many of them succeeded.
         success: rate, with Wilson's 95 % interval.
@@ -31,8 +31,9 @@ class Aggregate:
         chunks: N, mean over successes (31); NaN without one, as the next two.
         task_s: T_task, mean over successes (31) [s].
         chunk_s: T_chunk = T_task / N [s].
-        restricted_s: mean over all episodes of the time of success, and of the limit where there was none [s], with a
-            95 % interval from 2,000 bootstrap samples. Unlike (31) it does not favour what fails on hard episodes.
+        restricted_s: restricted mean time: the mean over all episodes of the time of success, or of the limit without
+            success [s], with a 95 % interval from 2,000 bootstrap samples. Unlike (31) it does not favour settings that
+            fail on hard episodes.
         inference_s: mean T_inf [s].
         stall_s: mean time waited per chunk [s] (6).
         age_s: mean age of the observation when the first action of its chunk ran [s].
@@ -62,7 +63,7 @@ class Aggregate:
 
     @property
     def averages(self) -> Averages | None:
-        """N and T_task, or None where nothing succeeded."""
+        """N and T_task, or None without a success."""
         return Averages(self.chunks, self.task_s) if self.successes else None
 
 
@@ -72,7 +73,7 @@ def aggregates_of(curve: Curve) -> list[Aggregate]:
 
 
 def grouped(values: Sequence[Value], key: Callable[[Value], Key]) -> Iterator[tuple[Key, list[Value]]]:
-    """The values by their key, in the order in which each key came first."""
+    """Groups values by key, in the order of the keys' first occurrence."""
     groups: dict[Key, list[Value]] = {}
     for value in values:
         groups.setdefault(key(value), []).append(value)
@@ -107,7 +108,7 @@ def _aggregate(place: Place, table: Table) -> Aggregate:
 
 
 def _mean(values: NDArray[np.generic]) -> float:
-    """Of what is known; NaN where nothing is."""
+    """The mean of the finite values; NaN if there are none."""
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
     return float(known.mean()) if len(known) else float("nan")

@@ -1,4 +1,4 @@
-"""From the episodes of a TISED sweep to what they say."""
+"""The analysis of a TISED sweep."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from specact.lab.tised.optima import PlacedOptimum, optima_of
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that a sweep says.
+    """The results of a sweep.
 
     Attributes:
         cells: every setting of every lever at every place.
         contrasts: each against its lever's baseline.
         methods: the frontier's methods, pair by pair at every place.
-        spots: where each lever is best, by end point.
+        spots: the optimum of each lever, by end point.
         findings: the three of the paper.
         held_out, held_out_time: predictions of success and of task time.
     """
@@ -41,21 +41,21 @@ class Analysis:
 def analyse(table: Table, baselines: Mapping[str, float]) -> Analysis:
     """Analyses a sweep.
 
-    Within one place (lever, task, pace, way to idle, hardware, link) a strength stands for one way of execution; two
-    ways of execution are two levers.
+    Within one place (lever, task, pace, idle mode, hardware, link) a strength determines the execution mode; two
+    execution modes are two levers.
 
     Args:
         table: one row per episode, see :data:`~specact.lab.tised.curves.COLUMNS`.
-        baselines: the strength of each lever at which it does nothing.
+        baselines: the strength of each lever at which it has no effect.
 
     Raises:
-        DataError: for a table that cannot be one of a sweep.
+        DataError: for a table that is not one of a sweep.
         ConfigError: for a lever without a baseline, or a baseline that was not run.
     """
     curves = [(curve, aggregates_of(curve)) for curve in sort_curves(table, baselines)]
-    cells = [cell for _, own in curves for cell in own]
+    cells = [cell for _, cells_of_curve in curves for cell in cells_of_curve]
     contrasts = contrasts_of(curves)
-    spots = [spot for curve, own in curves for spot in optima_of(curve, own)]
+    spots = [spot for curve, cells_of_curve in curves for spot in optima_of(curve, cells_of_curve)]
     return Analysis(
         tuple(cells),
         tuple(contrasts),
@@ -68,7 +68,7 @@ def analyse(table: Table, baselines: Mapping[str, float]) -> Analysis:
 
 
 def as_rows(values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Cells, contrasts, spots or predictions as flat rows, for a table or a file: nested names joined with a dot."""
+    """Cells, contrasts, spots or predictions as flat rows, with nested names joined by a dot."""
     return [_flat(asdict(value)) for value in values]
 
 
@@ -76,7 +76,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, entry in value.items():
         if isinstance(entry, dict):
-            # The place is what a row is about, so its parts stand without a prefix.
+            # The parts of the place identify a row, so they have no prefix.
             row |= _flat(entry, "" if name == "place" else f"{prefix}{name}.")
         else:
             row[f"{prefix}{name}"] = entry

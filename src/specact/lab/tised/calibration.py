@@ -1,4 +1,4 @@
-"""Gates calibrated where they run: on states of the gated policy in the moving world, with the delays of the link."""
+"""Calibration of gates for a sweep: on states of the gated policy in the moving world, with the link's delays."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class GateSearch:
 
 
 def calibrate_gate(search: GateSearch) -> Row:
-    """Finds the gate's threshold; its row says the place, the gate, and what it gave on held-out episodes.
+    """Finds the gate's threshold; returns a row with the place, the gate, and the rates on held-out episodes.
 
-    The rate is that of the gate's decisions. Where verdicts may be late a step is not sent while another one is under
-    way, so that over a long link less is sent than the gate wants: ``held_out_sent``.
+    The calibrated rate is that of the gate's decisions. With late verdicts a step is not sent while another request is
+    in flight, so over a long link less is sent than the gate wants: ``held_out_sent``.
     """
     trial, driver = search.trial, search.trial.driver
     assert isinstance(driver, PairDriver) and driver.rate is not None, "the sweep asks for no other"
@@ -42,8 +42,8 @@ def calibrate_gate(search: GateSearch) -> Row:
     def roll(settings: GateSettings, number: int) -> dict[str, np.ndarray]:
         steps: list[tuple[Decision, bool]] = []
         for episode in calibration_episodes(number, ROUNDS, search.episodes):
-            one = replace(trial, driver=replace(driver, gate=settings), episode=episode)
-            run_trial(one, decided=lambda decision, wanted: steps.append((decision, wanted)))
+            trial_of_episode = replace(trial, driver=replace(driver, gate=settings), episode=episode)
+            run_trial(trial_of_episode, on_decision=lambda decision, wanted: steps.append((decision, wanted)))
         sent[:] = [decision.transmit for decision, _ in steps]
         return {
             "score": np.array([decision.score for decision, _ in steps]),
@@ -51,20 +51,20 @@ def calibrate_gate(search: GateSearch) -> Row:
             "transmitted": np.array([wanted for _, wanted in steps]),
         }
 
-    found = find_threshold(driver.gate, driver.rate, ROUNDS, roll)
+    search_result = find_threshold(driver.gate, driver.rate, ROUNDS, roll)
     return {name: trial.row[name] for name in PLACE} | {
         "rate": driver.rate,
-        "held_out_rate": float(found.checked["transmitted"].mean()),
+        "held_out_rate": float(search_result.checked["transmitted"].mean()),
         "held_out_sent": float(np.mean(sent)),
         "episodes": search.episodes,
         "inferences": len(sent),
-        "rounds": [{"threshold": made.settings.threshold, "rate": made.rate} for made in found.rounds],
-        "gate": asdict(found.settings),
+        "rounds": [{"threshold": made.settings.threshold, "rate": made.rate} for made in search_result.rounds],
+        "gate": asdict(search_result.settings),
     }
 
 
 def gate_of(row: Row) -> GateSettings:
-    """The calibrated gate of a row, as it was before it was written."""
+    """The calibrated gate of a row."""
     gate = dict(row["gate"])
     options = tuple((name, value) for name, value in gate.pop("options"))
     return GateSettings(**gate, options=options)

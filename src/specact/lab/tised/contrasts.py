@@ -1,4 +1,4 @@
-"""A lever's setting against its baseline on the same episodes: what it bought, what paid, and what is significant."""
+"""Paired contrasts of a lever's setting and its baseline on the same episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specact.lab.tised.aggregates import Aggregate
 from specact.lab.tised.curves import Curve, Place
 from specact.tised.decomposition import Averages, Decomposition, decompose
 
-# Probability of calling any difference of a sweep significant where there is none.
+# Family-wise error rate of a sweep.
 LEVEL = 0.05
 
 
@@ -21,16 +21,16 @@ class LeverContrast:
     """One setting against the baseline at the same place.
 
     Attributes:
-        place, strength, baseline: which.
-        episodes: that both ran.
+        place, strength, baseline: of the lever.
+        episodes: number of common ones.
         success: difference of success, setting minus baseline.
         restricted_s: difference of restricted mean time [s].
         both_s: difference of task time over the episodes in which both succeeded [s], or None if there are none.
-        both: how many these are.
+        both: number of these episodes.
         success_p, restricted_p, both_p: p-values after Holm's correction over all contrasts of the sweep for that end
             point; 1 where there is nothing to test.
-        speedup: of the averages over each one's own successes (31), split into its factors (5); None where one of the
-            two had none.
+        speedup: of the averages over each one's own successes (31), split into its factors (5); None where one has no
+            success.
     """
 
     place: Place
@@ -47,14 +47,14 @@ class LeverContrast:
     speedup: Decomposition | None
 
     def explain(self) -> str:
-        """What bought it and what paid for it, in words with numbers."""
-        words = f"at {self.strength:g} against {self.baseline:g} "
-        words += self.speedup.explain() if self.speedup else "one of the two never succeeds, so no task time compares"
-        words += f"; restricted mean time changes by {in_words(self.restricted_s, self.restricted_p, ' s')}"
+        """Describes the factors of the speed-up and the differences, with numbers."""
+        text = f"at {self.strength:g} against {self.baseline:g} "
+        text += self.speedup.explain() if self.speedup else "one of the two never succeeds, so no task time compares"
+        text += f"; restricted mean time changes by {in_words(self.restricted_s, self.restricted_p, ' s')}"
         if self.both_s is not None:
-            words += f", task time over the {self.both} episodes in which both succeed by "
-            words += in_words(self.both_s, self.both_p, " s")
-        return f"{words}, success by {in_words(self.success, self.success_p)}"
+            text += f", task time over the {self.both} episodes in which both succeed by "
+            text += in_words(self.both_s, self.both_p, " s")
+        return f"{text}, success by {in_words(self.success, self.success_p)}"
 
 
 def contrasts_of(curves: Sequence[tuple[Curve, Sequence[Aggregate]]]) -> list[LeverContrast]:
@@ -79,8 +79,8 @@ def contrasts_of(curves: Sequence[tuple[Curve, Sequence[Aggregate]]]) -> list[Le
 
 
 def _contrast(curve: Curve, cells: Sequence[Aggregate], i: int) -> LeverContrast:
-    """One setting, its p-values not yet corrected."""
-    won = curve.success.astype(np.float64)
+    """The contrast of one setting, with uncorrected p-values."""
+    success = curve.success.astype(np.float64)
     both = curve.success[i] & curve.success[0]
     common = contrast(curve.task_s[i][both], curve.task_s[0][both]) if both.any() else None
     return LeverContrast(
@@ -88,7 +88,7 @@ def _contrast(curve: Curve, cells: Sequence[Aggregate], i: int) -> LeverContrast
         strength=curve.strengths[i],
         baseline=curve.strengths[0],
         episodes=len(both),
-        success=contrast(won[i], won[0]),
+        success=contrast(success[i], success[0]),
         restricted_s=contrast(curve.restricted_s[i], curve.restricted_s[0]),
         both_s=common,
         both=int(both.sum()),
@@ -99,10 +99,10 @@ def _contrast(curve: Curve, cells: Sequence[Aggregate], i: int) -> LeverContrast
     )
 
 
-def in_words(found: Contrast, corrected_p: float, unit: str = "") -> str:
+def in_words(result: Contrast, corrected_p: float, unit: str = "") -> str:
     """A difference with its interval and its corrected p-value."""
-    away = found.difference
-    return f"{away.mean:+.3f}{unit} ({away.low:+.3f} to {away.high:+.3f}, p = {corrected_p:.2g})"
+    difference = result.difference
+    return f"{difference.mean:+.3f}{unit} ({difference.low:+.3f} to {difference.high:+.3f}, p = {corrected_p:.2g})"
 
 
 def _speedup(baseline: Averages | None, lever: Averages | None) -> Decomposition | None:

@@ -1,4 +1,4 @@
-"""The episodes of a TISED sweep, sorted into cells and into curves over a lever's strength."""
+"""Groups the episodes of a TISED sweep into cells and into curves over a lever's strength."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ COLUMNS = (
 )  # fmt: skip
 
 
-# A policy that asks nobody.
+# The link of a policy without a server.
 ON_BOARD = "none"
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where a lever was pulled.
+    """The conditions under which a lever was applied.
 
     Attributes:
         lever: its name.
         task: its name.
         pace: rate v of change of the world, in the task's own unit.
-        idle: what the robot does while it waits, see :class:`~specact.lab.envs.moving.MovingWorld`.
-        static: whether the world stands still while the robot waits: task time is what counts then, and success where
-            it does not. Pace 0 is not enough: a ball rolls on while the robot waits.
+        idle: the robot's behaviour while it waits, see :class:`~specact.lab.envs.moving.MovingWorld`.
+        static: whether the world stands still while the robot waits: then the end point is task time, else success.
+            Pace 0 is not sufficient: a ball rolls on while the robot waits.
         kappa: factor on latency.
         hardware: the profile's name.
-        link: to what is at the far end, :data:`ON_BOARD` for none.
+        link: to the server, :data:`ON_BOARD` for none.
     """
 
     lever: str
@@ -49,12 +49,12 @@ class Place:
 
     @property
     def world(self) -> str:
-        """The task, how fast it changes, and what the robot does while it waits."""
+        """The task, its pace, and the idle mode."""
         return f"{self.task} at pace {self.pace:g}, idle {self.idle}"
 
     @property
     def machine(self) -> str:
-        """What decides on latency: the hardware, and the link where there is one."""
+        """The conditions of latency: the hardware, and the link if there is one."""
         return self.hardware if self.link == ON_BOARD else f"{self.hardware} over {self.link}"
 
     def __str__(self) -> str:
@@ -66,12 +66,12 @@ class Curve:
     """One lever at one place, from its baseline to its strongest setting, paired by episode.
 
     Attributes:
-        place: where.
+        place: of the lever.
         strengths: ``[S]``, the baseline first, then by distance from it.
         cells: all episodes of each, ``[S]`` tables with :data:`COLUMNS`.
-        success: of the episodes that all settings ran, bool ``[S, E]``.
-        task_s: time of success, or at which the episode ended, ``[S, E]`` [s].
-        restricted_s: time of success, and the limit where there was none, ``[S, E]`` [s].
+        success: of the common episodes of all settings, bool ``[S, E]``.
+        task_s: time of success, or of the episode's end, ``[S, E]`` [s].
+        restricted_s: time of success, or the limit without success, ``[S, E]`` [s].
     """
 
     place: Place
@@ -87,7 +87,7 @@ def sort_curves(table: Table, baselines: Mapping[str, float]) -> list[Curve]:
 
     Args:
         table: one row per episode, with :data:`COLUMNS`.
-        baselines: the strength of each lever at which it does nothing.
+        baselines: the strength of each lever at which it has no effect.
 
     Raises:
         DataError: for a table that lacks columns, has an episode twice, or settings without a common episode.
@@ -99,13 +99,13 @@ def sort_curves(table: Table, baselines: Mapping[str, float]) -> list[Curve]:
             f"the episode table lacks the columns {', '.join(missing)}; it is not the table of a TISED sweep"
         )
     rows: dict[Place, list[int]] = {}
-    for i, found in enumerate(zip(*(table[name].tolist() for name in Place.__dataclass_fields__), strict=True)):
-        rows.setdefault(Place(*found), []).append(i)
-    return [_curve(place, _take(table, np.array(rows[place])), baselines) for place in sorted(rows)]
+    for i, conditions in enumerate(zip(*(table[name].tolist() for name in Place.__dataclass_fields__), strict=True)):
+        rows.setdefault(Place(*conditions), []).append(i)
+    return [_curve(place, _select(table, np.array(rows[place])), baselines) for place in sorted(rows)]
 
 
 def restricted_time_s(table: Table) -> NDArray[np.float64]:
-    """Time of success, and the limit where there was none [s]; its mean is the restricted mean time."""
+    """Time of success, or the limit without success [s]; its mean is the restricted mean time."""
     return np.where(table["success"], np.minimum(table["task_s"], table["limit_s"]), table["limit_s"])
 
 
@@ -113,18 +113,18 @@ def _curve(place: Place, table: Table, baselines: Mapping[str, float]) -> Curve:
     if place.lever not in baselines:
         raise unknown_name("lever without a baseline", place.lever, baselines)
     base = baselines[place.lever]
-    found = set(table["strength"].tolist())
-    if base not in found:
+    present = set(table["strength"].tolist())
+    if base not in present:
         raise ConfigError(
-            f"{place}: the baseline {base:g} was not run, only {', '.join(f'{value:g}' for value in sorted(found))}; "
+            f"{place}: the baseline {base:g} was not run, only {', '.join(f'{value:g}' for value in sorted(present))}; "
             "run it too, because a lever is compared with its baseline"
         )
-    strengths = tuple(sorted(found, key=lambda strength: (abs(strength - base), strength)))
-    cells = tuple(_cell(place, _take(table, table["strength"] == strength)) for strength in strengths)
+    strengths = tuple(sorted(present, key=lambda strength: (abs(strength - base), strength)))
+    cells = tuple(_cell(place, _select(table, table["strength"] == strength)) for strength in strengths)
     common = set.intersection(*(set(cell["episode"].tolist()) for cell in cells))
     if not common:
         raise DataError(f"{place}: no episode was run at all of its settings, so nothing can be paired; run it again")
-    paired = [_take(cell, np.isin(cell["episode"], list(common))) for cell in cells]
+    paired = [_select(cell, np.isin(cell["episode"], list(common))) for cell in cells]
     return Curve(
         place,
         strengths,
@@ -136,16 +136,16 @@ def _curve(place: Place, table: Table, baselines: Mapping[str, float]) -> Curve:
 
 
 def _cell(place: Place, table: Table) -> Table:
-    """One setting's episodes, in order; each once, and all run alike."""
-    table = _take(table, np.argsort(table["episode"], kind="stable"))
-    again = table["episode"][:-1][np.diff(table["episode"]) == 0]
-    if len(again):
+    """One setting's episodes, sorted; refuses duplicates."""
+    table = _select(table, np.argsort(table["episode"], kind="stable"))
+    duplicates = table["episode"][:-1][np.diff(table["episode"]) == 0]
+    if len(duplicates):
         raise DataError(
-            f"{place}: episode {again[0]} occurs twice at strength {table['strength'][0]:g}; either a row was "
+            f"{place}: episode {duplicates[0]} occurs twice at strength {table['strength'][0]:g}; either a row was "
             "written twice, or two execution modes have the same lever name; give each its own name"
         )
     return table
 
 
-def _take(table: Table, rows: NDArray[np.generic]) -> Table:
+def _select(table: Table, rows: NDArray[np.generic]) -> Table:
     return {name: table[name][rows] for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""Who drives a robot in the moving world, in plain values from which a worker process builds it."""
+"""The policies of a sweep, as plain values from which a worker process builds them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CodesDriver:
         bundle: path of the pair.
         role: which of the two; or ``head``, the learned gate's head as the draft.
         file: of a network that replaces its own, or None.
-        window: observations that network looks at; None for as many as the pair.
+        window: observation history of that network; None for the pair's.
     """
 
     bundle: str
@@ -82,8 +82,8 @@ class PairDriver:
     Attributes:
         bundle: path of the pair, of whatever family.
         gate: calibrated, unless a rate is given.
-        rate: what a sweep calibrates the gate for, at every place where it runs; None for a gate that is ready.
-        late: whether the draft's chunk runs at once and the verdict corrects the rest when it arrives.
+        rate: for which a sweep calibrates the gate at every place; None for a calibrated gate.
+        late: whether the draft's chunk runs at once and the late verdict corrects the rest.
         draft, decoding: of a token policy or a flow policy, see :func:`~specact.families.load.load_pair`.
     """
 
@@ -100,8 +100,8 @@ class PairDriver:
 
 
 @dataclass(frozen=True)
-class HalfOfPair:
-    """What one side of a pair is measured with."""
+class PairSide:
+    """One side of a pair, for timing."""
 
     driver: PairDriver
     role: Literal["draft", "target"]
@@ -126,7 +126,7 @@ class SplitDriver:
         bundle: path of the pair.
         stages: folder of the target's stages.
         cut: stages that run on the server.
-        precision: of what crosses the link.
+        precision: of activations on the link.
     """
 
     bundle: str
@@ -135,13 +135,13 @@ class SplitDriver:
     precision: Precision = "float16"
 
     def build(self) -> CodeChunks:
-        """The policy, which acts on what has crossed the link; drivers of one process share the networks."""
+        """The policy, with activations quantised as on the link; drivers of one process share the networks."""
         pair, staged = _codes_pair(self.bundle), _staged(self.stages)
         return CodeChunks(_Split(pair, staged, self), pair.tokenizer, pair.spec, pair.spec.target)
 
     @property
     def crossing(self) -> tuple[int, int]:
-        """Bytes up and down."""
+        """Bytes up and down the link."""
         spec = _staged(self.stages).spec
         return spec.observation.nbytes, reply_bytes(spec, self.cut, self.precision)
 
@@ -158,13 +158,13 @@ class _Split:
         if cut in (0, self._staged.spec.stages):
             return self._read(network.run([window]))
         shape = self._staged.spec.activations[cut - 1]
-        crossed = unpack(pack(network.begin([window], cut)[0], self._driver.precision), shape)
-        return self._read(network.finish(crossed, cut))
+        received = unpack(pack(network.begin([window], cut)[0], self._driver.precision), shape)
+        return self._read(network.finish(received, cut))
 
 
 @dataclass(frozen=True)
-class StagesOn:
-    """What the stages on one side of a cut are measured with."""
+class SplitSide:
+    """The stages on one side of a cut, for timing."""
 
     driver: SplitDriver
     side: Literal["device", "server"]
@@ -188,7 +188,7 @@ RoundKind = Literal["full", "reused", "check", "failed"]
 
 @dataclass(frozen=True)
 class RoundsDriver:
-    """A flow policy that checks what its block drafts, or reuses what it computed of the cameras before.
+    """A flow policy that checks its block's drafts, or reuses cached camera tokens.
 
     Attributes:
         bundle: path of a flow bundle, with the block or the refresh that the rounds need.
@@ -204,29 +204,29 @@ class RoundsDriver:
 
     @property
     def kinds(self) -> tuple[RoundKind, ...]:
-        """Of rounds that occur."""
+        """The kinds of rounds that occur."""
         if self.rounds.reuse is not None:
             return "full", "reused"
         return ("full",) if self.rounds.proposes == "nothing" else ("full", "check", "failed")
 
-    def takes(self, latencies_s: Sequence[float]) -> Callable[[Round, float], float]:
-        """The seconds of a round in which a share of the cameras' tokens was reused, given those of each kind.
+    def round_duration(self, latencies_s: Sequence[float]) -> Callable[[Round, float], float]:
+        """The duration of a round as a function of it and its reused share, given the time of each kind [s].
 
-        Where less is reused than may be, the time is between those of both kinds, in proportion to the tokens.
+        For partial reuse the time is interpolated linearly in the share.
         """
-        reuse, taken = self.rounds.reuse, dict(zip(self.kinds, latencies_s, strict=True))
+        reuse, times = self.rounds.reuse, dict(zip(self.kinds, latencies_s, strict=True))
 
-        def seconds(found: Round, share: float) -> float:
+        def seconds(round_: Round, share: float) -> float:
             if reuse is not None and share > 0.0:
-                return taken["full"] + (taken["reused"] - taken["full"]) * share / reuse.most
-            return taken["full" if not found.checked else "failed" if found.full else "check"]
+                return times["full"] + (times["reused"] - times["full"]) * share / reuse.most
+            return times["full" if not round_.checked else "failed" if round_.full else "check"]
 
         return seconds
 
 
 @dataclass(frozen=True)
-class RoundOfKind:
-    """What a round of one kind is measured with: full, with tokens reused, a check that accepts, or one that fails."""
+class RoundCall:
+    """A round of one kind, for timing: full, with reused tokens, with an accepting check, or with a failing one."""
 
     bundle: str
     kind: RoundKind
@@ -237,38 +237,38 @@ class RoundOfKind:
         pair = _rounds(self.bundle)
         target, parts = pair.target, None
         if self.kind == "reused":
-            assert self.reuse is not None and pair.refresh is not None, "the lever has seen to it"
-            # Nobody can be sure how a blank picture moved.
+            assert self.reuse is not None and pair.refresh is not None, "checked by the lever"
+            # Motion estimates of a blank image have no confidence.
             parts = FreqCached(pair.policy.networks, pair.refresh, replace(self.reuse, confidence=0.0))
         check = Check(within=0.0 if self.kind == "failed" else 1e9, guarded=False)
         question = Question(self.kind in ("full", "reused"), check=check, parts=parts)
-        asked = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
-        return lambda: asked.round(question)
+        answer = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
+        return lambda: answer.round(question)
 
 
 Driver = FlowDriver | CodesDriver | PairDriver | SplitDriver | RoundsDriver
 
 
-def looks_at(driver: Driver) -> ObservationSpec:
-    """The observations of what drives."""
+def observation_spec_of(driver: Driver) -> ObservationSpec:
+    """The observations that a driver needs."""
     if isinstance(driver, PairDriver | RoundsDriver):
         return driver.load().observation
     return driver.build().spec.observation
 
 
 def check_bundle(driver: Driver, fingerprint: str) -> None:
-    """Refuses a driver's bundle where another one is meant.
+    """Checks the fingerprint of a driver's bundle.
 
     Raises:
-        BundleError: if it has another fingerprint.
+        BundleError: if it is another one.
     """
     if isinstance(driver, PairDriver):
-        found = driver.load().fingerprint
+        actual = driver.load().fingerprint
     elif isinstance(driver, FlowDriver | RoundsDriver):
-        found = _flow(driver.bundle, ()).fingerprint
+        actual = _flow(driver.bundle, ()).fingerprint
     else:
-        found = _pair(driver.bundle).fingerprint
-    check_weights(driver.bundle, found, fingerprint)
+        actual = _pair(driver.bundle).fingerprint
+    check_weights(driver.bundle, actual, fingerprint)
 
 
 def driver_of(bundle: Bundle | FlowBundle, steps: int = 10) -> FlowDriver | CodesDriver:
@@ -281,16 +281,16 @@ def inference(driver: FlowDriver | CodesDriver, *, inpainting: bool = False) -> 
     """One inference at batch 1 on an observation of zeros, to be timed.
 
     Args:
-        driver: whose.
-        inpainting: guided towards a chunk of zeros, which costs a flow policy its gradient.
+        driver: its policy.
+        inpainting: guide towards a chunk of zeros, which makes a flow policy compute a gradient.
     """
     policy = driver.build()
     spec, rng = policy.spec, np.random.default_rng(0)
     window = spec.observation.zeros()
-    given = None
+    guidance = None
     if inpainting:
-        given = Inpainting(np.zeros((spec.chunk, spec.actions), np.float32), np.ones(spec.chunk, np.float32))
-    return lambda: policy.infer(window, rng, given)
+        guidance = Inpainting(np.zeros((spec.chunk, spec.actions), np.float32), np.ones(spec.chunk, np.float32))
+    return lambda: policy.infer(window, rng, guidance)
 
 
 @cache
@@ -322,7 +322,7 @@ def _codes(driver: CodesDriver) -> CodeChunks:
     pair = _codes_pair(driver.bundle)
     if driver.role == "head":
         return CodeChunks(HeadDraft(pair.draft, load_head(pair)), pair.tokenizer, pair.spec, pair.spec.draft)
-    own = pair.target if driver.role == "target" else pair.draft
-    seen = own.observation if driver.window is None else own.observation.shortened(driver.window)
-    policy = own if driver.file is None else OnnxPolicy(Path(driver.file), pair.spec, seen, words=pair.words)
+    network = pair.target if driver.role == "target" else pair.draft
+    seen = network.observation if driver.window is None else network.observation.shortened(driver.window)
+    policy = network if driver.file is None else OnnxPolicy(Path(driver.file), pair.spec, seen, words=pair.words)
     return CodeChunks(policy, pair.tokenizer, pair.spec, seen)

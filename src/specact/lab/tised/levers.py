@@ -1,4 +1,4 @@
-"""The levers: what makes an inference cheaper, hides it, or asks for it less often, each with a strength."""
+"""The levers: methods that make inferences cheaper, hide their latency, or make them rarer, each with a strength."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class Lever:
     """A lever.
 
     Attributes:
-        about: what it does, and what its strength is.
-        on: what it can be pulled on: one policy, that of a flow bundle or the target of a pair of action codes; the
-            flow; the pair of action codes; or a pair of any family with a draft.
-        strengths: of a subject, the baseline first: the strength at which it does nothing.
-        pull: makes driver and execution of a subject at a strength.
-        shares: whether strengths are shares or distances; else they count something.
+        about: its effect, and the meaning of its strength.
+        on: what it applies to: one policy, that of a flow bundle or the target of a pair of action codes; the flow; the
+            pair of action codes; or a pair of any family with a draft.
+        strengths: of a subject, the baseline (no effect) first.
+        apply: makes driver and execution of a subject at a strength.
+        shares: whether strengths are shares or distances; else they are integers.
         remote: see :class:`Setting`.
     """
 
     about: str
     on: Literal["policy", "flow", "codes", "pair"]
     strengths: Callable[[Subject], tuple[float, ...]]
-    pull: Callable[[Subject, float], tuple[Driver, Execution | None]]
+    apply: Callable[[Subject, float], tuple[Driver, Execution | None]]
     shares: bool = False
     remote: bool = False
 
     def check(self, name: str, subject: Subject) -> None:
-        """Refuses a subject it cannot be pulled on.
+        """Checks that it applies to a subject.
 
         Raises:
-            ConfigError: if it is the wrong kind of bundle.
+            ConfigError: if that is the wrong kind of bundle.
         """
         kinds = _kinds(subject)
         if self.on not in kinds:
-            fitting = [lever for lever, found in LEVERS.items() if found.on in kinds]
+            fitting = [other for other, lever in LEVERS.items() if lever.on in kinds]
             raise ConfigError(
                 f"lever {name!r} needs {KINDS[self.on]}, which {subject.bundle.name!r} is not; its levers are "
                 f"{', '.join(fitting)}"
@@ -76,8 +76,8 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
 
     Args:
         name: one of :data:`LEVERS`.
-        subject: what it is pulled on.
-        strengths: other than its own; the baseline is added if it is not among them.
+        subject: what it is applied to.
+        strengths: in place of its own; the baseline is always added.
 
     Raises:
         ConfigError: for an unknown lever, one that does not fit the subject, or a strength out of its range.
@@ -91,11 +91,11 @@ def settings_of(name: str, subject: Subject, strengths: tuple[float, ...] | None
     for strength in wanted:
         if not (lever.shares or strength.is_integer()):
             raise ConfigError(f"a strength of lever {name!r} must be a whole number, got {strength:g}")
-    return [Setting(name, strength, *lever.pull(subject, strength), remote=lever.remote) for strength in wanted]
+    return [Setting(name, strength, *lever.apply(subject, strength), remote=lever.remote) for strength in wanted]
 
 
 def _flow(subject: Subject) -> FlowBundle:
-    assert isinstance(subject.bundle, FlowBundle), "Lever.check has seen to it"
+    assert isinstance(subject.bundle, FlowBundle), "checked by Lever.check"
     return subject.bundle
 
 
@@ -114,11 +114,11 @@ def _quantised(static: bool, subject: Subject, strength: float) -> tuple[Driver,
             f"the strength of quantisation must be a tier from 1 to {len(tiers)}, or 0 for none; got {strength:g}"
         )
     if strength:
-        made = subject.variants.quantised(tiers[int(strength) - 1])
+        files = subject.variants.quantised(tiers[int(strength) - 1])
         if isinstance(driver, FlowDriver):
-            driver = replace(driver, parts=tuple((part, str(file)) for part, file in made.items()))
+            driver = replace(driver, parts=tuple((part, str(file)) for part, file in files.items()))
         else:
-            driver = replace(driver, file=str(made["target"]))
+            driver = replace(driver, file=str(files["target"]))
     return driver, _synchronous(subject)
 
 
@@ -128,7 +128,7 @@ def _tiers(static: bool, subject: Subject) -> tuple[float, ...]:
 
 def _windowed(subject: Subject, strength: float) -> tuple[Driver, Execution]:
     bundle, driver = subject.bundle, subject.driver
-    assert isinstance(bundle, Bundle), "Lever.check has seen to it"
+    assert isinstance(bundle, Bundle), "checked by Lever.check"
     longest = bundle.spec.target.history
     if not 1 <= strength <= longest:
         raise ConfigError(f"{bundle.name!r} supports 1 to {longest} observations, got {strength:g}")
@@ -139,45 +139,45 @@ def _windowed(subject: Subject, strength: float) -> tuple[Driver, Execution]:
 
 
 def _overlapped(kind: Kind, subject: Subject, strength: float) -> tuple[Driver, Execution]:
-    # Without overlap all of them stop and think.
+    # Without overlap all modes are synchronous.
     execution = Execution(kind, subject.execute, int(strength)) if strength else _synchronous(subject)
     return subject.driver, execution
 
 
 def _alone(subject: Subject, strength: float) -> tuple[Driver, Execution]:
     bundle = subject.bundle
-    assert isinstance(bundle, Bundle), "Lever.check has seen to it"
+    assert isinstance(bundle, Bundle), "checked by Lever.check"
     if strength not in (0.0, 1.0):
         raise ConfigError(f"the policy alone on the device must be 0, the target, or 1, the head; got {strength:g}")
     if strength:
-        # Whoever has no head is told so before anything runs.
+        # Fails early if the bundle has no head.
         load_head(bundle)
     return CodesDriver(str(bundle.path), role="head" if strength else "target"), _synchronous(subject)
 
 
-def _far(execution: Kind, subject: Subject, strength: float) -> tuple[Driver, Execution]:
+def _remote(execution: Kind, subject: Subject, strength: float) -> tuple[Driver, Execution]:
     return subject.driver, Execution(execution, subject.execute, 0 if execution == "synchronous" else int(strength))
 
 
 def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple[Driver, None]:
     pair = subject.bundle
-    assert not isinstance(pair, FlowBundle), "Lever.check has seen to it"
+    assert not isinstance(pair, FlowBundle), "checked by Lever.check"
     if not 0.0 <= strength <= 1.0:
         raise ConfigError(f"a transmission rate must lie in [0, 1], got {strength:g}")
-    asks = PairDriver(
+    base = PairDriver(
         str(pair.path), GateSettings("always"), late=late, draft=named_again(pair)[0], decoding=subject.decoding
     )
     if strength == 1.0:
-        return asks, None
+        return base, None
     if strength == 0.0:
-        return replace(asks, gate=GateSettings("never")), None
+        return replace(base, gate=GateSettings("never")), None
     if gate == "random":
-        # As every gate, it asks about an episode's first step; what is forced comes on top of the rate.
-        return replace(asks, gate=GateSettings("random", strength, options=(("force_first", True),))), None
+        # Like every gate, it sends an episode's first step; forced steps come on top of the rate.
+        return replace(base, gate=GateSettings("random", strength, options=(("force_first", True),))), None
     settings = BUNDLES_OWN.settings(gate, pair)
     settings.check_rate(strength)
-    # A threshold that holds the rate where nothing takes time need not hold it over a link.
-    return replace(asks, gate=settings, rate=strength), None
+    # Calibrated per place: a threshold that holds the rate without latency need not hold it over a link.
+    return replace(base, gate=settings, rate=strength), None
 
 
 def _checked(subject: Subject, strength: float) -> tuple[Driver, None]:
@@ -213,7 +213,7 @@ def _cuts(subject: Subject) -> tuple[float, ...]:
     return tuple(map(float, range(load_staged(subject.variants.stages()).spec.stages + 1)))
 
 
-def _at(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:
+def _fixed(*strengths: float) -> Callable[[Subject], tuple[float, ...]]:
     return lambda subject: strengths
 
 
@@ -222,19 +222,19 @@ def _overlaps(subject: Subject) -> tuple[float, ...]:
 
 
 def _windows(subject: Subject) -> tuple[float, ...]:
-    assert isinstance(subject.bundle, Bundle), "Lever.check has seen to it"
+    assert isinstance(subject.bundle, Bundle), "checked by Lever.check"
     return tuple(float(k) for k in range(subject.bundle.spec.target.history, 0, -1))
 
 
 LEVERS = {
-    "steps": Lever("Euler steps of a flow policy", "flow", _at(10.0, 5.0, 3.0, 2.0, 1.0), _steps),
+    "steps": Lever("Euler steps of a flow policy", "flow", _fixed(10.0, 5.0, 3.0, 2.0, 1.0), _steps),
     "flash": Lever(
         "distance within which FLASH's check accepts what its block drafts, at the fitted share of noise; 0 denoises "
-        "every chunk", "flow", _at(0.0, 0.2, 0.4, 0.8, 1.6), _checked, shares=True,
+        "every chunk", "flow", _fixed(0.0, 0.2, 0.4, 0.8, 1.6), _checked, shares=True,
     ),
     "reuse": Lever(
         "share of the cameras' tokens that FreqCache may reuse; 0 computes all of them", "flow",
-        _at(0.0, 0.25, 0.5, 0.75, 1.0), _reused, shares=True,
+        _fixed(0.0, 0.25, 0.5, 0.75, 1.0), _reused, shares=True,
     ),
     "split": Lever(
         "stages of the target that run on a server, the others on the device (RoboECC); 0 for none", "codes", _cuts,
@@ -254,27 +254,28 @@ LEVERS = {
         for kind in ("naive", "aligned", "roll_forward", "inpainting")
     },
     "verification": Lever(
-        "transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+        "transmission rate of ADAHI; 1 is hybrid, 0 the draft alone", "pair", _fixed(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
         partial(_verified, "deviation", False), shares=True,
     ),
     "late": Lever(
         "transmission rate; the verdict corrects the rest of the chunk when it arrives", "pair",
-        _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, "deviation", True), shares=True,
+        _fixed(1.0, 0.8, 0.6, 0.4, 0.2, 0.0), partial(_verified, "deviation", True), shares=True,
     ),
     "chance": Lever(
-        "transmission rate of a random gate", "pair", _at(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+        "transmission rate of a random gate", "pair", _fixed(1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
         partial(_verified, "random", False), shares=True,
     ),
     "alone": Lever(
         "one policy on the device and no server; 0 the target, 1 the learned gate's head as the draft", "codes",
-        _at(0.0, 1.0), _alone,
+        _fixed(0.0, 1.0), _alone,
     ),
     "remote": Lever(
-        "the target on a server, queried synchronously", "policy", _at(0.0), partial(_far, "synchronous"), remote=True,
+        "the target on a server, queried synchronously", "policy", _fixed(0.0), partial(_remote, "synchronous"),
+        remote=True,
     ),
     "remote_async": Lever(
         "the same, queried while the last actions run, played by time (as in LeRobot); number of those actions",
         "policy",
-        lambda subject: (float(subject.execute // 2),), partial(_far, "aligned"), remote=True,
+        lambda subject: (float(subject.execute // 2),), partial(_remote, "aligned"), remote=True,
     ),
 }  # fmt: skip

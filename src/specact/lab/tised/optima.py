@@ -1,4 +1,4 @@
-"""Where a lever is best at each place, and how sure that is."""
+"""The optimum of a lever at each place, with its bootstrap support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specact.tised.optima import Best, Optimum, losses, scan
 
 EndPoint = Literal["success", "restricted_s", "task_s"]
 _RESAMPLES = 1000
-# A setting that was best in fewer resamples than this is ruled out.
+# Minimum bootstrap support of a plausible setting.
 _PLAUSIBLE = 0.05
 
 
@@ -24,14 +24,13 @@ class PlacedOptimum:
     """The sweet spot of one curve.
 
     Attributes:
-        place: where.
-        inference_s: mean T_inf of the baseline there [s]: by it hardware and links are put in order.
+        place: of the lever.
+        inference_s: mean T_inf of the baseline [s], by which hardware and links are sorted.
         end_point: ``success``; ``restricted_s``, restricted mean time; or ``task_s``, T_task over successes (31).
-        spot: by a plain scan.
+        spot: the optimum, by a scan.
         strengths: the settings that have this end point, ``[S]``, the baseline first.
-        values: of the end point there, ``[S]``.
-        support: share of 1,000 bootstrap samples of the episodes, the same for all settings, in which each setting was
-            best, ``[S]``.
+        values: of the end point, ``[S]``.
+        support: share of 1,000 paired bootstrap samples of the episodes in which each setting is best, ``[S]``.
     """
 
     place: Place
@@ -44,14 +43,14 @@ class PlacedOptimum:
 
     @property
     def plausible(self) -> frozenset[float]:
-        """The settings that were best in one of twenty samples, or oftener."""
+        """The settings that are best in at least 5 % of the samples."""
         return frozenset(
             strength for strength, share in zip(self.strengths, self.support, strict=True) if share >= _PLAUSIBLE
         )
 
 
 def decisive(place: Place) -> EndPoint:
-    """What decides at a place: time where the world waits, success where it does not."""
+    """The end point of a place: restricted mean time where the world waits, else success."""
     return "restricted_s" if place.static else "success"
 
 
@@ -65,20 +64,20 @@ def optima_of(curve: Curve, cells: Sequence[Aggregate]) -> list[PlacedOptimum]:
     weights = _resampled(curve.success.shape[1])
     hits = curve.success.astype(np.float64) @ weights.T
     restricted = curve.restricted_s @ weights.T
-    found = [
+    optima = [
         _spot(cells, "success", [cell.success.mean for cell in cells], hits, "most"),
         _spot(cells, "restricted_s", [cell.restricted_s.mean for cell in cells], restricted, "least"),
     ]
     if any(cell.successes for cell in cells):
         time = np.where(curve.success, curve.task_s, 0.0) @ weights.T
-        # A sample without success has no task time, so it cannot be the best.
+        # A sample without success has no task time, so the setting cannot be best.
         sampled = np.where(hits > 0.0, time / np.maximum(hits, 1.0), np.inf)
-        found.append(_spot(cells, "task_s", [cell.task_s for cell in cells], sampled, "least"))
-    return found
+        optima.append(_spot(cells, "task_s", [cell.task_s for cell in cells], sampled, "least"))
+    return optima
 
 
 def _resampled(episodes: int) -> NDArray[np.float64]:
-    """How often each episode is drawn in each bootstrap sample, ``[1000, E]``."""
+    """Multiplicity of each episode in each bootstrap sample, ``[1000, E]``."""
     rng = np.random.default_rng(0)
     return rng.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=_RESAMPLES).astype(np.float64)
 
@@ -86,17 +85,17 @@ def _resampled(episodes: int) -> NDArray[np.float64]:
 def _spot(
     cells: Sequence[Aggregate], end_point: EndPoint, values: Sequence[float], sampled: NDArray[np.float64], best: Best
 ) -> PlacedOptimum:
-    """From the values ``[S]`` and those of every sample ``[S, 1000]``, up to a common factor."""
-    has = np.isfinite(values)
-    strengths, known = np.array([cell.strength for cell in cells])[has], np.array(values)[has]
-    winners = np.argmin(losses(sampled[has], best), axis=0)
-    support = np.bincount(winners, minlength=len(known)) / _RESAMPLES
+    """The optimum from the values ``[S]`` and their bootstrap samples ``[S, 1000]``, up to a common factor."""
+    defined = np.isfinite(values)
+    strengths, defined_values = np.array([cell.strength for cell in cells])[defined], np.array(values)[defined]
+    winners = np.argmin(losses(sampled[defined], best), axis=0)
+    support = np.bincount(winners, minlength=len(defined_values)) / _RESAMPLES
     return PlacedOptimum(
         cells[0].place,
         cells[0].inference_s,
         end_point,
-        scan(strengths, known, best),
+        scan(strengths, defined_values, best),
         tuple(strengths.tolist()),
-        tuple(known.tolist()),
+        tuple(defined_values.tolist()),
         tuple(support.tolist()),
     )

@@ -1,4 +1,4 @@
-"""What sweeps leave behind: a manifest, a line per calibrated gate, and a line per episode."""
+"""The files of a sweep: a manifest, and JSON lines of calibrated gates and of episodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_sweeps(folders: Sequence[Path]) -> tuple[Table, dict[str, float], list[
 
 
 def read_calibrations(folders: Sequence[Path]) -> list[Row]:
-    """The gates that sweeps have calibrated, see :func:`~specact.lab.tised.calibration.calibrate_gate`."""
+    """The calibrated gates of sweeps, see :func:`~specact.lab.tised.calibration.calibrate_gate`."""
     return [row for folder in folders for row in read_rows(folder / CALIBRATIONS)]
 
 
@@ -65,19 +65,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def to_line(row: Row) -> str:
-    """A row as a line; JSON has no NaN, so null stands for it."""
+    """A row as a line of JSON, with null for NaN."""
     known = {name: None if value != value else value for name, value in row.items()}
     return json.dumps(known, allow_nan=False) + "\n"
 
 
 def cut_torn_line(file: Path) -> None:
-    """A kill may have cut the last line short; the next one must begin a line of its own."""
+    """Removes an incomplete last line, which a kill may leave."""
     if file.exists() and not (text := file.read_text()).endswith("\n"):
         write_whole(file, text[: text.rfind("\n") + 1].encode())
 
 
 def read_rows(file: Path) -> list[Row]:
-    """The whole lines of a file."""
+    """The complete lines of a file."""
     if not file.exists():
         return []
     text = file.read_text()

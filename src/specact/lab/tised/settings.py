@@ -1,4 +1,4 @@
-"""What a lever is pulled on, and what it is then: a driver and a way of execution."""
+"""The subject of a lever, and a setting of it: a driver and an execution mode."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, driver_of
 
 
 class Variants(Protocol):
-    """Makes networks that are cheaper than a bundle's own; a room with PyTorch and ONNX does that."""
+    """Makes cheaper variants of a bundle's networks; implementations need PyTorch and ONNX."""
 
     def tiers(self, static: bool) -> tuple[str, ...]:
-        """Quantisation, from the mildest to the strongest."""
+        """Tiers of quantisation, from the mildest to the strongest."""
         ...
 
     def quantised(self, tier: str) -> Mapping[str, Path]:
@@ -25,7 +25,7 @@ class Variants(Protocol):
         ...
 
     def windowed(self, window: int) -> Path:
-        """The pair's target as a network that looks at so many observations."""
+        """The pair's target with a shorter observation history."""
         ...
 
     def stages(self) -> Path:
@@ -35,14 +35,14 @@ class Variants(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What levers are pulled on.
+    """What levers are applied to.
 
     Attributes:
         bundle: a pair, or a flow policy alone.
-        execute: n, actions played of a chunk.
-        variants: makes cheaper networks of it.
-        steps: Euler steps of a flow policy, wherever they are not the lever.
-        decoding: with which a token policy or a flow policy was loaded as a pair.
+        execute: n, executed actions of a chunk.
+        variants: makes cheaper variants of its networks.
+        steps: Euler steps of a flow policy, where they are not the lever.
+        decoding: of a token policy or a flow policy as a pair.
     """
 
     bundle: FlowBundle | AnyPair
@@ -63,10 +63,10 @@ class Setting:
     """A lever at one strength.
 
     Attributes:
-        lever, strength: which.
-        driver: drives the robot.
-        execution: how a chunk policy's chunks are played; None for a pair.
-        remote: whether a chunk policy is at the far end of the link.
+        lever, strength: name and strength of the lever.
+        driver: the policy.
+        execution: how a chunk policy's chunks are executed; None for a pair.
+        remote: whether a chunk policy runs on the server.
     """
 
     lever: str
@@ -77,5 +77,5 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """Lever and strength, in words."""
+        """Lever and strength as text."""
         return f"{self.lever} {self.strength:g}"

@@ -1,4 +1,4 @@
-"""A sweep: levers x strengths x paces x hardware x links x episodes, in a folder that resumes."""
+"""A sweep: levers x strengths x paces x hardware x links x episodes, with results in a resumable folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specact.lab.rollout.pool import Pool
 from specact.lab.tised.calibration import GateSearch, calibrate_gate, gate_of
 from specact.lab.tised.costs import measure_settings
 from specact.lab.tised.curves import ON_BOARD
-from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, SplitDriver, looks_at
+from specact.lab.tised.drivers import CodesDriver, FlowDriver, PairDriver, SplitDriver, observation_spec_of
 from specact.lab.tised.records import CALIBRATIONS, EPISODES, MANIFEST, cut_torn_line, read_rows, to_line
 from specact.lab.tised.settings import Setting
 from specact.lab.tised.trial import PLACE, Row, Trial, run_trial
@@ -44,20 +44,20 @@ _EPISODE = (*PLACE, "episode")
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be swept.
+    """The settings of a sweep.
 
     Attributes:
-        fingerprint: of the bundle that the settings' drivers are made of.
+        fingerprint: of the drivers' bundle.
         settings: every lever at every strength.
-        task, paces: the world, and how fast it changes.
+        task, paces: the world, and its rates of change.
         hardware: profiles, see :func:`~specact.tised.hardware.load_hardware`.
-        links: for what is at the far end; see :func:`~specact.links.link.load_link`.
+        links: to the server; see :func:`~specact.links.link.load_link`.
         episodes: paired, of every setting at every place.
-        seed: of everything random.
-        idles: what the robot does while it waits, each in turn, see :class:`~specact.lab.envs.moving.MovingWorld`.
-        calibration: episodes per round of a gate's calibration, and again for its held-out check.
-        target_ms: accounted time of a server's inference, whatever the robot's hardware; None for the measured time on
-            the robot's hardware.
+        seed: random seed.
+        idles: idle modes of the robot, see :class:`~specact.lab.envs.moving.MovingWorld`.
+        calibration: episodes per round of a gate's calibration, and for its held-out check.
+        target_ms: accounted time of the server's inference, independent of the robot's hardware; None for the measured
+            time on the robot's hardware.
     """
 
     fingerprint: str
@@ -90,36 +90,36 @@ class Sweep:
             raise ConfigError("levers that query a server need links; name at least one, such as loopback+delay=20")
 
 
-def run_sweep(what: Sweep, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> None:
+def run_sweep(sweep: Sweep, out: Path, progress: Progress, pool: Pool, *, command: str = "") -> None:
     """Runs a sweep and writes ``manifest.json``, ``calibrations.jsonl``, and ``episodes.jsonl``, a line per episode.
 
-    Gates that hold a rate are calibrated first, at every place where they run. Run again after a stop, it goes on with
-    what is missing; what a kill costs is what was under way.
+    Gates with a rate are calibrated first, at every place. A stopped sweep resumes; a kill loses only the running
+    episodes.
 
     Args:
-        what: the sweep.
+        sweep: its settings.
         out: its folder.
-        progress: told (what is going on, done, in all).
-        pool: where.
+        progress: called with (stage, done, total).
+        pool: worker pool.
         command: recorded in the manifest.
 
     Raises:
-        ConfigError: if ``out`` holds another sweep, another process is at work there, or a policy does not go with an
-            execution or the task.
+        ConfigError: if ``out`` holds another sweep, is locked by another process, or a policy does not fit an execution
+            mode or the task.
     """
-    _check(what)
+    _check(sweep)
     with locked(out):
-        _run(what, out, progress, pool, command)
+        _run(sweep, out, progress, pool, command)
 
 
-def _run(what: Sweep, out: Path, progress: Progress, pool: Pool, command: str) -> None:
-    manifest = _claim(what, out, command)
-    trials = list(_trials(what, manifest["latency_ms"]))
-    searches = {_key(trial.row, PLACE): GateSearch(trial, what.calibration) for trial in trials if _holds_rate(trial)}
-    found = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
-    gates = {_key(row, PLACE): gate_of(row) for row in found}
-    ready = {_key(trial.row, _EPISODE): _with_gate(trial, gates) for trial in trials}
-    _finish(ready, run_trial, _EPISODE, out / EPISODES, pool, partial(progress, f"{what.task}, episodes"))
+def _run(sweep: Sweep, out: Path, progress: Progress, pool: Pool, command: str) -> None:
+    manifest = _claim(sweep, out, command)
+    trials = list(_trials(sweep, manifest["latency_ms"]))
+    searches = {_key(trial.row, PLACE): GateSearch(trial, sweep.calibration) for trial in trials if _holds_rate(trial)}
+    calibrations = _finish(searches, calibrate_gate, PLACE, out / CALIBRATIONS, pool, partial(progress, "calibrations"))
+    gates = {_key(row, PLACE): gate_of(row) for row in calibrations}
+    trials_by_key = {_key(trial.row, _EPISODE): _with_gate(trial, gates) for trial in trials}
+    _finish(trials_by_key, run_trial, _EPISODE, out / EPISODES, pool, partial(progress, f"{sweep.task}, episodes"))
 
 
 def _finish(
@@ -130,15 +130,15 @@ def _finish(
     pool: Pool,
     progress: Callable[[int, int], None],
 ) -> list[Row]:
-    """Works on the items whose row is not in the file yet, a line each; returns all rows of the file.
+    """Processes the items without a row in the file, and appends a line for each; returns all rows of the file.
 
     Args:
         items: by the columns ``names`` of their rows.
     """
     cut_torn_line(file)
     rows = read_rows(file)
-    kept = {_key(row, names) for row in rows}
-    missing = [item for key, item in items.items() if key not in kept]
+    present = {_key(row, names) for row in rows}
+    missing = [item for key, item in items.items() if key not in present]
     done = len(items) - len(missing)
     if items:
         progress(done, len(items))
@@ -157,35 +157,35 @@ def _holds_rate(trial: Trial) -> bool:
 
 
 def _with_gate(trial: Trial, gates: Mapping[Key, GateSettings]) -> Trial:
-    """The trial with the gate that was calibrated for its place, if it needs one."""
+    """The trial with the calibrated gate of its place, if it needs one."""
     if not isinstance(trial.driver, PairDriver) or trial.driver.rate is None:
         return trial
     return replace(trial, driver=replace(trial.driver, gate=gates[_key(trial.row, PLACE)]))
 
 
-def _trials(what: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Trial]:
-    """Episode by episode, so that a stopped sweep has a little of everything."""
-    for episode in range(what.episodes):
-        for pace in what.paces:
-            for idle, name, setting in product(what.idles, what.hardware, what.settings):
+def _trials(sweep: Sweep, latency_ms: Mapping[str, list[float]]) -> Iterator[Trial]:
+    """All trials, episode by episode, so that a stopped sweep covers all settings."""
+    for episode in range(sweep.episodes):
+        for pace in sweep.paces:
+            for idle, name, setting in product(sweep.idles, sweep.hardware, sweep.settings):
                 profile = load_hardware(name)
-                for link in what.links if _offloads(setting) else (ON_BOARD,):
+                for link in sweep.links if _offloads(setting) else (ON_BOARD,):
                     yield Trial(
                         lever=setting.lever, strength=setting.strength, driver=setting.driver,
-                        execution=setting.execution, task=what.task, pace=pace, idle=idle, hardware=profile.name,
+                        execution=setting.execution, task=sweep.task, pace=pace, idle=idle, hardware=profile.name,
                         kappa=profile.kappa, link=link,
-                        latencies_s=_latencies_s(what, setting, latency_ms[setting.label], profile.kappa),
-                        episode=episode, seed=what.seed, fingerprint=what.fingerprint,
+                        latencies_s=_latencies_s(sweep, setting, latency_ms[setting.label], profile.kappa),
+                        episode=episode, seed=sweep.seed, fingerprint=sweep.fingerprint,
                     )  # fmt: skip
 
 
-def _latencies_s(what: Sweep, setting: Setting, measured_ms: list[float], kappa: float) -> tuple[float, ...]:
-    """What the robot's hardware makes of the measured times; a server has a time of its own where one is given."""
+def _latencies_s(sweep: Sweep, setting: Setting, measured_ms: list[float], kappa: float) -> tuple[float, ...]:
+    """The measured times scaled to the robot's hardware; ``target_ms`` replaces the server's time."""
     scaled = [1e-3 * kappa * value for value in measured_ms]
-    if _offloads(setting) and what.target_ms is not None:
-        # Of a split target the server runs a part.
+    if _offloads(setting) and sweep.target_ms is not None:
+        # The server runs only a part of a split target.
         part = measured_ms[-1] / sum(measured_ms) if isinstance(setting.driver, SplitDriver) else 1.0
-        scaled[-1] = 1e-3 * what.target_ms * part
+        scaled[-1] = 1e-3 * sweep.target_ms * part
     return tuple(scaled)
 
 
@@ -193,47 +193,47 @@ def _offloads(setting: Setting) -> bool:
     return setting.remote or isinstance(setting.driver, PairDriver)
 
 
-def _check(what: Sweep) -> None:
-    """Refuses, before anything is written, what would fail in the first episode."""
-    task = load_task(what.task)
-    for idle in what.idles:
+def _check(sweep: Sweep) -> None:
+    """Checks, before anything is written, that all policies run in the task."""
+    task = load_task(sweep.task)
+    for idle in sweep.idles:
         MovingWorld(task, idle=idle).close()
     worlds: dict[ObservationSpec, MovingWorld] = {}
-    for setting in what.settings:
-        observation = looks_at(setting.driver)
+    for setting in sweep.settings:
+        observation = observation_spec_of(setting.driver)
         if isinstance(setting.driver, FlowDriver | CodesDriver) and setting.execution is not None:
             setting.execution.check(setting.driver.build(), rolls_forward=task.roll_forward is not None)
         if observation not in worlds:
-            worlds[observation] = MovingWorld(load_task(what.task, observation), idle=what.idles[0])
+            worlds[observation] = MovingWorld(load_task(sweep.task, observation), idle=sweep.idles[0])
             worlds[observation].reset(0)
         try:
             ObservationSampler(worlds[observation], observation).window()
         except ObservationError as error:
             name = Path(setting.driver.bundle).name
-            raise ConfigError(f"{name!r} cannot act in task {what.task!r}: {error}; leave out --task") from None
+            raise ConfigError(f"{name!r} cannot act in task {sweep.task!r}: {error}; leave out --task") from None
     for world in worlds.values():
         world.close()
 
 
-def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:
-    """The folder's manifest: a new one with latencies measured now, or that of the same sweep that was stopped."""
-    request, path = _request(what), out / MANIFEST
+def _claim(sweep: Sweep, out: Path, command: str) -> dict[str, Any]:
+    """Creates the folder's manifest, with measured latencies, or reads that of the same sweep to resume it."""
+    request, path = _request(sweep), out / MANIFEST
     if path.exists():
         try:
             manifest = dict(json.loads(path.read_text()))
-            found = manifest["sweep"]
+            stored = manifest["sweep"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path} is damaged ({error}); choose another --out, or remove that folder") from None
         # Episodes may be added.
-        if found | {"episodes": 0} != request | {"episodes": 0}:
+        if stored | {"episodes": 0} != request | {"episodes": 0}:
             raise ConfigError(f"{out} holds another sweep ({manifest.get('command')}); choose another --out")
         return manifest
     manifest = {
         "command": command,
         "specact": __version__,
         "sweep": request,
-        "baselines": {setting.lever: setting.strength for setting in reversed(what.settings)},
-        "latency_ms": measure_settings(what.settings),
+        "baselines": {setting.lever: setting.strength for setting in reversed(sweep.settings)},
+        "latency_ms": measure_settings(sweep.settings),
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "python": platform.python_version(),
@@ -244,14 +244,14 @@ def _claim(what: Sweep, out: Path, command: str) -> dict[str, Any]:
     return manifest
 
 
-def _request(what: Sweep) -> dict[str, Any]:
-    """The sweep as plain values. Where its bundle lies is not part of it, as its fingerprint says which it is."""
-    request: dict[str, Any] = json.loads(json.dumps(asdict(what)))
+def _request(sweep: Sweep) -> dict[str, Any]:
+    """The sweep as plain values; without the bundle's path, because the fingerprint identifies it."""
+    request: dict[str, Any] = json.loads(json.dumps(asdict(sweep)))
     for setting in request["settings"]:
         driver = setting["driver"]
         driver["bundle"] = Path(driver["bundle"]).name
         for key in ("file", "parts", "stages"):
-            driver.pop(key, None)  # made from the bundle, as lever and strength say
+            driver.pop(key, None)  # derived from bundle, lever and strength
     return request
 
 

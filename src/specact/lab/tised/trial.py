@@ -1,4 +1,4 @@
-"""One episode of a sweep: plain values in, one row of its table out."""
+"""One episode of a sweep: from plain values to one row of its table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specact.lab.tised.drivers import (
     RoundsDriver,
     SplitDriver,
     check_bundle,
-    looks_at,
+    observation_spec_of,
 )
 from specact.links.link import load_link
 from specact.observation import ObservationSpec
@@ -35,26 +35,26 @@ from specact.rng import Role, stream
 from specact.types import Decision
 
 Row = dict[str, Any]
-Decided = Callable[[Decision, bool], None]
-# What tells a setting at one place of a sweep from all others.
+OnDecision = Callable[[Decision, bool], None]
+# The columns that identify a setting at one place of a sweep.
 PLACE = ("lever", "strength", "pace", "idle", "hardware", "link")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An episode to be run.
+    """The settings of one episode.
 
     Attributes:
-        lever, strength: which setting of which lever.
-        driver: drives the robot.
-        execution: how a chunk policy's chunks are played; None for a pair.
-        task, pace: where.
-        idle: what the robot does while it waits, see :class:`~specact.lab.envs.moving.MovingWorld`.
+        lever, strength: name and strength of the lever.
+        driver: the policy.
+        execution: how a chunk policy's chunks are executed; None for a pair.
+        task, pace: the world.
+        idle: the robot's behaviour while it waits, see :class:`~specact.lab.envs.moving.MovingWorld`.
         hardware, kappa: the profile, and its factor on latency.
         link: see :func:`~specact.links.link.load_link`; :data:`ON_BOARD` for a policy on the robot.
         latencies_s: of an inference on this hardware, see :func:`~specact.lab.tised.costs.measure_settings` [s].
-        episode, seed: which episode; the same two give every setting the same start.
-        fingerprint: of the driver's bundle; a process that finds another one refuses it.
+        episode, seed: they determine the initial state, for all settings.
+        fingerprint: expected one of the driver's bundle.
     """
 
     lever: str
@@ -74,7 +74,7 @@ class Trial:
 
     @property
     def row(self) -> Row:
-        """What a row says of the setting, before the episode has run."""
+        """The row's columns of the setting."""
         execution = self.execution
         return {
             "lever": self.lever,
@@ -92,31 +92,31 @@ class Trial:
         }
 
 
-def run_trial(trial: Trial, *, decided: Decided | None = None) -> Row:
-    """Runs the episode; its row: the setting, and an :class:`~specact.lab.rollout.episode.Episode`.
+def run_trial(trial: Trial, *, on_decision: OnDecision | None = None) -> Row:
+    """Runs the episode; returns a row of the setting and the :class:`~specact.lab.rollout.episode.Episode`.
 
     Args:
         trial: the episode.
-        decided: told of a gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
+        on_decision: called with the gate's decisions, see :func:`~specact.lab.rollout.pair.run_pair`.
     """
     check_bundle(trial.driver, trial.fingerprint)
-    world = _world(trial.task, trial.pace, trial.idle, looks_at(trial.driver))
+    world = _world(trial.task, trial.pace, trial.idle, observation_spec_of(trial.driver))
     address = {"start": start_of(trial.seed, trial.episode, world.task), "seed": trial.seed, "episode": trial.episode}
     if isinstance(trial.driver, PairDriver):
-        ran = _run_pair(trial, trial.driver, world, address, decided)
+        result = _run_pair(trial, trial.driver, world, address, on_decision)
     elif isinstance(trial.driver, RoundsDriver):
-        ran = run_rounds(world, trial.driver.load(), trial.driver.takes(trial.latencies_s), **address)
+        result = run_rounds(world, trial.driver.load(), trial.driver.round_duration(trial.latencies_s), **address)
     else:
-        assert trial.execution is not None, "a chunk policy is told how its chunks are played"
+        assert trial.execution is not None, "a chunk policy has an execution"
         policy, inference_s = trial.driver.build(), sum(trial.latencies_s)
         route = _route(trial, trial.driver, policy.spec)
-        took = inference_s if route is None else route.latency(inference_s)
-        ran = run_episode(world, policy, trial.execution, took, **address)
-    return trial.row | {"static": world.static} | asdict(ran)
+        latency = inference_s if route is None else route.latency(inference_s)
+        result = run_episode(world, policy, trial.execution, latency, **address)
+    return trial.row | {"static": world.static} | asdict(result)
 
 
 def _route(trial: Trial, driver: FlowDriver | CodesDriver | SplitDriver, spec: ChunkSpec) -> Route | None:
-    """To the server; None where all of the policy is on the device."""
+    """The route to the server; None where the whole policy is on the device."""
     if trial.link == ON_BOARD or (isinstance(driver, SplitDriver) and not driver.cut):
         return None
     link, rng = load_link(trial.link), stream(trial.seed, Role.LINK, episode=trial.episode)
@@ -126,16 +126,16 @@ def _route(trial: Trial, driver: FlowDriver | CodesDriver | SplitDriver, spec: C
 
 
 def _run_pair(
-    trial: Trial, driver: PairDriver, world: MovingWorld, address: dict[str, int], decided: Decided | None
+    trial: Trial, driver: PairDriver, world: MovingWorld, address: dict[str, int], on_decision: OnDecision | None
 ) -> Episode:
     draft_s, target_s = trial.latencies_s
     link = load_link("loopback" if trial.link == ON_BOARD else trial.link)
     late_for_s = inf if driver.late else None
     pairing = Pairing(driver.gate, link, draft_s, target_s, late_for_s=late_for_s)
-    return run_pair(world, driver.load(), pairing, decided=decided, **address)[0]
+    return run_pair(world, driver.load(), pairing, on_decision=on_decision, **address)[0]
 
 
 @cache
 def _world(task: str, pace: float, idle: Idle, sees: ObservationSpec) -> MovingWorld:
-    """Worlds of this process, kept between episodes: some take a second to build."""
+    """A world, cached across episodes because some take a second to build."""
     return MovingWorld(load_task(task, sees), idle=idle, pace=pace)

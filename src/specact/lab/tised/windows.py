@@ -1,4 +1,4 @@
-"""Observations as a policy meets them at work."""
+"""Typical observations of a policy, for calibration of quantised networks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from specact.lab.tised.drivers import CodesDriver, FlowDriver
 from specact.observation import Window
 from specact.rng import Role, stream
 
-# Episode numbers that no sweep runs.
+# Episodes that no sweep runs.
 _FIRST_EPISODE = 3_000_000
 
 
 def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, count: int = 64) -> list[Window]:
-    """Windows of a policy's inferences in a world that waits for it.
+    """Windows of a policy's inferences in rollouts in a world that waits for it.
 
     Args:
         driver: the policy.
         task: the world's name.
-        execute: actions played of a chunk.
-        count: how many windows.
+        execute: executed actions of a chunk.
+        count: number of windows.
     """
     policy = driver.build()
     world = MovingWorld(load_task(task, policy.spec.observation))

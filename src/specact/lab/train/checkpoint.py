@@ -1,4 +1,4 @@
-"""Training state on disk: safetensors, written so that neither a kill nor a full disk can damage the last good one."""
+"""Checkpoints as safetensors, written atomically."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specact.files import write_whole
 
 
 def write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes tensors and metadata in one move.
+    """Writes tensors and metadata atomically.
 
     Raises:
-        ConfigError: if the file cannot be written; the previous one is left as it was.
+        ConfigError: if the file cannot be written; the previous one is kept.
     """
     write_whole(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata))
 
@@ -26,7 +26,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a checkpoint.
 
     Raises:
-        ConfigError: if the file is not a whole safetensors file.
+        ConfigError: if the file is damaged.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -43,7 +43,7 @@ def adam_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_adam(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Puts back what :func:`adam_state` took."""
+    """Restores the state of :func:`adam_state`."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("adam."):

@@ -1,4 +1,4 @@
-"""From a trained chunk policy to a bundle: its ONNX graphs with a parity check, the units, the manifest."""
+"""Export of a trained chunk policy to a bundle: ONNX graphs with a parity check, the units, the manifest."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _OUTPUTS = {
     "policy": ["actions"], "decoder": ["logits", "features", "entries"],
 }  # fmt: skip
 
-# Networks that see observations, by name.
+# Networks with observations as inputs.
 _SEEING = ("encoder", "policy")
-# Of the decoder's inputs, the axes that count the tokens it reads.
+# Axes of the decoder's inputs with a dynamic number of tokens.
 _TOKENS = {"embeddings": [1], "positions": [1], "among": [1, 2]}
 
 ChunkModel = Flow | TokenModel
@@ -76,24 +76,24 @@ class Regression(nn.Module):
 
 
 def write_flow_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, units: FlowUnits, half: bool) -> None:
-    """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads.
+    """Writes a bundle folder; the manifest last, so that an incomplete export cannot be loaded.
 
     Args:
         path: folder to write; its manifest, if any, is removed first.
         manifest: name, env, recipe, training metrics.
-        model: as trained; its weights are rounded in place where ``half`` says so.
+        model: trained; with ``half`` its weights are rounded in place.
         units: of its actions.
         half: store weights as float16 (computed in float32 after loading).
 
     Raises:
-        BundleError: if an exported network does not answer like the trained one.
+        BundleError: if an exported network's outputs differ from the trained one's.
     """
     modules = {"encoder": model.encoder, "prefix": model.prefix, "expert": model.expert, "guide": Guide(model.expert)}
     _write(path, {"kind": "flow", **manifest}, model, modules, units, FLOW_PARTS, half)
 
 
 def write_regression_bundle(path: Path, *, manifest: dict[str, Any], model: Flow, units: FlowUnits, half: bool) -> None:
-    """The same of a policy by regression, in a single graph."""
+    """:func:`write_flow_bundle` for a policy by regression, as a single graph."""
     modules: dict[str, nn.Module] = {"policy": Regression(model, units).eval()}
     _write(path, {"kind": "regression", **manifest}, model, modules, units, REGRESSION_PARTS, half)
 
@@ -101,7 +101,7 @@ def write_regression_bundle(path: Path, *, manifest: dict[str, Any], model: Flow
 def write_token_bundle(
     path: Path, *, manifest: dict[str, Any], model: TokenModel, units: FlowUnits, half: bool
 ) -> None:
-    """The same of a token policy; the embedding of its tokens is a table that whoever decodes looks them up in."""
+    """:func:`write_flow_bundle` for a token policy; its token embedding is stored as a lookup table."""
     modules = {"encoder": model.encoder, "decoder": model.decoder}
     _write(path, {"kind": "tokens", **manifest}, model, modules, units, TOKEN_PARTS, half)
 
@@ -128,30 +128,30 @@ def _write(
         round_to_half(model)
     if isinstance(model, TokenModel):
         write_whole(path / parts["embedding"], save({"embedding": model.embedding.weight.numpy()}))
-    told = {} if model.words is None else {"words": model.words.describe()}
+    vocabulary = {} if model.words is None else {"words": model.words.describe()}
     parity = {part: _export(part, module, model, path / parts[part], half) for part, module in modules.items()}
     write_whole(path / parts["normalisation"], save(vars(units)))
     parameters = {
         part: sum(p.numel() for p in module.parameters()) for part, module in modules.items() if part != "guide"
     }
-    write_manifest(path, {**manifest, **told, "parity": parity, "parameters": parameters}, model.spec, parts)
+    write_manifest(path, {**manifest, **vocabulary, "parity": parity, "parameters": parameters}, model.spec, parts)
 
 
 def _export(part: str, module: nn.Module, model: ChunkModel, file: Path, half: bool) -> float:
     """Exports one network and returns the largest difference found between PyTorch and ONNX Runtime."""
     if part == "guide":
-        given = example(model, part, 1)
-        # The way back exists only in a trace, and a trace knows one batch size: guided steps go one by one anyway.
-        traced = make_fx(module, decomposition_table=dict(core_aten_decompositions().items()))(*given.values())
-        proto = to_onnx(_Named(traced), {**given}, _OUTPUTS[part], free_batch=False)
+        inputs = example(model, part, 1)
+        # The backward pass can only be exported from a trace, with a fixed batch size; guided steps have batch 1.
+        traced = make_fx(module, decomposition_table=dict(core_aten_decompositions().items()))(*inputs.values())
+        proto = to_onnx(_Named(traced), {**inputs}, _OUTPUTS[part], free_batch=False)
     else:
-        given = example(model, part, 3)
+        inputs = example(model, part, 3)
         free = _TOKENS if part == "decoder" else {}
         proto = to_onnx(
-            module, {"observation": given} if part in _SEEING else {**given}, _OUTPUTS[part], free_tokens=free
+            module, {"observation": inputs} if part in _SEEING else {**inputs}, _OUTPUTS[part], free_tokens=free
         )
     if part == "expert":
-        # One window's cache serves any number of chunks: products broadcast over it.
+        # One window's cache is broadcast over any number of chunks.
         _input(proto, "cache").type.tensor_type.shape.dim[0].dim_param = "windows"
     if half:
         store_as_half(proto)
@@ -161,9 +161,9 @@ def _export(part: str, module: nn.Module, model: ChunkModel, file: Path, half: b
     difference = 0.0
     for batch in (1,) if part == "guide" else (1, 7):
         values = example(model, part, batch)
-        wanted = module(values) if part in _SEEING else module(**values)
-        found = session.run(None, {name: value.numpy() for name, value in values.items()})
-        for want, got in zip((wanted,) if isinstance(wanted, Tensor) else wanted, found, strict=True):
+        expected = module(values) if part in _SEEING else module(**values)
+        outputs = session.run(None, {name: value.numpy() for name, value in values.items()})
+        for want, got in zip((expected,) if isinstance(expected, Tensor) else expected, outputs, strict=True):
             difference = max(difference, float(np.abs(want.numpy() - got).max()))
     if difference > PARITY:
         raise BundleError(f"{file} differs from the trained network by {difference:.1e}, more than {PARITY:.0e}")
@@ -171,18 +171,18 @@ def _export(part: str, module: nn.Module, model: ChunkModel, file: Path, half: b
 
 
 def example(model: ChunkModel, part: str, batch: int) -> dict[str, Tensor]:
-    """Inputs of a network, by name: random, and about as large as the training data's."""
+    """Random inputs of a network, by name, with the statistics of the training data."""
     spec, encoder, generator = model.spec, model.encoder, torch.Generator().manual_seed(batch)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    seen = some_observations(encoder, spec.observation, generator, batch)
+    observation = some_observations(encoder, spec.observation, generator, batch)
     if model.words is not None and spec.observation.instruction:
-        seen[INSTRUCTION] = torch.randint(0, model.words.size, (batch, model.words.length), generator=generator)
+        observation[INSTRUCTION] = torch.randint(0, model.words.size, (batch, model.words.length), generator=generator)
     if part in _SEEING:
-        return seen
-    tokens = encoder(seen)
+        return observation
+    tokens = encoder(observation)
     if isinstance(model, TokenModel):
         return _read_next(model, tokens, normal)
     if part == "prefix":
@@ -202,24 +202,24 @@ def example(model: ChunkModel, part: str, batch: int) -> dict[str, Tensor]:
 
 
 def _read_next(model: TokenModel, prefix: Tensor, normal: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """Inputs of a decoder that has read the prefix ``[B, P, W]`` and reads some tokens, one of which hides another."""
+    """Inputs of a decoder after the prefix ``[B, P, W]``: some new tokens, one of which is masked for another."""
     batch, count, width = prefix.shape
-    room, news = count + model.length, 2 * batch + 1  # more than one, and not as many as anything else
-    shown = torch.ones(batch, news, news).tril()
-    shown[:, -1, 0] = 0.0
+    length, new_tokens = count + model.length, 2 * batch + 1  # more than one, and different from all other sizes
+    visible = torch.ones(batch, new_tokens, new_tokens).tril()
+    visible[:, -1, 0] = 0.0
     decoder = model.decoder
-    entries = (batch, len(decoder.layers), 2, decoder.heads, room, width // decoder.heads)
+    entries = (batch, len(decoder.layers), 2, decoder.heads, length, width // decoder.heads)
     return {
-        "embeddings": normal(batch, news, width),
-        "positions": torch.arange(count, count + news).clamp(max=room - 1).expand(batch, -1),
-        "seen": (torch.arange(room) < count).expand(batch, -1),
-        "among": shown.bool(),
+        "embeddings": normal(batch, new_tokens, width),
+        "positions": torch.arange(count, count + new_tokens).clamp(max=length - 1).expand(batch, -1),
+        "seen": (torch.arange(length) < count).expand(batch, -1),
+        "among": visible.bool(),
         "cache": normal(*entries),
     }
 
 
 class _Named(nn.Module):
-    """A trace takes its arguments by position only."""
+    """Gives a trace, which takes positional arguments only, named ones."""
 
     def __init__(self, traced: nn.Module) -> None:
         super().__init__()
@@ -230,5 +230,5 @@ class _Named(nn.Module):
 
 
 def _input(proto: onnx.ModelProto, name: str) -> onnx.ValueInfoProto:
-    found: onnx.ValueInfoProto = next(entry for entry in proto.graph.input if entry.name == name)
-    return found
+    entry_: onnx.ValueInfoProto = next(entry for entry in proto.graph.input if entry.name == name)
+    return entry_

@@ -1,4 +1,4 @@
-"""The recipe of a chunk policy, read from one TOML file that says which ``kind`` of one: flow, regression or tokens."""
+"""The recipe of a chunk policy, read from one TOML file; its ``kind`` is flow, regression or tokens."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from specact.toml import build
 
 @dataclass(frozen=True)
 class ChunkRecipe:
-    """A training run of a chunk policy: by flow matching, by regression, or token by token.
+    """A training run of a chunk policy: by flow matching, by regression, or with autoregressive tokens.
 
     Attributes:
-        kind: ``flow`` draws a chunk in several steps; ``regression`` answers with one, in a single pass of the same
-            networks, and is the cheaper draft; ``tokens`` writes one of 256 bins after the other for every dimension
-            of every action. It tells them from the recipes of VQ-BeT pairs.
-        bundle: name of the bundle it makes.
+        kind: ``flow`` samples a chunk in several steps; ``regression`` predicts one in a single pass of the same
+            networks, and is the cheaper draft; ``tokens`` decodes one of 256 bins after the other for every dimension
+            of every action. Recipes of VQ-BeT pairs have no kind.
+        bundle: name of the bundle.
         env, rate_hz, observations, data, generate_episodes, generate_noise, window: see
             :class:`~specact.lab.train.recipe.Recipe`.
         sees, history, instruction, encoder: see :class:`~specact.lab.train.recipe.PolicyRecipe`.
-        skip_disturbed: whether actions of a chunk beyond a disturbed step are not learned, see
+        skip_disturbed: whether actions of a chunk beyond a disturbed step are masked, see
             :meth:`~specact.lab.data.episodes.Episodes.followed`.
         chunk: H, actions it predicts at once.
         layers, heads, width: of prefix and expert, or of the decoder of tokens.
         dropout: in them.
         state_noise: standard deviation of the noise on training observations, in standardised units.
-        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
+        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine schedule to 2 %.
         draws: of a flow, times and noises per window of a batch; they share its prefix.
-        average: decay of the exponential average of the weights, which is what is exported.
-        snapshots: how many bundles ``BUNDLE-STEP`` are made on the way, evenly over the steps. Which is the best,
-            rollouts tell; the loss on held-out demonstrations does not.
+        average: decay of the exponential moving average of the weights, which is exported.
+        snapshots: number of intermediate bundles ``BUNDLE-STEP``, evenly spaced over the steps. Select the best by
+            rollouts: the loss on held-out demonstrations does not predict success.
         bfloat16: whether matrix products in training run in bfloat16.
         precision: of the exported weights.
-        seed: of everything random.
+        seed: random seed.
         held_out: share of episodes kept for validation.
     """
 
@@ -110,7 +110,7 @@ class ChunkRecipe:
 
 
 def load_any_recipe(path: Path) -> tuple[Recipe | ChunkRecipe, Mapping[str, Seeing]]:
-    """Reads and checks a recipe of either kind; with it, what says which observations each of its policies sees.
+    """Reads and checks a recipe of either type; also returns the observation settings of each of its policies.
 
     Raises:
         ConfigError: as :func:`load_chunk_recipe` and :func:`~specact.lab.train.recipe.load_recipe`.

@@ -1,4 +1,4 @@
-"""``specact train`` of a chunk policy: from demonstrations to a bundle; stopped, it goes on where it was."""
+"""``specact train`` of a chunk policy: trains a bundle on demonstrations; resumable."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ from specact.rng import Role, stream
 
 
 def units_of(dataset: Dataset, kind: str) -> FlowUnits:
-    """The units of a policy trained on these demonstrations: bins divide the range, a flow starts from noise."""
+    """The action units of a policy: bins divide the range of the demonstrations; a flow's are standardised."""
     action, centre, scale = dataset.train.episodes.action, dataset.centre.numpy(), dataset.scale.numpy()
     if kind == "tokens":
         return FlowUnits(centre, scale, centre - scale, centre + scale)
     return FlowUnits(action.mean(0), np.maximum(action.std(0), 1e-6), centre - scale, centre + scale)
 
 
-class Lesson(NamedTuple):
-    """A batch to learn from.
+class TrainingBatch(NamedTuple):
+    """A training batch.
 
     Attributes:
         observation: arrays ``[B, *window_shape]``, by name.
-        chunk: what to answer, in the policy's units, ``[B, H, A]``.
-        real: which of its actions count, ``[B, H]``.
+        chunk: labels in the policy's units, ``[B, H, A]``.
+        real: 1 for actions that count in the loss, else 0, ``[B, H]``.
     """
 
     observation: Mapping[str, Tensor]
     chunk: Tensor
     real: Tensor
 
-    def to(self, device: torch.device) -> Lesson:
-        """The same there."""
-        seen = {name: values.to(device) for name, values in self.observation.items()}
-        return Lesson(seen, self.chunk.to(device), self.real.to(device))
+    def to(self, device: torch.device) -> TrainingBatch:
+        """The batch on another device."""
+        observation = {name: values.to(device) for name, values in self.observation.items()}
+        return TrainingBatch(observation, self.chunk.to(device), self.real.to(device))
 
 
 def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -> Stage:
-    """Trains the policy of a recipe on demonstrations, see :func:`chunk_stage`.
+    """The stage that trains the policy of a recipe on demonstrations, see :func:`chunk_stage`.
 
-    Steps of a chunk past its episode's end were never demonstrated, and do not count.
+    Steps of a chunk past its episode's end are masked.
     """
     units = units_of(dataset, recipe.kind)
     data = {
@@ -70,15 +70,15 @@ def demonstrated_stage(dataset: Dataset, recipe: ChunkRecipe, spec: ChunkSpec) -
         for windows in (dataset.train, dataset.held_out)
     }
 
-    def drawn(windows: Windows, step: int, count: int) -> Lesson:
+    def draw_batch(windows: Windows, step: int, count: int) -> TrainingBatch:
         batch = windows.draw(spec.observation, recipe.seed, step, count)
         chunks, real = data[id(windows)]
-        return Lesson(batch.observation, chunks[batch.step[:, -1]], real[batch.step[:, -1]])
+        return TrainingBatch(batch.observation, chunks[batch.step[:, -1]], real[batch.step[:, -1]])
 
     return chunk_stage(
         recipe.kind, recipe, spec, dataset.statistics, dataset.words,
-        lambda step: drawn(dataset.train, step, recipe.batch),
-        lambda: drawn(dataset.held_out, 0, min(1024, 4 * len(dataset.held_out))),
+        lambda step: draw_batch(dataset.train, step, recipe.batch),
+        lambda: draw_batch(dataset.held_out, 0, min(1024, 4 * len(dataset.held_out))),
     )  # fmt: skip
 
 
@@ -88,15 +88,15 @@ def chunk_stage(
     spec: ChunkSpec,
     statistics: Statistics,
     words: Words | None,
-    draw: Callable[[int], Lesson],
-    held_out: Callable[[], Lesson],
+    draw: Callable[[int], TrainingBatch],
+    held_out: Callable[[], TrainingBatch],
 ) -> Stage:
-    """Trains all networks of a policy together.
+    """The stage that trains all networks of a policy jointly.
 
     Args:
         name: of the stage.
         recipe: the networks' sizes and the optimizer's settings.
-        spec: what the policy sees and answers.
+        spec: of the policy's observations and chunks.
         statistics: of the observations.
         words: of the instructions, or None.
         draw: the batch of a step.
@@ -106,8 +106,8 @@ def chunk_stage(
     model: ChunkModel = (TokenModel if recipe.kind == "tokens" else Flow)(spec, recipe, statistics, words)
     measure, loss_of = _LOSSES[recipe.kind]
 
-    def loss_on(lesson: Lesson, draws: int) -> Tensor:
-        return loss_of(model, lesson.to(device_of(model)), recipe, draws)
+    def loss_on(batch: TrainingBatch, draws: int) -> Tensor:
+        return loss_of(model, batch.to(device_of(model)), recipe, draws)
 
     def validate(module: nn.Module) -> Metrics:
         torch.manual_seed(recipe.seed)
@@ -127,40 +127,40 @@ def chunk_stage(
     )
 
 
-def _flow_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
-    """With noise ``x_0``, data ``x_1``, ``x_t = (1 - t) x_0 + t x_1``: least squares to ``x_1 - x_0``, t uniform."""
-    clean, weight = lesson.chunk.repeat(draws, 1, 1), lesson.real.repeat(draws, 1)
+def _flow_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> Tensor:
+    """Flow matching with noise ``x_0``, data ``x_1``, ``x_t = (1 - t) x_0 + t x_1``: squared error to ``x_1 - x_0``."""
+    clean, weight = batch.chunk.repeat(draws, 1, 1), batch.real.repeat(draws, 1)
     noise, time = torch.randn_like(clean), torch.rand(len(clean), device=clean.device)
     noisy = torch.lerp(noise, clean, time[:, None, None])
-    with autocast(recipe, lesson.chunk.device):
-        cache = model.cache(lesson.observation)
+    with autocast(recipe, batch.chunk.device):
+        cache = model.cache(batch.observation)
         velocity = model.expert(noisy, time, cache.repeat(draws, *(1,) * (cache.dim() - 1)))
     return _mean((velocity.float() - (clean - noise)).square(), weight)
 
 
-def _regression_loss(model: Flow, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
-    """Least absolute errors of ``x_1`` at ``x_0 = 0`` and ``t = 0``, as ACT's (Zhao et al. 2023)."""
-    with autocast(recipe, lesson.chunk.device):
-        found = model.regressed(lesson.observation)
-    return _mean((found.float() - lesson.chunk).abs(), lesson.real)
+def _regression_loss(model: Flow, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> Tensor:
+    """L1 error of ``x_1`` at ``x_0 = 0`` and ``t = 0``, as in ACT (Zhao et al. 2023)."""
+    with autocast(recipe, batch.chunk.device):
+        predicted = model.regressed(batch.observation)
+    return _mean((predicted.float() - batch.chunk).abs(), batch.real)
 
 
 def nearest_bins(chunk: Tensor) -> Tensor:
-    """What :func:`~specact.families.tokens.bins.to_tokens` makes of numbers, wherever they are."""
+    """:func:`~specact.families.tokens.bins.to_tokens` for tensors on any device."""
     return ((chunk.clamp(-1.0, 1.0) + 1.0) * ((BINS - 1) / 2)).round().long()
 
 
-def _token_loss(model: TokenModel, lesson: Lesson, recipe: ChunkRecipe, draws: int) -> Tensor:
+def _token_loss(model: TokenModel, batch: TrainingBatch, recipe: ChunkRecipe, draws: int) -> Tensor:
     """Cross entropy of every token given those before it."""
-    tokens = nearest_bins(lesson.chunk)
-    with autocast(recipe, lesson.chunk.device):
-        logits = model.logits(lesson.observation, tokens.flatten(1))
+    tokens = nearest_bins(batch.chunk)
+    with autocast(recipe, batch.chunk.device):
+        logits = model.logits(batch.observation, tokens.flatten(1))
     entropy = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-    return _mean(entropy.reshape(tokens.shape), lesson.real)
+    return _mean(entropy.reshape(tokens.shape), batch.real)
 
 
-# How the loss is called on what was held out, and what computes it.
-_LOSSES: dict[str, tuple[str, Callable[[Any, Lesson, ChunkRecipe, int], Tensor]]] = {
+# Name of the validation metric, and loss function, by kind.
+_LOSSES: dict[str, tuple[str, Callable[[Any, TrainingBatch, ChunkRecipe, int], Tensor]]] = {
     "flow": ("velocity_mse", _flow_loss),
     "regression": ("action_l1", _regression_loss),
     "tokens": ("cross_entropy", _token_loss),
@@ -168,7 +168,7 @@ _LOSSES: dict[str, tuple[str, Callable[[Any, Lesson, ChunkRecipe, int], Tensor]]
 
 
 def _mean(error: Tensor, weight: Tensor) -> Tensor:
-    """The mean of errors ``[B, H, A]`` over the actions that count, by weights ``[B, H]``."""
+    """The weighted mean of errors ``[B, H, A]``, with weights ``[B, H]``."""
     mean: Tensor = (weight * error.mean(-1)).sum() / weight.sum()
     return mean
 
@@ -191,31 +191,33 @@ def train_chunks(
     teacher: LoadedPolicy | None = None,
     on: Accelerator = "cpu",
 ) -> Trained:
-    """Makes the chunk policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
+    """Trains the chunk policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
     Args:
-        teacher: a policy whose answers to the demonstrated observations are learned, instead of the demonstrated
+        teacher: a policy whose answers to the demonstrated observations are the labels, in place of the demonstrated
             actions.
     """
     torch.set_num_threads(threads)
     device = accelerator(on)
-    asked = asdict(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
-    check_free(out, asked)
-    made = stages.demonstrated(recipe, stages.task_of(recipe), data, progress)
-    observation = observation_of(recipe, recipe, made, "the policy")
-    made = stages.needed(made, [observation] if teacher is None else [observation, teacher.policy.spec.observation])
-    dataset = stages.prepare(made, recipe)
-    assert made.rate_hz is not None, "the recipe or its task says it"
-    spec = ChunkSpec(observation, recipe.chunk, made.action.shape[1], made.rate_hz)
+    request = asdict(recipe) | ({} if teacher is None else {"teacher": [teacher.name, teacher.fingerprint]})
+    check_free(out, request)
+    episodes = stages.demonstrated(recipe, stages.task_of(recipe), data, progress)
+    observation = observation_of(recipe, recipe, episodes, "the policy")
+    episodes = stages.needed(
+        episodes, [observation] if teacher is None else [observation, teacher.policy.spec.observation]
+    )
+    dataset = stages.prepare(episodes, recipe)
+    assert episodes.rate_hz is not None, "given by the recipe or its task"
+    spec = ChunkSpec(observation, recipe.chunk, episodes.action.shape[1], episodes.rate_hz)
     if teacher is not None:
-        check_teacher(teacher, recipe.chunk, spec.actions, spec.rate_hz, made)
+        check_teacher(teacher, recipe.chunk, spec.actions, spec.rate_hz, episodes)
     with locked(out):
-        claim(out, asked)
-        with stages.frames_at_hand(made, out / "frames", progress) as made:
-            dataset = stages.prepare(made, recipe) if made.cameras else dataset
+        claim(out, request)
+        with stages.frames_at_hand(episodes, out / "frames", progress) as episodes:
+            dataset = stages.prepare(episodes, recipe) if episodes.cameras else dataset
             if teacher is not None:
                 teach(dataset, teacher, recipe.chunk, out, recipe.seed, progress)
-            trained = _train(recipe, dataset, spec, out, progress, asked, device)
+            trained = _train(recipe, dataset, spec, out, progress, request, device)
         forget_answers(out)
         return trained
 
@@ -226,18 +228,18 @@ def _train(
     spec: ChunkSpec,
     out: Path,
     progress: Progress,
-    asked: dict[str, Any],
+    request: dict[str, Any],
     device: torch.device,
 ) -> Trained:
     stage = demonstrated_stage(dataset, recipe, spec)
     last = run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps), device=device)
-    manifest = {"env": recipe.env or "", "specact": __version__, "recipe": asked, "training": last_lines(out)}
-    kept = {
+    manifest = {"env": recipe.env or "", "specact": __version__, "recipe": request, "training": last_lines(out)}
+    snapshots = {
         f"{recipe.bundle}-{step}": checkpoint.read(out / f"{stage.name}@{step}.safetensors")[0]
         for step in stage.averages_at
     }
     folders = []
-    for name, weights in (kept | {recipe.bundle: last}).items():
+    for name, weights in (snapshots | {recipe.bundle: last}).items():
         stage.module.load_state_dict(weights)
         folders.append(out / "bundles" / name)
         WRITERS[recipe.kind](

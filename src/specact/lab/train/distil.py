@@ -1,4 +1,4 @@
-"""A distilled draft: the same small network, taught what the target says where the gated policy leads."""
+"""Distillation of a draft: retrains it on the target's outputs in states visited by the gated policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from specact.families.codes.bundle import PARTS, Bundle, load_bundle
 from specact.gates.settings import GateSettings
-from specact.lab.data.distillation import DistillationData, FrameWindows, Seen, join
+from specact.lab.data.distillation import Column, DistillationData, FrameWindows, join
 from specact.lab.rollout.distillation import Collect
 from specact.lab.train.encoder import PatchEmbedding
 from specact.lab.train.export import export_policy
@@ -28,20 +28,21 @@ from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 from specact.runtime.manifest import write_manifest
 
-_AT_ONCE = 256  # windows of frames that are encoded in one pass
+_BATCH = 256  # windows of frames per encoder pass
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class DistilRecipe:
-    """How a draft is distilled.
+    """The settings of a distillation.
 
     Attributes:
-        rates: transmission rates whose states are visited, under random gates.
-        rounds: the first on states of the bundle's draft, every further one on those of the draft distilled so far.
-        steps, batch, learning_rate: AdamW with warm-up and a cosine.
-        offset_weight: of the offsets' distance to the target's, weighted with p, beside the codes' cross-entropy.
-        seed: of everything random.
+        rates: transmission rates of the random gates in rollouts.
+        rounds: the first one rolls out the bundle's draft, every further one the previous distilled draft.
+        steps, batch, learning_rate: AdamW with warm-up and a cosine schedule.
+        offset_weight: weight of the offsets' L1 distance to the target's, weighted with p, relative to the codes'
+            cross-entropy.
+        seed: random seed.
     """
 
     rates: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6)
@@ -58,20 +59,20 @@ def distil(
 ) -> Path:
     """Makes the bundle ``NAME-distilled``: the same target and tokenizer, the draft distilled from the target.
 
-    The draft keeps its architecture and starts anew; its only teacher is the target's distribution, its only states
-    are those that gated rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). An image encoder that
-    was trained before the draft stays as it is. Run again after a stop, it goes on with the round it was in.
+    The draft keeps its architecture and is trained from scratch, on the target's distribution in states that gated
+    rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). An image encoder that was trained before
+    the draft stays frozen. A stopped run resumes in its last round.
 
     Args:
-        bundle: the pair; made by ``specact train``, so that its manifest tells the draft's architecture.
-        recipe: how.
+        bundle: the pair; made by ``specact train``, so that its manifest has the draft's architecture.
+        recipe: its settings.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the bundle.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
         threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:
-        ConfigError: if the manifest does not tell the draft's architecture, or another process trains in ``out``.
+        ConfigError: if the manifest lacks the draft's architecture, or ``out`` is locked by another process.
     """
     with locked(out):
         return _distil(bundle, recipe, collect, out, progress, threads)
@@ -83,14 +84,14 @@ def _distil(
     torch.set_num_threads(threads)
     settings, shapes = architecture(bundle, "draft")
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
-    taught: list[DistillationData] = []
+    collected: list[DistillationData] = []
     encoders = draft_encoders(bundle) if settings.encoder.learns else {}
     pair = bundle
     for number in range(recipe.rounds):
-        taught.append(encoded(collect(pair, gates, number), encoders))
-        train, held_out = join(taught).split()
+        collected.append(encoded(collect(pair, gates, number), encoders))
+        train, held_out = join(collected).split()
         torch.manual_seed(recipe.seed)
-        network = VQBeT(shapes, settings, taught_statistics(shapes.observation, train))
+        network = VQBeT(shapes, settings, observation_statistics(shapes.observation, train))
         for camera, encoder in encoders.items():
             network.freeze(camera, encoder)
         stage = _stage(f"distilled-{number}", network, recipe, bundle.spec.temperature, train, held_out)
@@ -99,18 +100,18 @@ def _distil(
     return pair.path
 
 
-def taught_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
-    """Of what was seen in all windows, by name."""
+def observation_statistics(spec: ObservationSpec, data: DistillationData) -> Statistics:
+    """Mean and standard deviation of the observations in all windows, by name."""
     fields = {} if spec.vectors is None else spec.vectors.fields
-    seen = {name: np.asarray(data.observation[name]) for name in fields}
-    return {name: moments(seen[name].reshape(-1, *field.shape)) for name, field in fields.items()}
+    values_of_field = {name: np.asarray(data.observation[name]) for name in fields}
+    return {name: moments(values_of_field[name].reshape(-1, *field.shape)) for name, field in fields.items()}
 
 
 def draft_encoders(bundle: Bundle) -> dict[str, nn.Module]:
     """The image encoders of a bundle's draft, by camera: frames ``[N, H, W, 3]`` to features ``[N, width]``.
 
     Raises:
-        ConfigError: if the bundle does not tell the draft's architecture and weights.
+        ConfigError: if the bundle lacks the draft's architecture or weights.
     """
     cameras = bundle.spec.draft.images
     if not cameras:
@@ -125,16 +126,16 @@ def draft_encoders(bundle: Bundle) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def encoded(data: DistillationData, encoders: Mapping[str, nn.Module]) -> DistillationData:
-    """With the encoders' features ``[N, T, width]`` in the place of their cameras' frames, which are read once."""
+    """Replaces the frames of the encoders' cameras by their features ``[N, T, width]``."""
 
-    def features(name: str, values: Seen) -> Seen:
+    def features(name: str, values: Column) -> Column:
         if name not in encoders or not isinstance(values, FrameWindows):
             return values
         parts = []
-        for first in range(0, len(values), _AT_ONCE):
-            frames = np.asarray(values[np.arange(first, min(first + _AT_ONCE, len(values)))])
-            told = encoders[name](torch.from_numpy(frames.reshape(-1, *frames.shape[-3:])))
-            parts.append(told.reshape(*frames.shape[:-3], -1).numpy())
+        for first in range(0, len(values), _BATCH):
+            frames = np.asarray(values[np.arange(first, min(first + _BATCH, len(values)))])
+            encoding = encoders[name](torch.from_numpy(frames.reshape(-1, *frames.shape[-3:])))
+            parts.append(encoding.reshape(*frames.shape[:-3], -1).numpy())
         return np.concatenate(parts)
 
     return replace(data, observation={name: features(name, values) for name, values in data.observation.items()})
@@ -149,16 +150,16 @@ def _stage(
     held_out: DistillationData,
 ) -> Stage:
     def losses(data: DistillationData, rows: np.ndarray) -> dict[str, Tensor]:
-        seen = {name: torch.from_numpy(np.asarray(values[rows])) for name, values in data.observation.items()}
-        features = network.features(seen)[:, -1:]
+        observation = {name: torch.from_numpy(np.asarray(values[rows])) for name, values in data.observation.items()}
+        features = network.features(observation)[:, -1:]
         prediction = network.heads(features)
-        p = torch.from_numpy(data.said["target_probs"][rows])
+        p = torch.from_numpy(data.outputs["target_probs"][rows])
         logs = (prediction.logits[:, 0] / temperature).log_softmax(-1)
-        wanted = torch.from_numpy(data.said["target_offsets"][rows].astype(np.float32))
-        away = (prediction.offsets[:, 0] - wanted).abs().mean((-2, -1))
+        target_offsets = torch.from_numpy(data.outputs["target_offsets"][rows].astype(np.float32))
+        offset_error = (prediction.offsets[:, 0] - target_offsets).abs().mean((-2, -1))
         return {
             "cross_entropy": -(p * logs).sum((-2, -1)).mean(),
-            "offset": (p * away).sum((-2, -1)).mean(),
+            "offset": (p * offset_error).sum((-2, -1)).mean(),
             "rejection": (p - logs.exp()).abs().sum(-1).mean() / 2,
         }
 
@@ -168,13 +169,13 @@ def _stage(
         loss = parts["cross_entropy"] + recipe.offset_weight * parts["offset"]
         return loss, {name: part.detach() for name, part in parts.items()}
 
-    # Frames that are not encoded beforehand take memory: of them a part is enough.
-    seeing = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
-    judged = np.arange(min(len(held_out), _AT_ONCE) if seeing else len(held_out))
+    # Frames without precomputed features take memory, so a subset is used.
+    has_frames = any(isinstance(values, FrameWindows) for values in held_out.observation.values())
+    rows_held_out = np.arange(min(len(held_out), _BATCH) if has_frames else len(held_out))
 
     def validate(module: nn.Module) -> Metrics:
         with torch.no_grad():
-            return {key: float(value) for key, value in losses(held_out, judged).items()}
+            return {key: float(value) for key, value in losses(held_out, rows_held_out).items()}
 
     return Stage(
         name=name,
@@ -190,14 +191,14 @@ def _stage(
 
 
 def _write(bundle: Bundle, network: VQBeT, recipe: DistilRecipe, metrics: Metrics, path: Path) -> Bundle:
-    """The bundle with this draft; the manifest goes last."""
+    """Writes the bundle with this draft; the manifest last, to mark it complete."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
     for part in ("tokenizer", "target"):
         shutil.copyfile(bundle.path / PARTS[part], path / PARTS[part])
     parity = export_policy(network, path / PARTS["draft"], bundle.manifest["recipe"]["precision"] == "float16")
     manifest: dict[str, Any] = json.loads(json.dumps(bundle.manifest))
-    manifest.pop("head", None)  # which was trained for the draft as it was
+    manifest.pop("head", None)  # it was trained for the old draft
     manifest |= {
         "name": path.name,
         "distilled": {"from": bundle.fingerprint, **vars(recipe), "held_out": metrics},

@@ -1,4 +1,4 @@
-"""A distilled draft of chunks: the same small network, taught what the target answers where the gated policy leads."""
+"""Distillation of a chunk draft: retrains it on the target's chunks in states visited by the gated policy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from specact.lab.data.distillation import DistillationData, join
 from specact.lab.rollout.distillation import Collect
 from specact.lab.train.chunk_export import WRITERS
 from specact.lab.train.chunk_recipe import ChunkRecipe
-from specact.lab.train.chunk_train import Lesson, chunk_stage
-from specact.lab.train.distil import DistilRecipe, taught_statistics
+from specact.lab.train.chunk_train import TrainingBatch, chunk_stage
+from specact.lab.train.distil import DistilRecipe, observation_statistics
 from specact.lab.train.folder import last_lines
 from specact.lab.train.loop import run
 from specact.lab.train.stages import Progress
@@ -39,7 +39,7 @@ from specact.units import ActionUnits
 _LOADERS: dict[str, Callable[[Path], FlowBundle | RegressionBundle | TokenBundle]] = {
     "flow": load_flow, "regression": load_regression, "tokens": load_tokens,
 }  # fmt: skip
-# Of lessons, what is validated on at most.
+# Maximum size of the validation batch.
 _HELD_OUT = 1024
 
 
@@ -48,36 +48,35 @@ def distil_chunks(
 ) -> Path:
     """Makes the pair ``NAME-distilled``: the same target, and the draft distilled from its answers.
 
-    The draft keeps the recipe it was trained by and starts anew; its only teacher is the target's chunk, its only
-    states are those that gated rollouts visit (DAgger, Ross et al. 2011, with the target as the expert). Run again
-    after a stop, it goes on with the round it was in.
+    The draft keeps its recipe and is trained from scratch, on the target's chunks in states that gated rollouts visit
+    (DAgger, Ross et al. 2011, with the target as the expert). A stopped run resumes in its last round.
 
     Args:
-        pair: its draft is a bundle that ``specact train`` made.
+        pair: its draft is a bundle made by ``specact train``.
         recipe: rates, rounds and seed; the optimizer's settings are those of the draft's own recipe.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, drafts and pairs.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
         threads: of PyTorch, in the whole process; results are exact for the same number.
 
     Raises:
-        ConfigError: if the draft is no such bundle, or another process trains in ``out``.
+        ConfigError: if the draft is no such bundle, or ``out`` is locked by another process.
     """
     settings, units = _draft_of(pair)
     spec, name = pair.draft.spec, f"{pair.name}-distilled"
     with locked(out):
         torch.set_num_threads(threads)
         gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
-        taught: list[DistillationData] = []
-        now = pair
+        collected: list[DistillationData] = []
+        current = pair
         for number in range(recipe.rounds):
-            taught.append(collect(now, gates, number))
-            train, held_out = join(taught).split()
-            kept_back = _Lessons(held_out, pair.units, units, spec.chunk)
+            collected.append(collect(current, gates, number))
+            train, held_out = join(collected).split()
+            held_out_batches = _Batches(held_out, pair.units, units, spec.chunk)
             stage = chunk_stage(
-                f"distilled-{number}", settings, spec, taught_statistics(spec.observation, train), None,
-                partial(_Lessons(train, pair.units, units, spec.chunk).drawn, recipe.seed, settings.batch),
-                partial(kept_back.at, np.arange(min(len(held_out), _HELD_OUT))),
+                f"distilled-{number}", settings, spec, observation_statistics(spec.observation, train), None,
+                partial(_Batches(train, pair.units, units, spec.chunk).draw, recipe.seed, settings.batch),
+                partial(held_out_batches.at, np.arange(min(len(held_out), _HELD_OUT))),
             )  # fmt: skip
             stage.module.load_state_dict(
                 run(stage, out, lambda done: progress("distilled draft", done, settings.steps))
@@ -94,39 +93,39 @@ def distil_chunks(
                 units=units,
                 half=settings.precision == "float16",
             )  # fmt: skip
-            now = _with_draft(pair, draft, out / ("bundles" if number == recipe.rounds - 1 else "rounds") / name)
-    assert now.path is not None, "it was just written"
-    return now.path
+            current = _with_draft(pair, draft, out / ("bundles" if number == recipe.rounds - 1 else "rounds") / name)
+    assert current.path is not None, "it was just written"
+    return current.path
 
 
 def _with_draft(pair: ChunkPair, draft: Path, folder: Path) -> ChunkPair:
-    """The pair with another draft, in a folder of its own; what a stopped run left there goes."""
+    """Writes the pair with another draft to a new folder; removes what an interrupted run left there."""
     assert pair.path is not None, "its draft was read there"
-    said = read_manifest(pair.path, "chunks", {})
-    steps = {f"{part}_steps": said["steps"][part] for part in ("draft", "target")}
-    played = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
+    manifest = read_manifest(pair.path, "chunks", {})
+    steps = {f"{part}_steps": manifest["steps"][part] for part in ("draft", "target")}
+    settings = PairSettings(pair.execute, pair.accept_within, pair.overlap, pair.env, **steps)
     shutil.rmtree(folder, ignore_errors=True)
-    return make_pair(folder, str(draft), pair.named[1] or said["sources"]["target"], played)
+    return make_pair(folder, str(draft), pair.named[1] or manifest["sources"]["target"], settings)
 
 
-class _Lessons:
-    """What a draft learns from distillation data: observations, and the target's chunks in the flow's units."""
+class _Batches:
+    """Training batches of distillation data: observations, and the target's chunks in the flow's units."""
 
     def __init__(self, data: DistillationData, normalised: ActionUnits, units: FlowUnits, chunk: int) -> None:
         self._observation = data.observation
-        wanted = data.said["wanted"]
+        wanted = data.outputs["wanted"]
         action = np.clip(normalised.to_environment(wanted), units.low, units.high)
-        rest = ((0, 0), (0, chunk - action.shape[1]), (0, 0))
-        self._chunks = torch.from_numpy(np.pad(units.to_flow(action), rest).astype(np.float32))
-        # Where the target's chunks are shorter, it says nothing about the end of the draft's.
+        padding = ((0, 0), (0, chunk - action.shape[1]), (0, 0))
+        self._chunks = torch.from_numpy(np.pad(units.to_flow(action), padding).astype(np.float32))
+        # The target's chunks may be shorter than the draft's; the rest has no label.
         self._real = (torch.arange(chunk) < action.shape[1]).float()
 
-    def drawn(self, seed: int, count: int, step: int) -> Lesson:
+    def draw(self, seed: int, count: int, step: int) -> TrainingBatch:
         return self.at(stream(seed, Role.DATA, step=step).integers(len(self._chunks), size=count))
 
-    def at(self, rows: np.ndarray) -> Lesson:
-        seen = {name: torch.from_numpy(np.asarray(column[rows])) for name, column in self._observation.items()}
-        return Lesson(seen, self._chunks[rows], self._real.expand(len(rows), -1))
+    def at(self, rows: np.ndarray) -> TrainingBatch:
+        observation = {name: torch.from_numpy(np.asarray(column[rows])) for name, column in self._observation.items()}
+        return TrainingBatch(observation, self._chunks[rows], self._real.expand(len(rows), -1))
 
 
 def _draft_of(pair: ChunkPair) -> tuple[ChunkRecipe, FlowUnits]:
@@ -145,10 +144,10 @@ def _draft_of(pair: ChunkPair) -> tuple[ChunkRecipe, FlowUnits]:
     bundle = _LOADERS[kind](folder)
     recipe = {name: value for name, value in bundle.manifest["recipe"].items() if name != "teacher"}
     return build(
-        ChunkRecipe, json.loads(json.dumps(recipe), object_hook=_given), "the recipe of the draft"
+        ChunkRecipe, json.loads(json.dumps(recipe), object_hook=_without_none), "the recipe of the draft"
     ), bundle.units
 
 
-def _given(table: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's table without what was not given, for which TOML has no value."""
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's table without None, which TOML does not have."""
     return {name: value for name, value in table.items() if value is not None}

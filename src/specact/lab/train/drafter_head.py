@@ -1,4 +1,4 @@
-"""The head of Spec-VLA in training: it learns the target's features along the target's own rollouts."""
+"""Training of Spec-VLA's drafter head, on the target's features in its own rollouts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DrafterHead(nn.Module):
     """See :class:`~specact.families.tokens.head.TokenHead`.
 
     Args:
-        embedding: of the target's tokens ``[256, W]``, which stays as it is.
-        write: the target's output layer, which stays as it is.
+        embedding: of the target's tokens ``[256, W]``, frozen.
+        write: the target's output layer, frozen.
         length: T, tokens of a chunk.
         heads, dropout: of the layer.
     """
@@ -37,7 +37,7 @@ class DrafterHead(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor, features: Tensor, places: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and features of the tokens after, as the exported graph gives them."""
+        """Logits and features of the next tokens; the outputs of the exported graph."""
         predicted, _ = self.predicted(tokens, features, places, among, None)
         return self.write(predicted), predicted
 
@@ -51,37 +51,37 @@ class DrafterHead(nn.Module):
         return self.norm(x), entries
 
     def unrolled(self, tokens: Tensor, features: Tensor, ahead: int) -> list[Tensor]:
-        """What it predicts where its last 0, 1, ... ``ahead - 1`` features were its own, each ``[B, T - 1, W]``.
+        """Predictions where the last 0, 1, ... ``ahead - 1`` input features are the head's own, each ``[B, T - 1, W]``.
 
-        Entry s, place j is a prediction of ``features[:, j + 1]`` that read the target's features up to place
-        ``j - s``, and counts from ``j = s`` on. All of it takes ``ahead`` passes: a pass attends to the keys and values
-        of those before it (as in EAGLE-3, Li et al. 2025).
+        Entry s, position j is a prediction of ``features[:, j + 1]`` from the target's features up to position
+        ``j - s``, and is valid from ``j = s`` on. It takes ``ahead`` passes: a pass attends to the keys and values of
+        the previous ones (as in EAGLE-3, Li et al. 2025).
 
         Args:
             tokens: ``[B, T]``.
-            features: what the head reads in the first pass, ``[B, T, W]``.
+            features: inputs of the first pass, ``[B, T, W]``.
             ahead: passes.
         """
         count = self.length - 1
         place = torch.arange(count, device=tokens.device)
-        back = place[:, None] - place[None]
-        taken, kept, found = features[:, :-1], None, list[Tensor]()
+        lag = place[:, None] - place[None]
+        inputs, kept, predictions = features[:, :-1], None, list[Tensor]()
         for number in range(ahead):
-            # The target's features so far, then one of its own of every pass before, and this token's.
-            blocks = [back >= number] + [back == number - earlier for earlier in range(1, number + 1)]
-            predicted, entries = self.predicted(tokens[:, :-1], taken, place[None], torch.cat(blocks, -1)[None], kept)
+            # The target's features so far, then one own feature of every previous pass, and this token's.
+            blocks = [lag >= number] + [lag == number - earlier for earlier in range(1, number + 1)]
+            predicted, entries = self.predicted(tokens[:, :-1], inputs, place[None], torch.cat(blocks, -1)[None], kept)
             kept = entries if kept is None else torch.cat([kept, entries], -2)
-            found.append(predicted)
-            taken = torch.cat([torch.zeros_like(predicted[:, :1]), predicted[:, :-1]], 1)
-        return found
+            predictions.append(predicted)
+            inputs = torch.cat([torch.zeros_like(predicted[:, :1]), predicted[:, :-1]], 1)
+        return predictions
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the two parts of the loss.
+    """Weights of the two parts of the loss.
 
     Attributes:
-        feature: of the features' smooth absolute error.
+        feature: of the features' smooth L1 loss.
         token: of the cross-entropy to the target's distribution.
     """
 
@@ -92,23 +92,23 @@ class Weights:
 def head_loss(
     head: DrafterHead, tokens: Tensor, features: Tensor, weights: Weights, ahead: int, noise: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a batch and its parts; each pass of :meth:`DrafterHead.unrolled` counts as much as another.
+    """The loss of a batch and its parts; the mean over the passes of :meth:`DrafterHead.unrolled`.
 
     Args:
-        head: what learns.
+        head: the head.
         tokens, features: the target's, ``[B, T]`` and ``[B, T, W]``.
         weights, ahead: see there.
-        noise: half the width of the uniform noise on the features that are read.
+        noise: half the width of the uniform noise on the input features.
     """
     noisy = features + noise * (2.0 * torch.rand_like(features) - 1.0)
     with torch.no_grad():
-        wanted = head.write(features[:, 1:]).float().softmax(-1)
+        target_probs = head.write(features[:, 1:]).float().softmax(-1)
     distance, entropy = features.new_zeros(()), features.new_zeros(())
     for number, predicted in enumerate(head.unrolled(tokens, noisy, ahead)):
-        found, true = predicted[:, number:].float(), features[:, 1 + number :]
-        distance = distance + nn.functional.smooth_l1_loss(found, true) / ahead
+        predicted_features, target_features = predicted[:, number:].float(), features[:, 1 + number :]
+        distance = distance + nn.functional.smooth_l1_loss(predicted_features, target_features) / ahead
         log_probs = head.write(predicted[:, number:]).float().log_softmax(-1)
-        entropy = entropy - (wanted[:, number:] * log_probs).sum(-1).mean() / ahead
+        entropy = entropy - (target_probs[:, number:] * log_probs).sum(-1).mean() / ahead
     parts = {"feature_l1": distance.detach(), "cross_entropy": entropy.detach()}
     return weights.feature * distance + weights.token * entropy, parts
 
@@ -116,17 +116,17 @@ def head_loss(
 def chain_metrics(
     head: DrafterHead, tokens: Tensor, features: Tensor, depth: int, strict: tuple[int, ...], actions: int
 ) -> Metrics:
-    """How many drafted tokens the target would accept in a round, and its passes per chunk, with greedy chains.
+    """Accepted drafted tokens per round, and passes of the target per chunk, with greedy chains.
 
     ``accepted`` and ``passes`` are exact; with ``_9``, tokens within 9 bins are accepted, except on strict dimensions,
-    and what follows a token that is accepted is judged as if it were the target's. With ``_moving`` the strict
-    dimensions, such as a gripper that hardly ever changes, count as decided.
+    and tokens after an accepted one are evaluated as if it were the target's. With ``_moving`` the strict dimensions,
+    such as a gripper that rarely changes, are left out.
 
     Args:
-        head: what drafts.
+        head: makes the drafts.
         tokens, features: the target's, ``[B, T]`` and ``[B, T, W]``.
         depth: tokens of a chain.
-        strict: dimensions of an action that no tolerance is for.
+        strict: dimensions of an action without a tolerance.
         actions: A, dimensions of an action.
     """
     depth = min(depth, head.length - 1)
@@ -142,38 +142,38 @@ def chain_metrics(
 
 
 def _rounds(fits: Tensor, counted: Tensor, name: str) -> Metrics:
-    """Plays the rounds of chunks whose ``fits [depth, B, T - 1]`` says which drafted tokens are accepted.
+    """Simulates the rounds of chunks; ``fits [depth, B, T - 1]`` is the mask of accepted drafted tokens.
 
-    Entry s, place j is about token j + 1, drafted behind s drafted tokens. ``counted [T - 1]``: those to be counted.
+    Entry s, position j is token j + 1, drafted after s drafted tokens. ``counted [T - 1]``: mask of counted tokens.
     """
     depth, batch, count = fits.shape
     decided = torch.ones(batch, dtype=torch.long)  # the first token is the target's
     accepted, rounds = 0, 0
-    while (open_ := decided <= count).any():
-        going = open_.clone()
-        rounds += int(going.sum())
+    while (unfinished := decided <= count).any():
+        active = unfinished.clone()
+        rounds += int(active.sum())
         for number in range(depth):
-            going &= decided <= count
+            active &= decided <= count
             place = (decided - 1).clamp(max=count - 1)
-            going &= fits[number, torch.arange(batch), place]
-            accepted += int(counted[place][going].sum())
-            decided += going.long()
-        decided += (open_ & (decided <= count)).long()  # the target's own token
+            active &= fits[number, torch.arange(batch), place]
+            accepted += int(counted[place][active].sum())
+            decided += active.long()
+        decided += (unfinished & (decided <= count)).long()  # the target's own token
     return {f"accepted{name}": accepted / rounds, f"passes{name}": 1.0 + rounds / batch}
 
 
 def output_layer(decoder: Path) -> nn.Linear:
-    """The layer that makes logits of features, as it is in the ONNX file of a token policy's decoder.
+    """The output layer, from features to logits, in the ONNX file of a token policy's decoder.
 
     Raises:
-        BundleError: if the logits are no linear function of the features there.
+        BundleError: if the decoder has no output ``features``.
     """
     proto = onnx.load(decoder)
     features = next((entry for entry in proto.graph.output if entry.name == "features"), None)
     if features is None:
         raise BundleError(f"{decoder} gives no features; export the bundle again")
     width = features.type.tensor_type.shape.dim[-1].dim_value
-    # What reads the features is kept, as a network of its own; identity in, weights out.
+    # Extracts the subgraph from features to logits, and evaluates it on the identity to get its weights.
     needed, nodes = {"logits"}, list[onnx.NodeProto]()
     for node in reversed(proto.graph.node):
         if needed & set(node.output) and "features" not in node.output:
@@ -185,8 +185,8 @@ def output_layer(decoder: Path) -> nn.Linear:
     small = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
     session = onnxruntime.InferenceSession(small.SerializeToString(), providers=["CPUExecutionProvider"])
     rows = torch.cat([torch.zeros(1, width), torch.eye(width)])
-    (found,) = session.run(None, {"features": rows[None].numpy()})
-    bias, *columns = torch.from_numpy(found[0])
+    (logits_of_rows,) = session.run(None, {"features": rows[None].numpy()})
+    bias, *columns = torch.from_numpy(logits_of_rows[0])
     layer = nn.Linear(width, BINS)
     with torch.no_grad():
         layer.bias.copy_(bias)

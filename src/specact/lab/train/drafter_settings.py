@@ -1,4 +1,4 @@
-"""What KERV and HeiSD need to know of a robot and its target, fitted to the target's own rollouts."""
+"""The settings of KERV and HeiSD, fitted to the target's own rollouts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from specact.lab.train.skipping import agreement, fit_skip
 
 # HeiSD's tolerance of a group's sum and of each of its tokens, and the middle of KERV's tolerances [bins].
 GROUP_TOTAL, GROUP_EACH, MIDDLE = 30, 15, 10
-# Inferences in a row that may do without verification.
+# Maximum consecutive inferences without verification.
 LONGEST_SKIP = 8
 
 
 def memory_of(rollouts: TokenRollouts) -> Entries:
-    """What the target wrote by what its encoder made of the observation, in episodes that succeeded, if any did."""
-    kept = rollouts.success if rollouts.success.any() else np.ones(len(rollouts), np.bool_)
+    """The retrieval memory: the target's tokens by its encoder's embedding, of successful episodes if there are any."""
+    used = rollouts.success if rollouts.success.any() else np.ones(len(rollouts), np.bool_)
     return Entries(
-        unit(rollouts.seen[kept].astype(np.float32)),
-        rollouts.tokens[kept].astype(np.int64),
-        rollouts.episode[kept],
-        rollouts.step[kept],
+        unit(rollouts.seen[used].astype(np.float32)),
+        rollouts.tokens[used].astype(np.int64),
+        rollouts.episode[used],
+        rollouts.step[used],
     )
 
 
@@ -47,9 +47,9 @@ def fit_settings(
     path: Sequence[int],
     window: int,
 ) -> DrafterSettings:
-    """Filters and ranges from the rollouts that the memory is made of; what is judged by agreement, on others.
+    """Fits filters and ranges to the rollouts of the memory, and thresholds by agreement on held-out ones.
 
-    The scale of KERV's threshold is left at 1: it takes a head, see :func:`scale_of`.
+    The scale of KERV's threshold stays 1, because it needs a head, see :func:`scale_of`.
 
     Args:
         rollouts: of the memory.
@@ -58,7 +58,7 @@ def fit_settings(
         strict, groups: see :class:`~specact.families.tokens.drafter_bundle.DrafterSettings`; no groups: each dimension
             its own.
         path: likewise; none: all numbers of the state.
-        window: inferences that the kinematic metric looks back on.
+        window: history of the kinematic metric in inferences.
 
     Raises:
         ConfigError: for values that do not fit the policy, or rollouts that are too short for the window.
@@ -94,31 +94,31 @@ def fit_settings(
 
 
 def least_worthwhile(scores: NDArray[np.floating], agrees: NDArray[np.bool_]) -> float:
-    """The threshold of the score at and above which agreements outnumber the others most.
+    """The score threshold that maximises agreements minus disagreements at and above it.
 
     Returns:
-        One of the scores; more than any of them where no threshold is worth it.
+        One of the scores; above all of them if no threshold has a positive balance.
     """
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     gains = np.cumsum(np.where(agrees[order], 1, -1))
-    # Only where the score changes can a threshold lie.
+    # A threshold can lie only between different scores.
     gains = np.where(np.append(np.diff(ranked) != 0.0, True), gains, -len(scores))
     best = int(np.argmax(gains))
     return float(ranked[best]) if gains[best] > 0 else float(np.nextafter(ranked[0], np.inf))
 
 
 def scale_of(rollouts: TokenRollouts, head: TokenHead) -> float:
-    """K_S of KERV's threshold for the head's drafts on the target's own prefix; 1 where they are never off."""
+    """K_S of KERV's threshold for the head's drafts on the target's own prefix; 1 if they never deviate."""
     tokens = rollouts.tokens.astype(np.int64)
     count, length = tokens.shape
-    places = np.broadcast_to(np.arange(length - 1), (count, length - 1))
+    positions = np.broadcast_to(np.arange(length - 1), (count, length - 1))
     features = rollouts.features[:, :-1].astype(np.float32)
-    logits, _ = head.read(tokens[:, :-1], features, places, np.ascontiguousarray(causal(count, length - 1)))
+    logits, _ = head.read(tokens[:, :-1], features, positions, np.ascontiguousarray(causal(count, length - 1)))
     drafted, wanted = logits.argmax(-1), tokens[:, 1:]
     near = np.abs(drafted - wanted) <= MIDDLE
-    found = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
-    episodes = [[found[row] for row in rows] for rows in _rows(rollouts)]
+    variabilities = [variability(wanted[row, near[row]], drafted[row, near[row]]) for row in range(count)]
+    episodes = [[variabilities[row] for row in rows] for rows in _rows(rollouts)]
     changes = any(np.diff(episode).any() for episode in episodes)
     return typical_change(episodes) if changes else 1.0
 
@@ -128,7 +128,7 @@ def _by_episode(rollouts: TokenRollouts, column: str) -> list[NDArray[Any]]:
 
 
 def _rows(rollouts: TokenRollouts) -> list[NDArray[np.int64]]:
-    """The rows of each episode, in the order of its steps; of the episodes in the order of their first row."""
+    """The rows of each episode, ordered by step; episodes in order of their first row."""
     _, first, which = np.unique(rollouts.episode, return_index=True, return_inverse=True)
     return [
         rows[np.argsort(rollouts.step[rows], kind="stable")]

@@ -1,4 +1,4 @@
-"""``specact train`` of drafters: from a token policy's own rollouts to a bundle; stopped, it goes on where it was."""
+"""``specact train`` of drafters: trains a bundle on a token policy's own rollouts; resumable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specact.families.tokens.head import TokenHead
 from specact.files import check_name, write_whole
 from specact.lab.envs import env_of
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.token_rollouts import SHARD, RolloutOrder, TokenRollouts, read_rollouts, record_rollouts
+from specact.lab.rollout.token_rollouts import SHARD, RolloutRequest, TokenRollouts, read_rollouts, record_rollouts
 from specact.lab.train.drafter_head import DrafterHead, Weights, chain_metrics, head_loss, output_layer
 from specact.lab.train.drafter_settings import fit_settings, memory_of, scale_of
 from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
@@ -37,7 +37,7 @@ from specact.rng import Role, stream
 from specact.runtime.manifest import write_manifest
 from specact.toml import build
 
-# Inferences that are validated on at most.
+# Maximum number of inferences for validation.
 _VALIDATED = 2048
 
 
@@ -46,28 +46,28 @@ class DrafterRecipe:
     """A training run of a target's drafters.
 
     Attributes:
-        kind: tells it from other recipes.
-        bundle: name of the bundle it makes.
-        target: bundle of the token policy that is drafted for, by name or path.
-        env: where it is rolled out; its own environment if not given.
-        episodes: of the rollouts.
-        strict: dimensions of an action that no tolerance is for, such as a gripper.
+        kind: identifies this recipe type.
+        bundle: name of the bundle.
+        target: bundle of the token policy, by name or path.
+        env: environment of its rollouts; its own if not given.
+        episodes: number of rollouts.
+        strict: dimensions of an action without a tolerance, such as a gripper.
         groups: the group of every dimension for HeiSD's acceptance, such as 0 for positions and 1 for a gripper; each
             its own if not given.
-        path: indices into the observation ``state`` of the point whose path HeiSD's metric looks at; all if not given.
-        window: inferences that it looks back on, at least 3.
+        path: indices into the observation ``state`` of the point for HeiSD's kinematic metric; all if not given.
+        window: history of that metric in inferences, at least 3.
         top, tree, nodes: children of a node, depth and size of the head's tree.
-        bigrams: K, tokens that are kept of those that follow a token.
+        bigrams: K, most frequent successors that are stored per token.
         heads, dropout: of the head's layer.
-        ahead: tokens that the head learns to draft on features of its own, one behind the other.
-        feature_weight, token_weight: of the features' smooth absolute error, and of the cross-entropy to the target's
+        ahead: number of autoregressive passes in the head's training.
+        feature_weight, token_weight: of the features' smooth L1 loss, and of the cross-entropy to the target's
             distribution.
-        feature_noise: half the width of the uniform noise on the features that it reads.
-        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
-        average: decay of the exponential average of the weights, which is what is exported.
+        feature_noise: half the width of the uniform noise on its input features.
+        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine schedule to 2 %.
+        average: decay of the exponential moving average of the weights, which is exported.
         bfloat16: whether matrix products in training run in bfloat16.
         precision: of the exported weights.
-        seed: of everything random.
+        seed: random seed.
         held_out: share of the episodes kept for validation.
     """
 
@@ -143,28 +143,28 @@ def train_drafters(
     every: int = 250,
     on: Accelerator = "cpu",
 ) -> Trained:
-    """Makes the drafters of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
+    """Trains the drafters of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
-    The rollouts stay in ``out/rollouts``, see :class:`~specact.lab.rollout.token_rollouts.TokenRollouts`.
+    The rollouts are stored in ``out/rollouts``, see :class:`~specact.lab.rollout.token_rollouts.TokenRollouts`.
     """
     torch.set_num_threads(threads)
     device, target = accelerator(on), load_tokens(recipe.target)
     _check_target(recipe, target)
-    asked = asdict(recipe) | {"taught_by": target.fingerprint}
-    check_free(out, asked)
+    request = asdict(recipe) | {"taught_by": target.fingerprint}
+    check_free(out, request)
     with locked(out):
-        claim(out, asked)
-        # By path: other processes read the bundle that was looked at here.
-        order = RolloutOrder(target.source, env_of(target, recipe.env), recipe.seed, out / "rollouts")
+        claim(out, request)
+        # By path, so that other processes read the same bundle.
+        rollouts = RolloutRequest(target.source, env_of(target, recipe.env), recipe.seed, out / "rollouts")
         files = recipe.episodes // SHARD
         with Pool(jobs) as pool:
-            record_rollouts(order, files, pool.each, lambda done, total: progress("rollouts", done, total))
+            record_rollouts(rollouts, files, pool.each, lambda done, total: progress("rollouts", done, total))
         first_held_out = files - max(1, round(recipe.held_out * files))
         train, held_out = (
-            read_rollouts([order.file(number) for number in part])
+            read_rollouts([rollouts.file(number) for number in part])
             for part in (range(first_held_out), range(first_held_out, files))
         )
-        # Before the training, so that what does not fit is refused before it.
+        # Before the training, so that errors are raised early.
         settings = fit_settings(
             train, held_out, target.spec.actions, strict=recipe.strict, groups=recipe.groups, path=recipe.path,
             window=recipe.window,
@@ -177,7 +177,7 @@ def train_drafters(
         assert isinstance(stage.module, DrafterHead)
         folder = out / "bundles" / recipe.bundle
         manifest = {
-            "name": recipe.bundle, "env": order.env, "specact": __version__, "recipe": asked,
+            "name": recipe.bundle, "env": rollouts.env, "specact": __version__, "recipe": request,
             "training": last_lines(out),
         }  # fmt: skip
         write_drafters(folder, manifest, recipe, settings, target, stage.module, train, held_out)

@@ -1,4 +1,4 @@
-"""The image encoder: where in a frame things are; and the stage in which it learns to tell a pose from a frame."""
+"""The image encoder (spatial softmax keypoints, or patches), and the stage that pre-trains it to predict a pose."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from specact.lab.train.windows import Dataset, Windows
 from specact.observation import ObservationSpec
 from specact.rng import Role, stream
 
-_AT_ONCE = 256  # frames that are encoded in one pass
-_SMALL = 0.1  # errors below this many standard deviations count squared, larger ones as they are
+_BATCH = 256  # frames per encoder pass
+_SMALL = 0.1  # beta of the smooth L1 loss, in standard deviations
 
 
 class ImageEncoder(nn.Module):
     """Camera frames, uint8 ``[N, H, W, 3]``, to features ``[N, width]``.
 
-    Convolutions make one map per keypoint; a map's softmax over all places gives the keypoint's coordinates (Levine et
-    al. 2016, Finn et al. 2016), which two linear layers read. A mean over all places would say what is in the frame,
-    and hardly where.
+    Convolutions make one map per keypoint; a map's spatial softmax gives the keypoint's coordinates (Levine et al.
+    2016, Finn et al. 2016), followed by two linear layers. Mean pooling would discard most of the positions.
 
     Args:
         recipe: its sizes.
         shape: of a frame, ``(H, W, 3)``.
 
     Raises:
-        ConfigError: for frames so small that nothing can be told apart in them.
+        ConfigError: for frames that are too small.
     """
 
     places: Tensor
@@ -56,13 +55,13 @@ class ImageEncoder(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         maps = self.layers(_scaled(frames))
         shares = maps.permute(0, 2, 3, 1).flatten(1, 2).float().softmax(1)
-        with torch.autocast(maps.device.type, enabled=False):  # bfloat16 would round coordinates to whole pixels
+        with torch.autocast(maps.device.type, enabled=False):  # bfloat16 would round coordinates to pixels
             keypoints = (shares.transpose(1, 2) @ self.places).flatten(1)
         return torch.relu(self.second(torch.relu(self.first(keypoints))))
 
 
 class ImageEmbedding(nn.Module):
-    """Tokens ``[..., W]`` of camera frames, uint8 ``[..., H, W, 3]``, or of features that the encoder gave for them."""
+    """Tokens ``[..., W]`` of camera frames, uint8 ``[..., H, W, 3]``, or of their precomputed features."""
 
     def __init__(self, recipe: EncoderRecipe, shape: tuple[int, ...], tokens: int) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class ImageEmbedding(nn.Module):
         if seen.dtype == torch.uint8:
             if self.training and self.shift:
                 seen = shifted(seen, self.shift)
-            # Only the batch is free: everything else is a constant of the exported graph.
+            # Only the batch size is dynamic in the exported graph.
             features = self.encoder(seen.reshape(-1, *seen.shape[-3:]))
             seen = features.reshape(-1, *seen.shape[1:-3], features.shape[-1])
         tokens: Tensor = self.project(seen)
@@ -83,7 +82,7 @@ class ImageEmbedding(nn.Module):
 class PatchEmbedding(nn.Module):
     """Tokens ``[..., N, W]`` of camera frames, uint8 ``[..., H, W, 3]``: one for each patch, row by row.
 
-    Convolutions without norms, as in the stem of Xiao et al. 2021; where a patch lies is for the policy to add.
+    Convolutions without norms, as in the stem of Xiao et al. 2021; the policy adds position embeddings.
 
     Args:
         recipe, shape: as for :class:`ImageEncoder`.
@@ -113,9 +112,9 @@ class PatchEmbedding(nn.Module):
 
 
 def shifted(frames: Tensor, most: int) -> Tensor:
-    """Frames ``[B, ..., H, W, 3]``, those of each sample moved alike by up to so many pixels, edges repeated.
+    """Random-shift augmentation of frames ``[B, ..., H, W, 3]``: one shift per sample, with replicated edges.
 
-    Training on them keeps a policy from reading single pixels (Yarats et al. 2021).
+    See Yarats et al. 2021.
     """
     batch, (height, width) = len(frames), frames.shape[-3:-1]
     where = frames.device
@@ -128,12 +127,12 @@ def shifted(frames: Tensor, most: int) -> Tensor:
 
 
 def _scaled(frames: Tensor) -> Tensor:
-    """Frames ``[N, H, W, 3]`` as convolutions take them, ``[N, 3, H, W]``."""
+    """Frames ``[N, H, W, 3]`` as centred floats, channels first, ``[N, 3, H, W]``."""
     return frames.permute(0, 3, 1, 2).float() / 255.0 - 0.5
 
 
 def _convolutions(recipe: EncoderRecipe, shape: tuple[int, ...], later_stride: int) -> tuple[list[nn.Module], int, int]:
-    """The convolutions of an encoder, and how many rows and columns they leave of a frame ``(H, W, 3)``."""
+    """The convolutions of an encoder, and the rows and columns of their output for a frame ``(H, W, 3)``."""
     first, second, *others = recipe.channels
     height, width = (recipe.pixels, recipe.pixels) if recipe.pixels else shape[:2]
     layers: list[nn.Module] = [Smaller(shape[0], shape[1], recipe.pixels)] if recipe.pixels else []
@@ -155,7 +154,7 @@ def _convolutions(recipe: EncoderRecipe, shape: tuple[int, ...], later_stride: i
 
 
 class Smaller(nn.Module):
-    """Images ``[N, C, H, W]`` to ``[N, C, P, P]``: of every pixel the mean over the area that it covers.
+    """Area downsampling of images ``[N, C, H, W]`` to ``[N, C, P, P]``.
 
     Args:
         height, width: H and W.
@@ -183,7 +182,7 @@ class Smaller(nn.Module):
 
 
 def _areas(many: int, few: int) -> Tensor:
-    """Shares ``[few, many]`` of what each of so many equal parts of a line covers of each pixel on it."""
+    """Weights ``[few, many]`` of area downsampling along one axis."""
     edges = torch.linspace(0, many, few + 1, dtype=torch.float64)[:, None]
     pixels = torch.arange(many, dtype=torch.float64)
     covered = torch.minimum(edges[1:], pixels + 1) - torch.maximum(edges[:-1], pixels)
@@ -191,55 +190,55 @@ def _areas(many: int, few: int) -> Tensor:
 
 
 def _halved(size: int) -> int:
-    """What a convolution with a stride of 2 leaves."""
+    """Output size of a convolution with a stride of 2."""
     return (size + 1) // 2
 
 
-class Telling(nn.Module):
-    """An encoder with a linear readout of what it learns, in standard deviations."""
+class PosePredictor(nn.Module):
+    """An encoder with a linear head that predicts an observation, in standard deviations."""
 
     def __init__(self, encoder: ImageEncoder, width: int, numbers: int) -> None:
         super().__init__()
         self.encoder, self.readout = encoder, nn.Linear(width, numbers)
 
     def forward(self, frames: Tensor) -> Tensor:
-        told: Tensor = self.readout(self.encoder(frames))
-        return told
+        predicted: Tensor = self.readout(self.encoder(frames))
+        return predicted
 
 
 class Scenes:
-    """Random scenes of an environment, made when they are first asked for.
+    """Random scenes of an environment, generated lazily and cached.
 
     Args:
         task: the environment.
-        seed: decides what they show.
+        seed: random seed.
     """
 
     def __init__(self, task: Task | None, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._made: dict[int, dict[str, NDArray[Any]]] = {}
+        self._cache: dict[int, dict[str, NDArray[Any]]] = {}
 
     def __call__(self, number: int) -> Mapping[str, NDArray[Any]]:
-        """So many scenes: observations ``[number, ...]`` by name."""
-        assert self._task is not None and self._task.scenes is not None, "learned has seen to it"
-        if number not in self._made:
-            self._made[number] = self._task.scenes(number, stream(self._seed, Role.DATA, episode=4))
-        return self._made[number]
+        """The observations of a number of scenes, ``[number, ...]`` by name."""
+        assert self._task is not None and self._task.scenes is not None, "checked by learned"
+        if number not in self._cache:
+            self._cache[number] = self._task.scenes(number, stream(self._seed, Role.DATA, episode=4))
+        return self._cache[number]
 
 
 def learned(recipe: Recipe, specs: Mapping[str, ObservationSpec], episodes: Episodes, task: Task | None) -> set[str]:
-    """Names of the observations that a recipe's encoders learn before their policies.
+    """Names of the observations that a recipe's encoders are pre-trained to predict.
 
     Raises:
-        ConfigError: if one is not there, is a camera's, or is learned for a policy without a camera; or if the
-            environment shows no random scenes.
+        ConfigError: if one is missing, is a camera's, or belongs to a policy without a camera; or if the environment
+            has no random scenes.
     """
     names = set()
     for name, policy in recipe.policies.items():
         encoder = policy.encoder
         if not encoder.learns:
             continue
-        numbers = [there for there in episodes.observation if there not in episodes.cameras]
+        numbers = [observed for observed in episodes.observation if observed not in episodes.cameras]
         if encoder.learns not in numbers:
             raise unknown_name(f"observation in encoder.learns of policy {name!r}", encoder.learns, numbers)
         if not specs[name].images:
@@ -254,38 +253,40 @@ def learned(recipe: Recipe, specs: Mapping[str, ObservationSpec], episodes: Epis
 
 
 def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Dataset, scenes: Scenes, seed: int) -> Stage:
-    """The encoder of one camera of a policy, to be trained before the policy and then frozen."""
+    """The stage that pre-trains the encoder of one camera."""
     torch.manual_seed(int(stream(seed, Role.DATA, episode=5).integers(2**62)))
     mean, std = dataset.statistics[recipe.learns]
-    model = Telling(ImageEncoder(recipe, dataset.train.episodes.frames(camera).shape[1:]), recipe.width, mean.numel())
+    model = PosePredictor(
+        ImageEncoder(recipe, dataset.train.episodes.frames(camera).shape[1:]), recipe.width, mean.numel()
+    )
 
-    def some(seen: Mapping[str, Any], number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Frames, and what is to be told from them."""
+    def draw_batch(seen: Mapping[str, Any], number: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """A random batch of frames and labels."""
         rows = rng.integers(len(seen[camera]), size=number)
-        told = (torch.from_numpy(seen[recipe.learns][rows]) - mean) / std
-        return torch.from_numpy(seen[camera][rows]), told.flatten(1)
+        labels = (torch.from_numpy(seen[recipe.learns][rows]) - mean) / std
+        return torch.from_numpy(seen[camera][rows]), labels.flatten(1)
 
-    def away(frames: Tensor, told: Tensor) -> Tensor:
+    def error_of(frames: Tensor, labels: Tensor) -> Tensor:
         device = device_of(model)
         with autocast(recipe, device):
-            found = model(frames.to(device))
-        error: Tensor = found.float() - told.to(device)
+            predicted = model(frames.to(device))
+        error: Tensor = predicted.float() - labels.to(device)
         return error
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rng = stream(seed, Role.DATA, episode=6, step=step)
-        rendered = recipe.batch // 2 if recipe.scenes else 0
-        frames, told = some(dataset.train.episodes.observation, recipe.batch - rendered, rng)
-        if rendered:
-            others, others_told = some(scenes(recipe.scenes), rendered, rng)
-            frames, told = torch.cat([frames, others]), torch.cat([told, others_told])
-        error = away(frames, told)
+        scene_count = recipe.batch // 2 if recipe.scenes else 0
+        frames, labels = draw_batch(dataset.train.episodes.observation, recipe.batch - scene_count, rng)
+        if scene_count:
+            scene_frames, scene_labels = draw_batch(scenes(recipe.scenes), scene_count, rng)
+            frames, labels = torch.cat([frames, scene_frames]), torch.cat([labels, scene_labels])
+        error = error_of(frames, labels)
         loss = nn.functional.smooth_l1_loss(error, torch.zeros_like(error), beta=_SMALL)
         return loss, {"error": error.detach().abs().mean()}
 
     def validate(module: nn.Module) -> Metrics:
         rng = stream(seed, Role.DATA, episode=6)
-        return {"error": float(away(*some(dataset.held_out.episodes.observation, 1024, rng)).abs().mean())}
+        return {"error": float(error_of(*draw_batch(dataset.held_out.episodes.observation, 1024, rng)).abs().mean())}
 
     return Stage(
         name=name,
@@ -302,11 +303,11 @@ def encoder_stage(name: str, recipe: EncoderRecipe, camera: str, dataset: Datase
 
 @torch.no_grad()
 def encoded(dataset: Dataset, camera: str, encoder: ImageEncoder) -> Dataset:
-    """The same demonstrations with the encoder's features ``[N, width]`` in the place of a camera's frames."""
+    """Replaces a camera's frames by the encoder's features ``[N, width]``."""
 
     def features(windows: Windows) -> Windows:
         frames = windows.episodes.frames(camera)
-        parts = [encoder(torch.from_numpy(frames[at : at + _AT_ONCE])) for at in range(0, len(frames), _AT_ONCE)]
-        return windows.showing(camera, torch.cat(parts).numpy())
+        parts = [encoder(torch.from_numpy(frames[at : at + _BATCH])) for at in range(0, len(frames), _BATCH)]
+        return windows.with_observation(camera, torch.cat(parts).numpy())
 
     return replace(dataset, train=features(dataset.train), held_out=features(dataset.held_out))

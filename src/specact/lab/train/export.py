@@ -1,4 +1,4 @@
-"""From trained weights to a bundle: ONNX with a parity check, the tokenizer's table, the manifest."""
+"""Export of trained weights to a bundle: ONNX with a parity check, the tokenizer's table, the manifest."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from specact.lab.train.vqbet import VQBeT, statistics_of
 from specact.observation import ObservationSpec
 from specact.runtime.manifest import write_manifest
 
-# Largest difference between PyTorch and ONNX Runtime that still counts as the same network (logits, offsets).
+# Tolerance of the parity check between PyTorch and ONNX Runtime (logits, offsets).
 PARITY = 2e-4
 
 
 class LastPosition(nn.Module):
-    """The policy as it is deployed: only the newest position's codes and offsets."""
+    """The deployed policy: codes and offsets of the newest position only."""
 
     def __init__(self, model: VQBeT) -> None:
         super().__init__()
@@ -57,18 +57,18 @@ def write_bundle(
     policies: dict[str, VQBeT],
     half: bool,
 ) -> None:
-    """Writes a bundle folder; the manifest goes last, so a killed export leaves no folder that loads.
+    """Writes a bundle folder; the manifest last, so that an incomplete export cannot be loaded.
 
     Args:
         path: folder to write; its manifest, if any, is removed first.
         manifest: name, env, recipe, training metrics.
-        spec: what the parts agree on.
+        spec: common to the parts.
         table, centre, scale: see :class:`~specact.families.codes.tokenizer.ActionTokenizer`.
         policies: ``draft`` and ``target``.
         half: store weights as float16 (computed in float32 after loading).
 
     Raises:
-        BundleError: if an exported policy does not answer like the trained one.
+        BundleError: if an exported policy's outputs differ from the trained one's.
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def export_policy(model: VQBeT, path: Path, half: bool) -> float:
 
 
 def round_to_half(model: nn.Module) -> None:
-    """Rounds every parameter to what float16 holds, in place."""
+    """Rounds every parameter to float16 precision, in place."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.half().float())
@@ -106,39 +106,39 @@ def round_to_half(model: nn.Module) -> None:
 
 def to_onnx(
     module: nn.Module,
-    given: dict[str, Tensor | dict[str, Tensor]],
+    inputs: dict[str, Tensor | dict[str, Tensor]],
     outputs: list[str],
     *,
     free_batch: bool = True,
     free_tokens: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> onnx.ModelProto:
-    """A module as ONNX.
+    """Exports a module to ONNX.
 
     Args:
-        module: takes the tensors, and tables of tensors, of ``given`` by name.
-        given: an example, batch first. The names of tensors, not those of tables, become those of the graph's inputs.
+        module: takes the tensors, and dicts of tensors, of ``inputs`` by name.
+        inputs: example inputs, batch first. The names of tensors, not those of dicts, become the graph's inputs.
         outputs: names in the graph.
-        free_batch: whether the graph takes any batch size, or the example's only.
-        free_tokens: of inputs by name, the axes that count tokens, of which the graph takes any number as well.
+        free_batch: whether the batch size is dynamic.
+        free_tokens: axes of inputs, by name, with a dynamic number of tokens.
     """
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of packages that it could use but need not
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of missing optional packages
     for name in ("onnx_ir", "onnxscript"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every weight and every rule
+        logging.getLogger(name).setLevel(logging.WARNING)  # they log every weight and every rule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         batch = {0: torch.export.Dim("batch", min=1, max=4096)} if free_batch else {}
-        tables = {name: value if isinstance(value, dict) else {name: value} for name, value in given.items()}
+        tables = {name: value if isinstance(value, dict) else {name: value} for name, value in inputs.items()}
         tokens = torch.export.Dim("tokens", min=1, max=4096)
         shapes = {
             name: dict.fromkeys(value, batch)
             if isinstance(value, dict)
             else batch | dict.fromkeys(free_tokens.get(name, ()), tokens)
-            for name, value in given.items()
+            for name, value in inputs.items()
         }
         program = torch.onnx.export(
             module,
             (),
-            kwargs=given,
+            kwargs=inputs,
             input_names=[name for table in tables.values() for name in table],
             output_names=outputs,
             dynamo=True,
@@ -152,7 +152,7 @@ def to_onnx(
 
 
 def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
-    """Random observations of the right shapes, about as large as the training data's."""
+    """Random observations with the shapes and statistics of the training data."""
     shapes, generator = model.shapes, torch.Generator().manual_seed(batch)
     return some_observations(model, shapes.observation, generator, batch, shapes.words)
 
@@ -160,35 +160,35 @@ def example_inputs(model: VQBeT, batch: int) -> dict[str, Tensor]:
 def some_observations(
     module: nn.Module, spec: ObservationSpec, generator: torch.Generator, batch: int, words: Words | None = None
 ) -> dict[str, Tensor]:
-    """Random observations of a spec, by the statistics that a module holds of them, and words where it knows some."""
-    made = {}
+    """Random observations of a spec with the statistics in a module's buffers, and random words of an instruction."""
+    inputs = {}
     for name, field in spec.fields.items():
         shape = (batch, *field.window_shape)
         if field.is_image:
-            made[name] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+            inputs[name] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         else:
             mean, std = statistics_of(module, name)
-            made[name] = mean + std * torch.randn(shape, generator=generator)
+            inputs[name] = mean + std * torch.randn(shape, generator=generator)
     if words is not None:
-        made[INSTRUCTION] = torch.randint(words.size, (batch, words.length), generator=generator)
-    return made
+        inputs[INSTRUCTION] = torch.randint(words.size, (batch, words.length), generator=generator)
+    return inputs
 
 
 def _difference(deployed: LastPosition, path: Path, model: VQBeT) -> float:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    worst = 0.0
+    largest = 0.0
     for batch in (1, 7):
         values = example_inputs(model, batch)
         with torch.no_grad():
             expected = deployed(values)
-        found = session.run(None, {name: value.numpy() for name, value in values.items()})
-        for want, got in zip(expected, found, strict=True):
-            worst = max(worst, float(np.abs(want.numpy() - got).max()))
-    return worst
+        outputs = session.run(None, {name: value.numpy() for name, value in values.items()})
+        for want, got in zip(expected, outputs, strict=True):
+            largest = max(largest, float(np.abs(want.numpy() - got).max()))
+    return largest
 
 
 def forget_sources(proto: onnx.ModelProto) -> None:
-    """Removes the exporter's notes on source files and lines: a fingerprint must not depend on where the code lay."""
+    """Removes the exporter's source locations, because a fingerprint must not depend on them."""
     graph = proto.graph
     for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.doc_string = ""
@@ -196,7 +196,7 @@ def forget_sources(proto: onnx.ModelProto) -> None:
 
 
 def store_as_half(proto: onnx.ModelProto) -> None:
-    """Stores every weight that float16 holds exactly as float16, with a cast that is folded away at loading."""
+    """Stores every weight that is exact in float16 as float16, with a cast that is folded at loading."""
     graph, casts = proto.graph, []
     for tensor in graph.initializer:
         if tensor.data_type != TensorProto.FLOAT:

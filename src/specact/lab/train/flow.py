@@ -1,7 +1,7 @@
 """The three networks of a flow-matching chunk policy: encoder, prefix and action expert.
 
-They are apart because they run at different times: encoder and prefix once per inference, the expert once per Euler
-step, and, for whoever drafts and verifies inside one inference, on many noisy chunks over one cached prefix.
+They are separate because they run at different times: encoder and prefix once per inference, the expert once per Euler
+step, and, in speculative inference, on many noisy chunks over one cached prefix.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SHORTEST_PERIOD, _LONGEST_PERIOD = 4e-3, 4.0
 
 
 class Encoder(nn.Module):
-    """Observations to tokens ``[B, N, W]``, in this order: words, what has no history, what has one.
+    """Observations to tokens ``[B, N, W]``, in this order: words, observations without a history, those with one.
 
-    A camera frame gives one token or one for each of its patches, everything else one for each observation.
+    A camera frame gives one token or one per patch, every other observation one per time step.
 
     Args:
         spec, recipe, statistics, words: of the policy.
-        placed: whether tokens say where they stand, or what reads them adds it.
+        placed: whether position embeddings are added here, or by the next network.
 
     Attributes:
         tokens: N.
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         self.state_noise, self.spec = recipe.state_noise, spec
         hold_statistics(self, spec, statistics)
         width, self.tokens = recipe.width, 0
-        # What has a history is made first and comes last.
+        # Observations with a history are created first and come last.
         self.seen = sorted(spec.fields, key=lambda name: spec[name].history == 0)
         for name in self.seen:
             shape, observations = spec[name].shape, max(1, spec[name].history)
@@ -87,14 +87,14 @@ class Encoder(nn.Module):
                 values = values + self.state_noise * torch.randn_like(values)
             values = flat(values, field)
         tokens: Tensor = getattr(self, f"embed_{plain(name)}")(values)
-        # A frame's patches come one after the other, those of the oldest frame first.
+        # Patches in order of frames, the oldest first.
         return tokens.flatten(1, -2) if tokens.dim() > 2 else tokens[:, None]
 
 
 class Prefix(nn.Module):
-    """Tokens to the cache: keys and values that the expert reads, layer for layer.
+    """Tokens to the cache: keys and values for the expert, layer by layer.
 
-    A transformer over the tokens; what it would compute after its last keys and values nobody reads, so it stops there.
+    A transformer over the tokens, which ends at the last layer's keys and values, because nothing reads its output.
     """
 
     def __init__(self, recipe: ChunkRecipe) -> None:
@@ -116,7 +116,7 @@ class Prefix(nn.Module):
         return torch.stack(cache, 1)
 
     def attended(self, number: int, x: Tensor, keys_values: Tensor) -> Tensor:
-        """What leaves a layer, ``[B, n, W]``, of what enters it and the keys and values of all N tokens there."""
+        """A layer's output, ``[B, n, W]``, from its input and the keys and values of all N tokens."""
         keys, values = keys_values.unbind(1)
         wanted = by_head(self.queries[number](x), 1, self.heads)[:, 0]
         weights = (wanted @ keys.transpose(-2, -1) / math.sqrt(keys.shape[-1])).softmax(-1)
@@ -126,7 +126,7 @@ class Prefix(nn.Module):
 
 
 class Expert(nn.Module):
-    """Noisy chunk, time and cache to a velocity: its steps attend to the cache and to each other at once."""
+    """Noisy chunk, time and cache to a velocity: its steps attend jointly to the cache and to each other."""
 
     frequencies: Tensor
 
@@ -160,7 +160,7 @@ class Expert(nn.Module):
 
 
 class _ExpertLayer(nn.Module):
-    """Joint attention over cache and chunk, and a perceptron; time scales and shifts what enters each of them."""
+    """Joint attention over cache and chunk, and an MLP; their inputs are scaled and shifted by the time embedding."""
 
     def __init__(self, recipe: ChunkRecipe) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class _ExpertLayer(nn.Module):
         entering = self.norm_attention(x) * (1.0 + scale) + shift
         queries, keys, values = by_head(self.qkv(entering), 3, self.heads).unbind(1)
         seen_keys, seen_values = seen.unbind(1)
-        # The cache is joined after the product and not before it, so that a batch of 1 serves any batch of chunks.
+        # The cache is concatenated after the product, so that a batch of 1 is broadcast over any batch of chunks.
         scores = torch.cat([queries @ seen_keys.transpose(-2, -1), queries @ keys.transpose(-2, -1)], -1)
         weights = (scores / math.sqrt(queries.shape[-1])).softmax(-1)
         tokens = seen_keys.shape[-2]
@@ -202,14 +202,14 @@ class Flow(nn.Module):
         self.expert = Expert(spec, recipe)
 
     def cache(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """What is computed once per inference, from arrays ``[B, *window_shape]`` by name."""
+        """The cache, computed once per inference from arrays ``[B, *window_shape]`` by name."""
         cache: Tensor = self.prefix(self.encoder(observation))
         return cache
 
     def regressed(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """The chunks ``[B, H, A]`` of a policy by regression: the expert's answer to no noise at time 0."""
+        """The chunks ``[B, H, A]`` of a policy by regression: the expert's output for zero noise at time 0."""
         cache = self.cache(observation)
-        # One for each window without counting them, so that the exported graph computes no sizes.
+        # One per window without reading the batch size, so that the exported graph has no shape operators.
         zero = 0.0 * cache[:, 0, 0, 0, :1, :1]
         nothing = zero + cache.new_zeros(self.spec.chunk, self.spec.actions)
         chunk: Tensor = self.expert(nothing, zero[:, 0, 0], cache)
@@ -217,7 +217,7 @@ class Flow(nn.Module):
 
 
 def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two linear layers."""
+    """An MLP with one hidden layer."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
 
 

@@ -1,4 +1,4 @@
-"""The folder of a training run: it belongs to one recipe, and its log says how far each stage came."""
+"""The folder of a training run: its recipe, and the progress in its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specact.lab.train.loop import read_log
 
 
 def check_free(out: Path, recipe: dict[str, Any]) -> None:
-    """Checks that a run of this recipe may use the folder, and changes nothing; policies and bundles may be added.
+    """Checks that a run of this recipe may use the folder, without writing; policies and bundles may be added.
 
     Args:
         out: the folder, which need not exist.
@@ -23,24 +23,25 @@ def check_free(out: Path, recipe: dict[str, Any]) -> None:
     """
     check_folder(out)
     file = out / "recipe.json"
-    wanted = _plain(recipe)
+    request = _plain(recipe)
     try:
-        found = json.loads(file.read_text()) if file.exists() else wanted
-        other = _fixed(found) != _fixed(wanted) or any(
-            wanted.get("policies", {}).get(name, policy) != policy for name, policy in found.get("policies", {}).items()
+        stored = json.loads(file.read_text()) if file.exists() else request
+        differs = _fixed(stored) != _fixed(request) or any(
+            request.get("policies", {}).get(name, policy) != policy
+            for name, policy in stored.get("policies", {}).items()
         )
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}; check its permissions") from None
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged ({error}); choose another --out, or remove that folder") from None
-    if other:
+    if differs:
         raise ConfigError(f"{out} holds a run of another recipe; choose another --out, or remove that folder first")
 
 
 def claim(out: Path, recipe: dict[str, Any]) -> None:
-    """Makes the run's folder, which belongs to the recipe from then on.
+    """Creates the run's folder and stores the recipe.
 
-    Call it when everything has been checked: a run that is refused leaves no folder.
+    Call it after all other checks, so that a refused run leaves no folder.
 
     Args:
         out: the folder.
@@ -54,16 +55,16 @@ def claim(out: Path, recipe: dict[str, Any]) -> None:
 
 
 def last_lines(out: Path) -> dict[str, Any]:
-    """The last log line of every stage: its step, and the metrics there."""
+    """The last log line of every stage: its step and metrics."""
     lines = read_log(out / "log.jsonl")
     return {line["stage"]: {key: line[key] for key in ("step", "train", "held_out")} for line in lines}
 
 
 def _fixed(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What must not change between two runs of a folder."""
+    """The settings that must not change when a run is resumed."""
     return {key: value for key, value in recipe.items() if key not in ("policies", "bundles")}
 
 
 def _plain(recipe: dict[str, Any]) -> Any:
-    """The recipe as it comes back from JSON."""
+    """The recipe after a round trip through JSON."""
     return json.loads(json.dumps(recipe))

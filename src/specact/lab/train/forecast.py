@@ -24,10 +24,10 @@ class ForecastRecipe:
     """The published settings.
 
     Attributes:
-        hidden, window: size of the LSTM's state, and measurements that it sees.
-        epochs, patience: at most so many, and so many without a better validation error.
-        batch, learning_rate, weight_decay, clip: of AdamW, and the largest norm of a gradient.
-        held_out: share of the series, its end, that decides when to stop.
+        hidden, window: size of the LSTM's state, and length of its input.
+        epochs, patience: maximum number, and number without improvement before early stopping.
+        batch, learning_rate, weight_decay, clip: of AdamW, and the maximum norm of a gradient.
+        held_out: share at the end of the series for validation.
         seed: of weights and batches.
     """
 
@@ -58,18 +58,18 @@ class _Lstm(nn.Module):
 
 
 def train_forecast(series: Floats, file: Path, recipe: ForecastRecipe = USUAL) -> int:
-    """Learns the next bandwidth from those before it; every number is standardised with this series.
+    """Trains one-step prediction of the bandwidth; values are standardised with this series.
 
     Args:
-        series: measured bandwidths in order [bytes/s], of the training prefix alone.
+        series: measured bandwidths in order [bytes/s], of the training part only.
         file: ``.onnx`` to write, for :class:`~specact.placement.bandwidth.RecurrentForecast`.
-        recipe: how.
+        recipe: its settings.
 
     Returns:
         Epochs until the best validation error.
 
     Raises:
-        ConfigError: for a series that is too short, or holds what is no bandwidth.
+        ConfigError: for a series that is too short, or has values that are not finite and positive.
     """
     least = 2 * recipe.window + recipe.batch
     if len(series) < least or not (np.isfinite(series) & (series > 0.0)).all():
@@ -100,8 +100,8 @@ def train_forecast(series: Floats, file: Path, recipe: ForecastRecipe = USUAL) -
     return best_epoch
 
 
-def _as_onnx(model: _Lstm, recipe: ForecastRecipe, told: dict[str, float]) -> onnx.ModelProto:
-    """One LSTM operator and one product: PyTorch's gates are in the order i f g o, those of ONNX i o f c."""
+def _as_onnx(model: _Lstm, recipe: ForecastRecipe, metadata: dict[str, float]) -> onnx.ModelProto:
+    """One LSTM operator and one product; PyTorch orders gates i f g o, ONNX i o f c."""
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
 
     def gates(name: str) -> np.ndarray:
@@ -130,6 +130,6 @@ def _as_onnx(model: _Lstm, recipe: ForecastRecipe, told: dict[str, float]) -> on
         [numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    helper.set_model_props(proto, {METADATA: json.dumps(told)})
+    helper.set_model_props(proto, {METADATA: json.dumps(metadata)})
     onnx.checker.check_model(proto)
     return proto

@@ -1,4 +1,4 @@
-"""From an exported flow policy to the network with which FreqCache computes a part of its prefix again."""
+"""Export of FreqCache's network, which recomputes a part of a flow policy's prefix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specact.toml import build
 
 
 class RefreshedPrefix(nn.Module):
-    """The prefix on some of its tokens, see :class:`~specact.families.freqcache.bundle.Refresh`."""
+    """The prefix on a subset of its tokens, see :class:`~specact.families.freqcache.bundle.Refresh`."""
 
     def __init__(self, prefix: Prefix) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ class RefreshedPrefix(nn.Module):
 
 
 def add_refresh(target: FlowBundle) -> Path:
-    """Writes the network beside a flow policy, made from its own prefix, and where its cameras' tokens are.
+    """Exports the network from a flow policy's prefix to its bundle, with the positions of its cameras' tokens.
 
     Returns:
-        The folder; the manifest goes last, so a killed export leaves none that loads.
+        The folder; the manifest is written last, so that an incomplete export cannot be loaded.
 
     Raises:
-        ConfigError: if the policy has no camera that is read in patches, or one with a history, or its bundle does not
-            tell how its prefix was made.
-        BundleError: if the exported network does not answer like the policy's prefix.
+        ConfigError: if the policy has no camera with patches, or one with a history, or its bundle lacks the prefix's
+            recipe.
+        BundleError: if the exported network's outputs differ from the policy's prefix.
     """
     recipe, path = _recipe(target), target.path / FREQCACHE
     cameras = _cameras(target, recipe)
@@ -86,7 +86,7 @@ def _recipe(target: FlowBundle) -> ChunkRecipe:
 
 
 def _cameras(target: FlowBundle, recipe: ChunkRecipe) -> dict[str, Patches]:
-    """Where each camera's tokens are: words come first, then what has no history, then what has one."""
+    """Positions of each camera's tokens: after words come observations without a history, then those with one."""
     spec = target.spec.observation
     if not spec.images or recipe.encoder.tokens != "patches" or any(spec[name].history > 1 for name in spec.images):
         raise ConfigError(
@@ -123,7 +123,7 @@ def _prefix(target: FlowBundle, recipe: ChunkRecipe) -> Prefix:
 
 
 def _parity(target: FlowBundle, file: Path, tokens: tuple[int, ...]) -> float:
-    """The largest difference to the policy's own prefix where all tokens are computed again."""
+    """The largest difference to the policy's own prefix if all tokens are recomputed."""
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
     read, old = (rng.standard_normal((1, *tokens)).astype(np.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The head of a learned gate: from what the draft saw and drafted to an estimate of what the target would say."""
+"""Training of a learned gate's head: it predicts the target's output from the draft's observation and output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.data.distillation import DistillationData, join
 from specact.lab.rollout.distillation import Collect
 from specact.lab.statistics import choice_efficiency
-from specact.lab.train.distil import draft_encoders, encoded, taught_statistics
+from specact.lab.train.distil import draft_encoders, encoded, observation_statistics
 from specact.lab.train.export import PARITY, to_onnx
 from specact.lab.train.loop import Metrics, Stage, cosine, run
 from specact.lab.train.vqbet import embed_words, hold_statistics, plain, standardised, statistics_of
@@ -39,7 +39,7 @@ from specact.rng import Role, stream
 from specact.types import Floats
 
 _TINY = 1e-4
-_WORD = 16  # width of a word
+_WORD_WIDTH = 16  # of the word embedding
 
 Objective = Literal["distribution", "rejection"]
 Progress = Callable[[str, int, int], None]
@@ -47,16 +47,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """How a head is taught.
+    """The settings of a head's training.
 
     Attributes:
         hidden: width of its two layers.
-        steps, batch, learning_rate, weight_decay: AdamW with warm-up and a cosine.
-        rates: transmission rates whose states are visited.
-        rounds: first under random gates, then under the head of the round before.
-        objective: of action codes. ``distribution`` learns p, by cross-entropy; ``rejection`` learns nothing but
-            ``r_k(z_k)`` of codes drawn from the draft, the direct regression that the former is compared with.
-        seed: of everything random.
+        steps, batch, learning_rate, weight_decay: AdamW with warm-up and a cosine schedule.
+        rates: transmission rates of the gates in rollouts.
+        rounds: the first one under random gates, every further one under the previous head.
+        objective: of action codes. ``distribution`` learns p, by cross-entropy; ``rejection`` learns only ``r_k(z_k)``
+            of codes drawn from the draft, the direct regression as a baseline.
+        seed: random seed.
     """
 
     hidden: int = 256
@@ -70,23 +70,23 @@ class HeadRecipe:
     seed: int = 0
 
 
-# A distance is noisy, and with as many steps as for a distribution the head learns its lessons by heart.
+# Distances are noisy labels: with as many steps as for a distribution the head overfits.
 DISTANCE = HeadRecipe(steps=2000)
 
 
 class HeadNetwork(nn.Module, ABC):
-    """A perceptron that reads what the draft saw, camera frames by the draft's own encoders, and what it drafted.
+    """An MLP on the draft's observation and output; camera frames are encoded by the draft's own encoders.
 
     Args:
-        observation: what it sees, or None.
-        drafted, outputs: how many numbers it reads besides, and gives.
+        observation: of the draft, or None.
+        drafted, outputs: sizes of the draft's output and of the head's.
         hidden: width of its two layers.
-        data: that it is taught from.
-        encoders: of the draft, by camera; they stay as they are.
-        words: that the draft knows, where it follows an instruction.
+        data: training data.
+        encoders: of the draft, by camera; frozen.
+        words: the draft's vocabulary, where it follows an instruction.
 
     Attributes:
-        output: its name in the exported graph.
+        output: name of the output in the exported graph.
     """
 
     output: ClassVar[str]
@@ -105,31 +105,31 @@ class HeadNetwork(nn.Module, ABC):
         self.words = words
         self.fields = {} if observation is None else dict(observation.fields)
         if observation is not None:
-            hold_statistics(self, observation, taught_statistics(observation, data))
+            hold_statistics(self, observation, observation_statistics(observation, data))
         widths = [math.prod(field.window_shape) for field in self.fields.values() if not field.is_image]
         for name, encoder in encoders.items():
             self.add_module(f"look_{plain(name)}", encoder.requires_grad_(False))
             frame = torch.zeros((1, *self.fields[name].shape), dtype=torch.uint8)
             widths.append(max(1, self.fields[name].history) * encoder(frame).shape[-1])
         if words is not None:
-            self.embed_instruction = embed_words(words, _WORD)
-            widths.append(words.length * _WORD)
+            self.embed_instruction = embed_words(words, _WORD_WIDTH)
+            widths.append(words.length * _WORD_WIDTH)
         self.read, self.mix = nn.Linear(sum(widths) + drafted, hidden), nn.Linear(hidden, hidden)
         self.write = nn.Linear(hidden, outputs)
 
-    def written(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
+    def mlp(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
         """The outputs ``[B, O]`` for arrays ``[B, *window_shape]`` by name and drafted numbers ``[B, D]``."""
-        rows = {name: self._row(name, observation[name]) for name in self.fields}
-        seen = [row for name, row in rows.items() if self.fields[name].history]
-        seen += [drafted, *(row for name, row in rows.items() if not self.fields[name].history)]
+        rows = {name: self._features(name, observation[name]) for name in self.fields}
+        inputs = [row for name, row in rows.items() if self.fields[name].history]
+        inputs += [drafted, *(row for name, row in rows.items() if not self.fields[name].history)]
         if self.words is not None:
-            seen.append(self.embed_instruction(observation[INSTRUCTION]).flatten(1))
-        hidden = torch.relu(self.read(torch.cat(seen, 1)))
+            inputs.append(self.embed_instruction(observation[INSTRUCTION]).flatten(1))
+        hidden = torch.relu(self.read(torch.cat(inputs, 1)))
         hidden = hidden + torch.relu(self.mix(hidden))
         outputs: Tensor = self.write(hidden)
         return outputs
 
-    def _row(self, name: str, values: Tensor) -> Tensor:
+    def _features(self, name: str, values: Tensor) -> Tensor:
         field = self.fields[name]
         if not field.is_image:
             return standardised(values, *statistics_of(self, name)).flatten(1)
@@ -139,36 +139,36 @@ class HeadNetwork(nn.Module, ABC):
             values = features.reshape(-1, max(1, field.history) * features.shape[-1])
         return values.flatten(1)
 
-    def example(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """Made-up observations, for three robots."""
-        made = {
+    def example_observations(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Random observations of three robots."""
+        inputs = {
             name: torch.randint(0, 256, (3, *field.window_shape), generator=generator, dtype=torch.uint8)
             if field.is_image
             else torch.randn(3, *field.window_shape, generator=generator)
             for name, field in self.fields.items()
         }
         if self.words is not None:
-            made[INSTRUCTION] = torch.randint(self.words.size, (3, self.words.length), generator=generator)
-        return made
+            inputs[INSTRUCTION] = torch.randint(self.words.size, (3, self.words.length), generator=generator)
+        return inputs
 
     @abstractmethod
-    def given(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
-        """Made-up inputs of :meth:`forward`, by name."""
+    def example_inputs(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+        """Random inputs of :meth:`forward`, by name."""
 
     @abstractmethod
     def loss(self, data: DistillationData, step: int) -> Tensor:
-        """To be minimised; what is random about it depends on the step."""
+        """The training loss; its randomness depends only on the step."""
 
     @abstractmethod
     def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
-        """What a gate would score by it, and what that estimates, ``[N]`` each."""
+        """The gate's score from it, and the true value of that estimate, ``[N]`` each."""
 
 
 class TargetHeadNetwork(HeadNetwork):
     """Corrects the draft's own distribution over codes: ``p^ = softmax(f(window, q) + s log q)``.
 
-    Of the objective ``rejection`` it estimates ``r^ = sigmoid(-f)`` and answers ``p^ = q (1 - r^)``, whose rejection
-    probabilities are ``r^``, so that the same gate reads it.
+    With the objective ``rejection`` it estimates ``r^ = sigmoid(-f)`` and returns ``p^ = q (1 - r^)``, whose rejection
+    probabilities are ``r^``, so that the same gate can use it.
     """
 
     output = "target_probs"
@@ -192,22 +192,22 @@ class TargetHeadNetwork(HeadNetwork):
         return logits.softmax(-1) if self.objective == "distribution" else draft_probs * logits.sigmoid()
 
     def logits(self, observation: Mapping[str, Tensor], draft_probs: Tensor) -> Tensor:
-        """Before the softmax, or of the codes' acceptance."""
+        """Logits of the distribution, or of the codes' acceptance."""
         offered = (draft_probs + _TINY).log()
-        correction: Tensor = self.written(observation, 0.25 * offered.flatten(1)).unflatten(-1, self.shape)
+        correction: Tensor = self.mlp(observation, 0.25 * offered.flatten(1)).unflatten(-1, self.shape)
         return correction + self.trust * offered if self.objective == "distribution" else correction
 
-    def given(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+    def example_inputs(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
         """See :class:`HeadNetwork`."""
-        seen = self.example(generator)
-        return {"observation": seen, "draft_probs": torch.randn(3, *self.shape, generator=generator).softmax(-1)}
+        observation = self.example_observations(generator)
+        return {"observation": observation, "draft_probs": torch.randn(3, *self.shape, generator=generator).softmax(-1)}
 
     def loss(self, data: DistillationData, step: int) -> Tensor:
-        """Cross-entropy to p, or to the acceptance probability of codes that are drawn anew in every step."""
-        logits = self.logits(*_seen(data, "draft_probs"))
+        """Cross-entropy to p, or to the acceptance probability of codes that are resampled in every step."""
+        logits = self.logits(*_inputs(data, "draft_probs"))
         if self.objective == "distribution":
-            wanted = torch.from_numpy(data.said["target_probs"])
-            return -(wanted * logits.log_softmax(-1)).sum((-2, -1)).mean()
+            target = torch.from_numpy(data.outputs["target_probs"])
+            return -(target * logits.log_softmax(-1)).sum((-2, -1)).mean()
         q, p = _distributions(data)
         codes = sample(q, stream(0, Role.DATA, episode=4, step=step).random(q.shape[:2]))
         accepted = torch.from_numpy(1.0 - rejection_probability(p, q, codes)).float()
@@ -217,59 +217,62 @@ class TargetHeadNetwork(HeadNetwork):
     def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
         """``R^(z)`` and ``R(z)`` of codes drawn from the draft."""
         with torch.no_grad():
-            estimate = self(*_seen(data, "draft_probs")).double().numpy()
+            estimate = self(*_inputs(data, "draft_probs")).double().numpy()
         q, p = _distributions(data)
         codes = sample(q, stream(0, Role.DATA, episode=3).random(q.shape[:2]))
-        estimated, true = (1.0 - np.prod(1.0 - rejection_probability(by, q, codes), axis=-1) for by in (estimate, p))
+        estimated, true = (
+            1.0 - np.prod(1.0 - rejection_probability(probs, q, codes), axis=-1) for probs in (estimate, p)
+        )
         return estimated, true
 
 
 class DistanceHeadNetwork(HeadNetwork):
-    """Estimates how far the target's actions are from the drafted ones, by least squares; frames are not looked at."""
+    """Estimates the distance of the target's actions from the drafted ones, by least squares, without frames."""
 
     output = "distance"
     mean: Tensor
 
     def __init__(self, pair: ChunkPair, recipe: HeadRecipe, data: DistillationData) -> None:
-        drafted = data.said["drafted"].shape[1:]
+        drafted = data.outputs["drafted"].shape[1:]
         super().__init__(pair.draft.spec.observation.vectors, math.prod(drafted), 1, recipe.hidden, data, {})
         self.drafted = drafted
-        self.register_buffer("mean", torch.tensor(max(1e-6, float(data.said["distance"].mean()))))
+        self.register_buffer("mean", torch.tensor(max(1e-6, float(data.outputs["distance"].mean()))))
 
     def forward(self, observation: Mapping[str, Tensor], drafted: Tensor) -> Tensor:
         """The distance ``[B]`` from arrays ``[B, *window_shape]`` by name and ``drafted [B, n, A]``, normalised."""
-        return self.mean * nn.functional.softplus(self.written(observation, drafted.flatten(1))[:, 0])
+        return self.mean * nn.functional.softplus(self.mlp(observation, drafted.flatten(1))[:, 0])
 
-    def given(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
+    def example_inputs(self, generator: torch.Generator) -> dict[str, Tensor | dict[str, Tensor]]:
         """See :class:`HeadNetwork`."""
         return {
-            "observation": self.example(generator), "drafted": torch.randn(3, *self.drafted, generator=generator)
+            "observation": self.example_observations(generator),
+            "drafted": torch.randn(3, *self.drafted, generator=generator),
         }  # fmt: skip
 
     def loss(self, data: DistillationData, step: int) -> Tensor:
         """Squared error, in units of the mean distance."""
-        wanted = torch.from_numpy(data.said["distance"]).float()
-        error: Tensor = (self(*_seen(data, "drafted")) - wanted) / self.mean
+        target = torch.from_numpy(data.outputs["distance"]).float()
+        error: Tensor = (self(*_inputs(data, "drafted")) - target) / self.mean
         return error.square().mean()
 
     def scores(self, data: DistillationData) -> tuple[Floats, Floats]:
         """Estimated and true distance."""
         with torch.no_grad():
-            return self(*_seen(data, "drafted")).double().numpy(), data.said["distance"]
+            return self(*_inputs(data, "drafted")).double().numpy(), data.outputs["distance"]
 
 
-def teach_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
-    """Trains a pair's head on states that gated policies lead to, and writes it beside the draft.
+def train_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, progress: Progress) -> Metrics:
+    """Trains a pair's head on states that gated rollouts visit, and writes it to the pair's folder.
 
-    The pair gets its head after the last round; the heads of earlier rounds are in a copy of the pair. Run again
-    after a stop, it goes on with the round it was in.
+    The pair gets the head of the last round; those of earlier rounds go to a copy of the pair. A stopped run resumes in
+    its last round.
 
     Args:
         pair: of action codes, or of chunks.
-        recipe: how.
+        recipe: its settings.
         collect: rolls a pair out under gates and returns the data of a round, given its number.
         out: folder of the run: weights and ``log.jsonl`` of every round, and the copy.
-        progress: told (what is going on, done, in all).
+        progress: called with (stage, done, total).
 
     Returns:
         Metrics on held-out episodes of the last round.
@@ -282,15 +285,15 @@ def teach_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
             f"{pair.name} is of a family of your own, of which nobody knows what a gate could learn; give it a gate of "
             "your own, MODULE:GATE"
         )
-    torch.set_num_threads(1)  # small matrices: more would only wait for each other, and change the last bits
+    torch.set_num_threads(1)  # small matrices: more threads are slower, and change the last bits
     gates = [GateSettings("random", threshold=rate) for rate in recipe.rates]
-    taught: list[DistillationData] = []
+    collected: list[DistillationData] = []
     encoders = draft_encoders(pair) if isinstance(pair, Bundle) else {}
-    rolled: AnyPair = pair
+    rollout_pair: AnyPair = pair
     with locked(out):
         for number in range(recipe.rounds):
-            taught.append(encoded(collect(rolled, gates, number), encoders))
-            train, held_out = join(taught).split()
+            collected.append(encoded(collect(rollout_pair, gates, number), encoders))
+            train, held_out = join(collected).split()
             torch.manual_seed(recipe.seed)
             network = (
                 TargetHeadNetwork(pair.spec, recipe, train, encoders, pair.draft.inputs.words)
@@ -304,38 +307,38 @@ def teach_head(pair: AnyPair, recipe: HeadRecipe, collect: Collect, out: Path, p
             if number == recipe.rounds - 1:
                 give_head(pair.path, file)
             else:
-                rolled = _copy_with_head(pair, pair.path, file, out / "pair")
-                gates = [_gate_for(rate, network, held_out, rolled) for rate in recipe.rates]
+                rollout_pair = _copy_with_head(pair, pair.path, file, out / "pair")
+                gates = [_gate_for(rate, network, held_out, rollout_pair) for rate in recipe.rates]
     return stage.validate(network)
 
 
 def _copy_with_head(pair: AnyPair, folder: Path, head: Path, path: Path) -> AnyPair:
-    """The pair with this head in a folder of its own, from which worker processes load it."""
-    left_out = shutil.ignore_patterns("calibration", HEAD, path.parent.name)
-    shutil.copytree(folder, path, ignore=left_out, dirs_exist_ok=True)
+    """A copy of the pair with this head, which worker processes load."""
+    ignored = shutil.ignore_patterns("calibration", HEAD, path.parent.name)
+    shutil.copytree(folder, path, ignore=ignored, dirs_exist_ok=True)
     give_head(path, head)
     draft, target = named_again(pair)
     return load_pair(path, draft=draft, target=target)
 
 
 def export_head(network: HeadNetwork, pair: str, path: Path) -> None:
-    """Writes a head as ONNX, marked with its pair's fingerprint, and checks that it answers like the trained one.
+    """Writes a head as ONNX with its pair's fingerprint as metadata, and checks its parity with the trained one.
 
     Raises:
-        BundleError: if it does not.
+        BundleError: if the outputs differ.
     """
-    given = network.given(torch.Generator().manual_seed(0))
-    proto = to_onnx(network, given, [network.output])
+    inputs = network.example_inputs(torch.Generator().manual_seed(0))
+    proto = to_onnx(network, inputs, [network.output])
     entry = proto.metadata_props.add()
     entry.key, entry.value = "pair", pair
     write_whole(path, proto.SerializeToString())
     feeds: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in inputs.items():
         feeds |= value if isinstance(value, dict) else {name: value}
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = session.run(None, {name: value.numpy() for name, value in feeds.items()})[0]
+    output = session.run(None, {name: value.numpy() for name, value in feeds.items()})[0]
     with torch.no_grad():
-        if np.abs(found - network(**given).numpy()).max() > PARITY:
+        if np.abs(output - network(**inputs).numpy()).max() > PARITY:
             raise BundleError(f"{path} differs from the trained network by more than {PARITY:.0e}")
 
 
@@ -349,7 +352,7 @@ def _stage(
     def validate(module: nn.Module) -> Metrics:
         with torch.no_grad():
             loss = float(network.loss(held_out, 0))
-        return {"loss": loss, **_judged(network, held_out)}
+        return {"loss": loss, **_ranking_metrics(network, held_out)}
 
     return Stage(
         name=name,
@@ -364,35 +367,32 @@ def _stage(
     )
 
 
-def _seen(data: DistillationData, drafted: str) -> tuple[dict[str, Tensor], Tensor]:
-    """What the network takes."""
+def _inputs(data: DistillationData, drafted: str) -> tuple[dict[str, Tensor], Tensor]:
+    """The network's inputs."""
     observation = {name: torch.from_numpy(np.asarray(values)) for name, values in data.observation.items()}
-    return observation, torch.from_numpy(data.said[drafted])
+    return observation, torch.from_numpy(data.outputs[drafted])
 
 
 def _distributions(data: DistillationData) -> tuple[Floats, Floats]:
     """Q and p."""
-    return data.said["draft_probs"].astype(np.float64), data.said["target_probs"].astype(np.float64)
+    return data.outputs["draft_probs"].astype(np.float64), data.outputs["target_probs"].astype(np.float64)
 
 
-def _judged(network: HeadNetwork, data: DistillationData) -> Metrics:
-    """Rank correlation of score and truth, and gate efficiency at transmission rates .2, .4, .6.
-
-    The latter is the share of the oracle's gain over chance.
-    """
+def _ranking_metrics(network: HeadNetwork, data: DistillationData) -> Metrics:
+    """Rank correlation of score and true value, and choice efficiency at transmission rates .2, .4, .6."""
     estimated, true = network.scores(data)
-    found = {"spearman": float(stats.spearmanr(estimated, true).statistic)}
+    metrics = {"spearman": float(stats.spearmanr(estimated, true).statistic)}
     for rate in (0.2, 0.4, 0.6):
         sent = np.ones(len(true), dtype=bool)
         sent[np.argsort(estimated, kind="stable")[: round(len(true) * (1.0 - rate))]] = False
         efficiency = choice_efficiency(true, sent)
         if efficiency is not None:
-            found[f"efficiency_{rate:g}"] = efficiency
-    return found
+            metrics[f"efficiency_{rate:g}"] = efficiency
+    return metrics
 
 
 def _gate_for(rate: float, network: HeadNetwork, data: DistillationData, pair: AnyPair) -> GateSettings:
-    """The learned gate at about this rate; which states it visits is what matters, not the rate."""
+    """The learned gate at approximately this rate, for rollouts."""
     estimated, _ = network.scores(data)
     settings = GateChoices(max_skips="unlimited").settings("learned", pair)
     return replace(settings, threshold=float(np.quantile(estimated, 1.0 - rate)))

@@ -1,4 +1,4 @@
-"""A bundle whose target answers as before and takes the time of a large transformer: to measure latency honestly."""
+"""A bundle with a heavy target, for latency measurements: same outputs, inference time of a large transformer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = 10
 
 
 class _Heavy(nn.Module):
-    """A pre-norm transformer over ten tokens, with random weights; its answer is a number per row."""
+    """A pre-norm transformer over ten tokens, with random weights; its output is a number per row."""
 
     def __init__(self, inputs: int, layers: int, width: int, heads: int) -> None:
         super().__init__()
@@ -41,9 +41,9 @@ class _Heavy(nn.Module):
 
 
 def make_heavy_target(bundle: Bundle, out: Path, *, layers: int = 12, width: int = 768, heads: int = 12) -> None:
-    """Copies a bundle and lets its target run a large transformer besides, whose answer counts nothing.
+    """Copies a bundle and adds a large transformer to its target, whose output is multiplied by zero.
 
-    Codes, acceptance and gates stay those of the real pair; only the target's time is another's.
+    Codes, acceptance and gates are those of the original pair; only the target's time differs.
 
     Args:
         bundle: the pair.
@@ -58,7 +58,7 @@ def make_heavy_target(bundle: Bundle, out: Path, *, layers: int = 12, width: int
         shutil.copy(bundle.path / PARTS[part], out / PARTS[part])
     torch.manual_seed(0)
     spec = bundle.spec
-    # Of what the target sees, the first that is not a camera's is what the transformer reads as well.
+    # The transformer's input is the target's first observation that is not a camera's.
     name = next((name for name, field in spec.target.fields.items() if not field.is_image), None)
     if name is None:
         raise ConfigError(f"the target of {bundle.name!r} sees camera frames alone, which this transformer cannot read")
@@ -71,7 +71,7 @@ def make_heavy_target(bundle: Bundle, out: Path, *, layers: int = 12, width: int
 
 
 def _join(target: onnx.ModelProto, heavy: onnx.ModelProto, seen: str, file: Path) -> None:
-    """One graph: the target's logits plus zero times what the transformer says, so that neither can be left out."""
+    """One graph: the target's logits plus zero times the transformer's output, so that neither is optimised away."""
     heavy = compose.add_prefix(heavy, "heavy_")
     graph = target.graph
     for node in graph.node:

@@ -1,4 +1,4 @@
-"""The stages of a recipe: each in its turn, and those that do not need each other side by side."""
+"""Scheduling of a recipe's stages by their dependencies; independent ones may run concurrently."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from specact.lab.train.vqbet import VQBeT
 from specact.lab.train.windows import Dataset
 from specact.observation import ObservationSpec
 
-_SPAWN = get_context("spawn")  # a forked copy of a process with threads, such as those of PyTorch, can hang
-_TELL_EVERY_S = 0.1
+_SPAWN = get_context("spawn")  # forking a process with threads, such as PyTorch's, can hang
+_REPORT_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A stage that is to be trained.
+class PlannedStage:
+    """A stage of the plan.
 
     Attributes:
-        steps: that it takes.
-        needs: names of the stages before it.
+        steps: their number.
+        needs: names of the stages it depends on.
     """
 
     steps: int
@@ -47,14 +47,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Work:
-    """What all stages of a run are made of; what one needs of another lies in the run's folder.
+    """The inputs of all stages of a run; the results of stages are in the run's folder.
 
     Attributes:
         recipe: of the run.
         episodes: the demonstrations.
         out: folder of the run.
-        every: steps between checkpoints, which is also what a kill can cost.
-        on: what its policies are trained on; the tokenizer, which is small, is always trained on the CPU.
+        every: steps between checkpoints, the most that a kill can lose.
+        on: device of the policies' training; the small tokenizer is always trained on the CPU.
     """
 
     recipe: Recipe
@@ -65,7 +65,7 @@ class Work:
 
     @cached_property
     def specs(self) -> dict[str, ObservationSpec]:
-        """What each policy sees, by its name."""
+        """The observations of each policy, by its name."""
         return stages.specs_of(self.recipe, self.episodes)
 
     @cached_property
@@ -75,110 +75,112 @@ class Work:
 
     @cached_property
     def encoders(self) -> dict[tuple[str, EncoderRecipe], str]:
-        """Stages of encoders that are trained before the policies that share them, by camera and recipe."""
+        """Stages of pre-trained encoders, which policies may share, by camera and recipe."""
         named: dict[tuple[str, EncoderRecipe], str] = {}
         for policy, settings in self.recipe.policies.items():
             for camera in self._cameras(policy):
                 named.setdefault((camera, settings.encoder), f"{policy}.{camera}")
         return named
 
-    def plan(self) -> dict[str, Planned]:
-        """All stages by name, each behind those that it needs."""
-        planned = {"tokenizer": Planned(self.recipe.tokenizer.steps, frozenset())}
+    def plan(self) -> dict[str, PlannedStage]:
+        """All stages by name, in topological order."""
+        planned = {"tokenizer": PlannedStage(self.recipe.tokenizer.steps, frozenset())}
         for name, policy in self.recipe.policies.items():
             encoders = [self.encoders[camera, policy.encoder] for camera in self._cameras(name)]
-            planned |= {encoder: Planned(policy.encoder.steps, frozenset()) for encoder in encoders}
-            planned[name] = Planned(policy.steps, frozenset(("tokenizer", *encoders)))
+            planned |= {encoder: PlannedStage(policy.encoder.steps, frozenset()) for encoder in encoders}
+            planned[name] = PlannedStage(policy.steps, frozenset(("tokenizer", *encoders)))
         return planned
 
     def stage(self, name: str) -> Stage:
-        """A stage of the plan; those that it needs have been trained."""
-        recipe, shown = self.recipe, self.dataset
+        """A stage of the plan; its dependencies have been trained."""
+        recipe, dataset = self.recipe, self.dataset
         if name == "tokenizer":
-            return stages.tokenizer_stage(shown, recipe)
-        for (camera, encoder), its_name in self.encoders.items():
-            if name == its_name:
+            return stages.tokenizer_stage(dataset, recipe)
+        for (camera, encoder), encoder_name in self.encoders.items():
+            if name == encoder_name:
                 scenes = Scenes(stages.task_of(recipe), recipe.seed)
-                return encoder_stage(name, encoder, camera, shown, scenes, recipe.seed)
+                return encoder_stage(name, encoder, camera, dataset, scenes, recipe.seed)
         settings, trained = recipe.policies[name], dict[str, ImageEncoder]()
         for camera in self._cameras(name):
             trained[camera] = self._encoder(camera, settings.encoder)
-            shown = encoded(shown, camera, trained[camera])
-        stage = stages.policy_stage(name, settings, shown, recipe, self.tokenizer(), self.specs[name])
+            dataset = encoded(dataset, camera, trained[camera])
+        stage = stages.policy_stage(name, settings, dataset, recipe, self.tokenizer(), self.specs[name])
         assert isinstance(stage.module, VQBeT)
         for camera, network in trained.items():
             stage.module.freeze(camera, network)
         return stage
 
     def device(self, name: str) -> torch.device:
-        """What a stage is trained on."""
+        """The device of a stage's training."""
         return accelerator("cpu" if name == "tokenizer" else self.on)
 
     def tokenizer(self) -> ResidualVQ:
         """The trained tokenizer."""
-        made = ResidualVQ(self.recipe.tokenizer, self.recipe.chunk, self.dataset.train.chunks.shape[-1])
-        made.load_state_dict(self.trained("tokenizer"))
-        return made.eval().requires_grad_(False)
+        tokenizer = ResidualVQ(self.recipe.tokenizer, self.recipe.chunk, self.dataset.train.chunks.shape[-1])
+        tokenizer.load_state_dict(self.trained("tokenizer"))
+        return tokenizer.eval().requires_grad_(False)
 
     def trained(self, name: str) -> dict[str, torch.Tensor]:
-        """The weights that a stage ended with, or those of a snapshot."""
+        """The final weights of a stage, or those of a snapshot."""
         return checkpoint.read(self.out / f"{name}.safetensors")[0]
 
     def _cameras(self, policy: str) -> tuple[str, ...]:
-        """Those that it looks through with encoders that are trained before it."""
+        """The policy's cameras with pre-trained encoders."""
         return tuple(self.specs[policy].images) if self.recipe.policies[policy].encoder.learns else ()
 
     def _encoder(self, camera: str, recipe: EncoderRecipe) -> ImageEncoder:
-        made = ImageEncoder(recipe, self.dataset.train.episodes.frames(camera).shape[1:])
+        encoder = ImageEncoder(recipe, self.dataset.train.episodes.frames(camera).shape[1:])
         prefix, weights = "encoder.", self.trained(self.encoders[camera, recipe])
-        made.load_state_dict({name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)})
-        return made.eval()
+        encoder.load_state_dict(
+            {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
+        )
+        return encoder.eval()
 
 
 def train_stages(work: Work, progress: Progress, *, jobs: int, threads: int) -> None:
-    """Trains what is left of a run's plan.
+    """Trains the remaining stages of a run's plan.
 
-    A stage that none can be trained beside is trained in this process, all others in processes of their own. Whatever
-    ends this one ends them as well; their checkpoints stay.
+    A stage that runs alone is trained in this process, concurrent ones in child processes, which end with this one;
+    their checkpoints are kept.
 
     Args:
         work: the run.
-        progress: told (stage, steps done, steps in all).
-        jobs: stages at a time.
+        progress: called with (stage, steps done, total).
+        jobs: concurrent stages.
         threads: of PyTorch, in every process.
 
     Raises:
-        SpecactError: what a stage raised, with a note that names it; or if its process ended before it did.
+        SpecactError: the error of a stage, with a note that names it; or if its process ended before it did.
     """
-    plan, running = work.plan(), list[_Running]()
-    left = [name for name in plan if not (work.out / f"{name}.safetensors").exists()]
+    plan, running = work.plan(), list[_StageProcess]()
+    remaining = [name for name in plan if not (work.out / f"{name}.safetensors").exists()]
 
-    def tell(name: str, done: int) -> None:
+    def report(name: str, done: int) -> None:
         progress(name, done, plan[name].steps)
 
     for name in plan:
-        if name not in left:
-            work.trained(name)  # refused now, if it is damaged
-            tell(name, plan[name].steps)
+        if name not in remaining:
+            work.trained(name)  # fails early if it is damaged
+            report(name, plan[name].steps)
     with Interrupts():
         try:
-            while left:
-                begun = [stage.name for stage in running]
-                ready = [name for name in left if name not in begun and plan[name].needs.isdisjoint(left)]
+            while remaining:
+                started = [stage.name for stage in running]
+                ready = [name for name in remaining if name not in started and plan[name].needs.isdisjoint(remaining)]
                 if not running and (jobs == 1 or len(ready) == 1):
                     name = ready[0]
-                    run(work.stage(name), work.out, partial(tell, name), every=work.every, device=work.device(name))
-                    left.remove(ready[0])
+                    run(work.stage(name), work.out, partial(report, name), every=work.every, device=work.device(name))
+                    remaining.remove(ready[0])
                     continue
                 for name in ready[: jobs - len(running)]:
-                    running.append(_Running(work, name, threads))
-                for stage in _heard(running):
-                    done = stage.told()
+                    running.append(_StageProcess(work, name, threads))
+                for stage in _wait_ready(running):
+                    done = stage.receive()
                     if done is None:
                         running.remove(stage)
-                        left.remove(stage.name)
+                        remaining.remove(stage.name)
                     else:
-                        tell(stage.name, done)
+                        report(stage.name, done)
         finally:
             for stage in running:
                 stage.process.terminate()
@@ -186,8 +188,8 @@ def train_stages(work: Work, progress: Progress, *, jobs: int, threads: int) -> 
                 stage.process.join()
 
 
-class _Running:
-    """A stage in a process of its own."""
+class _StageProcess:
+    """A stage in a child process."""
 
     def __init__(self, work: Work, name: str, threads: int) -> None:
         self.name = name
@@ -195,8 +197,8 @@ class _Running:
         self.process = _SPAWN.Process(
             target=_train, args=(replace(work), name, threads, sender), name=name, daemon=True
         )
-        resource_tracker.ensure_running()  # starting it unblocks the signal
-        # Ctrl-C goes to every process of a terminal; this one ends the others.
+        resource_tracker.ensure_running()  # starting it later would unblock the signal
+        # Ctrl-C goes to every process of a terminal; only this one handles it, and ends the others.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
@@ -204,10 +206,10 @@ class _Running:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
 
-    def told(self) -> int | None:
-        """Steps done, or None when the stage is finished; waits for either."""
+    def receive(self) -> int | None:
+        """Waits for a message: the steps done, or None when the stage is finished."""
         try:
-            told: int | SpecactError = self.receiver.recv()
+            message: int | SpecactError = self.receiver.recv()
         except EOFError:
             self.process.join()
             if self.process.exitcode:
@@ -216,32 +218,32 @@ class _Running:
                     "did; run the same command again, with --jobs 1 if memory is short: checkpoints are kept"
                 ) from None
             return None
-        if isinstance(told, SpecactError):
-            told.add_note(f"this ended the stage {self.name}; the checkpoints of all stages are kept")
-            raise told
-        return told
+        if isinstance(message, SpecactError):
+            message.add_note(f"this ended the stage {self.name}; the checkpoints of all stages are kept")
+            raise message
+        return message
 
 
-def _heard(running: Sequence[_Running]) -> list[_Running]:
-    """Those that have something to tell; waits for the first."""
+def _wait_ready(running: Sequence[_StageProcess]) -> list[_StageProcess]:
+    """Waits for a message; returns the stages that have one."""
     ready = wait([stage.receiver for stage in running])
     return [stage for stage in running if stage.receiver in ready]
 
 
 def _train(work: Work, name: str, threads: int, sender: Connection) -> None:
-    """Trains a stage and tells how far it is; ends where nobody listens any more."""
+    """Trains a stage and sends its progress; ends when the pipe is closed."""
     torch.set_num_threads(threads)
-    told_at = -math.inf
+    reported_at = -math.inf
 
-    def tell(done: int) -> None:
-        nonlocal told_at
-        if time.monotonic() > told_at + _TELL_EVERY_S:
+    def report(done: int) -> None:
+        nonlocal reported_at
+        if time.monotonic() > reported_at + _REPORT_EVERY_S:
             sender.send(done)
-            told_at = time.monotonic()
+            reported_at = time.monotonic()
 
     try:
         stage = work.stage(name)
-        run(stage, work.out, tell, every=work.every, device=work.device(name))
+        run(stage, work.out, report, every=work.every, device=work.device(name))
         sender.send(stage.steps)
     except BrokenPipeError:
         sys.exit(1)

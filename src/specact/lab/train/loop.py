@@ -1,4 +1,4 @@
-"""One resumable training stage: steps, a JSONL log, checkpoints; resuming equals never having stopped."""
+"""The training loop of one stage, with a JSONL log and checkpoints; a resumed run gives the same weights."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from specact.rng import Role, stream
 Metrics = dict[str, float]
 Accelerator = Literal["cpu", "cuda"]
 
-# Networks of fewer units are slower in bfloat16 than in float32: the casts cost more than the products save.
+# Narrower networks are slower in bfloat16 than in float32, because the casts dominate.
 _BFLOAT16_FROM = 32
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What is trained, and how one step goes.
+    """A module, its optimizer and its training step.
 
     Attributes:
-        name: of the stage; its files carry it.
-        module: what is trained; its ``state_dict`` is the result.
+        name: of the stage, and of its files.
+        module: trained; its ``state_dict`` is the result.
         optimizer: over the module's parameters.
         update: takes the step's number and returns the loss and its parts; called with gradients cleared.
         validate: metrics of a module on held-out demonstrations.
         steps: fixed number of steps.
-        learning_rate: of a step.
-        seed: of everything random.
-        average: decay of the exponential average of the weights; 0 to keep the raw ones.
-        snapshot_at: step after which the raw weights are kept as ``NAME@snapshot``; 0 for never.
-        averages_at: steps after which the averaged weights are kept as ``NAME@STEP``.
-        after_update: called with the step's number once the weights have moved, or None.
+        learning_rate: schedule, by step.
+        seed: random seed.
+        average: decay of the exponential moving average of the weights; 0 for the raw ones.
+        snapshot_at: step after which the raw weights are saved as ``NAME@snapshot``; 0 for never.
+        averages_at: steps after which the averaged weights are saved as ``NAME@STEP``.
+        after_update: called with the step's number after the optimizer's step, or None.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Stage:
     after_update: Callable[[int], None] | None = None
 
 
-class Precise(Protocol):
-    """What every recipe of a network says of its precision; see :class:`~specact.lab.train.recipe.PolicyRecipe`."""
+class PrecisionSettings(Protocol):
+    """The precision settings of a network's recipe; see :class:`~specact.lab.train.recipe.PolicyRecipe`."""
 
     @property
     def width(self) -> int: ...
@@ -84,12 +84,12 @@ def accelerator(name: Accelerator) -> torch.device:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module is; what it takes has to be there, too."""
+    """The device of a module's parameters."""
     return next(module.parameters()).device
 
 
-def autocast(recipe: Precise, device: torch.device) -> AbstractContextManager[object]:
-    """In which the network of a recipe is trained: a function of the recipe and the kind of device alone."""
+def autocast(recipe: PrecisionSettings, device: torch.device) -> AbstractContextManager[object]:
+    """The autocast context of a recipe's network; depends only on the recipe and the kind of device."""
     if recipe.bfloat16 and recipe.width >= _BFLOAT16_FROM:
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
@@ -123,16 +123,16 @@ def run(
     every: int = 250,
     device: torch.device = torch.device("cpu"),  # noqa: B008 - a constant
 ) -> dict[str, Tensor]:
-    """Trains a stage to its end, from its checkpoint if there is one, and returns the resulting weights.
+    """Trains a stage to its end, resuming from its checkpoint if there is one, and returns the resulting weights.
 
-    The weights also go to ``folder/NAME.safetensors``; a stage that has that file is not trained again.
+    They are also written to ``folder/NAME.safetensors``; a stage with that file is not trained again.
 
     Args:
-        stage: what to train.
+        stage: the stage.
         folder: of the run; holds checkpoints, results and ``log.jsonl``.
-        advance: told the number of steps done so far.
-        every: steps between checkpoints, which is also what a kill can cost.
-        device: to train on; weights and checkpoints do not depend on it, and come back on the CPU.
+        advance: called with the number of steps done so far.
+        every: steps between checkpoints, the most that a kill can lose.
+        device: to train on; results and checkpoints are stored for the CPU.
     """
     result, running = folder / f"{stage.name}.safetensors", folder / f"{stage.name}.checkpoint"
     if result.exists():
@@ -144,8 +144,8 @@ def run(
     first = _restore(stage, averaged, running) if running.exists() else 0
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log.jsonl"
-    _end_torn_line(log)
-    # Both share the memory of what they name, and so follow it.
+    _end_incomplete_line(log)
+    # Both share the module's memory, so they stay current.
     parameters, weights = list(stage.module.parameters()), stage.module.state_dict()
     started = time.perf_counter()
     for step in range(first, stage.steps):
@@ -160,8 +160,8 @@ def run(
         stage.optimizer.step()
         if stage.after_update is not None:
             stage.after_update(step)
-        follow = get_ema_multi_avg_fn(min(stage.average, (1 + step) / (10 + step)))
-        follow(list(averaged.values()), [weights[name] for name in averaged], step)
+        update_average = get_ema_multi_avg_fn(min(stage.average, (1 + step) / (10 + step)))
+        update_average(list(averaged.values()), [weights[name] for name in averaged], step)
         done = step + 1
         advance(done)
         if done == stage.snapshot_at:
@@ -182,15 +182,15 @@ def run(
 
 @contextmanager
 def _weights(module: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """For a while, the module with other weights, in evaluation mode and without gradients."""
-    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    """Temporarily loads other weights, in evaluation mode and without gradients."""
+    original = {name: value.clone() for name, value in module.state_dict().items()}
     module.load_state_dict(weights)
     module.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        module.load_state_dict(kept)
+        module.load_state_dict(original)
 
 
 def _save(stage: Stage, averaged: dict[str, Tensor], path: Path, done: int) -> None:
@@ -219,7 +219,7 @@ def _log(path: Path, stage: str, step: int, train: Metrics, held_out: Metrics, s
 
 
 def _append(path: Path, text: str) -> None:
-    """In one write, as other stages may be writing theirs."""
+    """Appends in one write, because other stages may write concurrently."""
     try:
         with path.open("a") as file:
             file.write(text)
@@ -229,13 +229,13 @@ def _append(path: Path, text: str) -> None:
         ) from error
 
 
-def _end_torn_line(path: Path) -> None:
+def _end_incomplete_line(path: Path) -> None:
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         _append(path, "\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a training log: of a step that was trained twice the last one, and none that was torn."""
+    """The lines of a training log: the last one of each step, without incomplete ones."""
     lines = {}
     for text in path.read_text().splitlines() if path.exists() else ():
         with suppress(json.JSONDecodeError):
@@ -245,7 +245,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def sort_log(path: Path, stages: Sequence[str]) -> None:
-    """Puts the lines of these stages in their order, behind those of others, and forgets what :func:`read_log` does."""
+    """Sorts the lines of these stages by their order, after those of others, and drops what :func:`read_log` drops."""
     order = {name: number for number, name in enumerate(stages)}
     lines = sorted(read_log(path), key=lambda line: (order.get(line["stage"], -1), line["step"]))
     write_whole(path, "".join(json.dumps(line) + "\n" for line in lines).encode())

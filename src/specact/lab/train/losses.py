@@ -12,7 +12,7 @@ from specact.lab.train.vqbet import Prediction, VQBeT
 
 @dataclass(frozen=True)
 class Targets:
-    """What a batch of windows should predict, at every position.
+    """The labels of a batch of windows, at every position.
 
     Attributes:
         codes: the tokenizer's codes of the demonstrated chunk, ``[B, T, G]``.

@@ -1,6 +1,6 @@
-"""Networks of fewer bits: a policy's linear layers quantised group by group, in tiers from mild to strong.
+"""Quantisation of a policy's linear layers, group by group, in tiers from mild to strong.
 
-A lever of TISED: each tier rounds one more group of layers than the one before, first to 8 bits, then to 4.
+A lever of TISED: each tier quantises one more group of layers than the previous one, first to 8 bits, then to 4.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from specact.observation import Window
 
 
 def folded(file: Path) -> onnx.ModelProto:
-    """The network with its weights in float32 under their own names, and ``Gemm`` written as ``MatMul`` and ``Add``.
+    """The network with float32 weights under their own names, and ``Gemm`` replaced by ``MatMul`` and ``Add``.
 
-    Exported weights may be stored as float16 behind a cast, and a ``Gemm`` may hold its weight transposed. The tools
-    pass over both. What the network computes stays the same.
+    The quantisation tools skip weights that are stored as float16 with a cast, and ``Gemm`` with transposed weights.
+    The network's function does not change.
     """
     model = onnx.load(file)
     graph = model.graph
@@ -80,18 +80,18 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
 
 
 Group = Literal["heads", "mlps", "attention", "rest"]
-# From where a rounding error ends to where it begins, so that each group adds to what the ones before have spoilt.
+# From the outputs to the inputs, so that each further group adds to the error of the previous ones.
 GROUPS: tuple[Group, ...] = ("heads", "mlps", "attention", "rest")
 
-# Outputs that no head makes: between encoder, prefix and expert of a flow policy.
+# Intermediate outputs, between encoder, prefix and expert of a flow policy, which are not made by heads.
 _INNER = {"tokens", "cache"}
 
 
 def layer_groups(model: onnx.ModelProto) -> dict[str, Group]:
     """The group of every product with a weight, by the name of its node.
 
-    Heads come after the last norm; perceptrons are the two products on either side of a GELU; what else comes after a
-    norm is attention; the rest, before any norm, embeds observations, actions and time.
+    Heads come after the last norm; MLPs are the two products on either side of a GELU; other products after a norm are
+    attention; the rest, before any norm, are embeddings of observations, actions and time.
 
     Args:
         model: folded, see :func:`~specact.lab.train.quantise.folded`.
@@ -130,7 +130,7 @@ def _meets(
     wanted: str,
     stop: set[str] | None = None,
 ) -> bool:
-    """Whether a node of a kind lies that way, without passing one of the kinds in ``stop``."""
+    """Whether a node of a kind is reachable in a direction without passing one of the kinds in ``stop``."""
     seen: set[str] = set()
     ahead = way(start)
     while ahead:
@@ -147,24 +147,24 @@ def _meets(
 Method = Literal["int8_dynamic", "int8_static", "int4"]
 Feeds = Mapping[str, NDArray[np.generic]]
 
-# Unsigned, as the activations are. Of signed ones a processor without VNNI adds two products in 16 bits, where they
-# saturate: the error of a network in 8 bits is then seven times as large.
+# Unsigned, like the activations. With signed weights a processor without VNNI adds two products in 16 bits, which
+# saturates: the error of an 8-bit network is then seven times as large.
 _WEIGHTS = QuantType.QUInt8
-# Weights that share a scale in 4 bits.
+# Block size of 4-bit quantisation: weights with a common scale.
 _BLOCK = 32
-# Activations of 4-bit layers are rounded to 8 bits where they enter a product: as exact, and faster on most processors.
+# 4-bit layers quantise activations to 8 bits in products: no less exact, and faster on most processors.
 _INT8_PRODUCTS = 4
 
 
 @dataclass(frozen=True)
 class Tier:
-    """How strongly a network is quantised.
+    """A degree of quantisation.
 
     Attributes:
-        name: such as ``int4_dynamic-mlps``: fewest bits, how layers of 8 bits treat activations, last group reached.
-        methods: of every group that is quantised. ``int8_dynamic``: weights of 8 bits, a scale per output;
-            activations of 8 bits, scaled as they come. ``int8_static``: the same with the activations' scales fixed on
-            given inputs. ``int4``: weights of 4 bits, a scale per 32; activations of 8 bits, scaled as they come.
+        name: such as ``int4_dynamic-mlps``: fewest bits, activation scaling of 8-bit layers, last quantised group.
+        methods: of every quantised group. ``int8_dynamic``: 8-bit weights, a scale per output; 8-bit activations,
+            scaled dynamically. ``int8_static``: the same with the activations' scales calibrated on given inputs.
+            ``int4``: 4-bit weights, a scale per 32; 8-bit activations, scaled dynamically.
     """
 
     name: str
@@ -172,28 +172,28 @@ class Tier:
 
 
 def tiers(eight: Literal["int8_dynamic", "int8_static"] = "int8_dynamic") -> tuple[Tier, ...]:
-    """Eight tiers from mild to strong: group by group to 8 bits, then group by group on to 4.
+    """Eight tiers from mild to strong: group by group to 8 bits, then group by group to 4.
 
     Args:
-        eight: how layers of 8 bits treat their activations.
+        eight: method of 8-bit layers.
     """
-    made = []
-    begun: dict[Group, Method] = {}
+    all_tiers = []
+    methods: dict[Group, Method] = {}
     passes: tuple[tuple[Method, str], ...] = ((eight, eight), ("int4", eight.replace("int8", "int4")))
     for method, name in passes:
         for group in GROUPS:
-            begun = begun | {group: method}
-            made.append(Tier(f"{name}-{group}", begun))
-    return tuple(made)
+            methods = methods | {group: method}
+            all_tiers.append(Tier(f"{name}-{group}", methods))
+    return tuple(all_tiers)
 
 
 def quantise(source: Path, out: Path, tier: Tier, calibration: Sequence[Feeds] = ()) -> Path:
-    """Writes a quantised variant of an exported network; inputs and outputs stay as they were.
+    """Writes a quantised variant of an exported network; inputs and outputs are unchanged.
 
     Args:
         source: an ``.onnx`` file of a bundle: draft or target of a pair, or encoder, prefix or expert of a flow policy.
         out: file to write.
-        tier: how strongly.
+        tier: degree of quantisation.
         calibration: inputs by name, of typical observations; only ``int8_static`` needs them.
 
     Returns:
@@ -249,18 +249,18 @@ def _to_static_int8(model: onnx.ModelProto, out: Path, nodes: list[str], calibra
 
 
 class _Inputs(CalibrationDataReader):  # type: ignore[misc]
-    """What the tools read calibration inputs from."""
+    """Calibration inputs for ONNX Runtime's tools."""
 
     def __init__(self, feeds: Sequence[Feeds]) -> None:
-        self._left = iter(feeds)
+        self._feeds = iter(feeds)
 
     def get_next(self) -> Feeds | None:
-        return next(self._left, None)
+        return next(self._feeds, None)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The tools narrate to the root logger what they find and skip."""
+    """Silences the tools, which log to the root logger."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""A VQ-BeT in PyTorch again, from the bundle it was exported to."""
+"""Rebuilds a VQ-BeT in PyTorch from an exported bundle."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _EXPORTED_AS = "model."
 
 
 def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
-    """What a policy of a bundle looks like; without dropout and observation noise, which are for demonstrations.
+    """The architecture of a bundle's policy; without dropout and observation noise.
 
     Raises:
-        ConfigError: if the manifest does not tell.
+        ConfigError: if the manifest lacks it.
     """
     spec, manifest = bundle.spec, bundle.manifest
     try:
@@ -51,19 +51,19 @@ def architecture(bundle: Bundle, role: Role) -> tuple[PolicyRecipe, Shapes]:
 
 
 def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
-    """A policy of a bundle, with the weights it was shipped with, looking at the newest ``window`` of T observations.
+    """A policy of a bundle with its exported weights, and a history of the newest ``window`` of T observations.
 
-    In training every position of the window predicts, each from the observations up to its own. So what looks at k
-    observations only takes the first k positions, and meets nothing there that it was not trained on.
+    In training every position of the window predicts from the observations up to its own. So a history of k uses the
+    first k positions, and stays within the training distribution.
 
     Args:
-        bundle: made by ``specact train``, so that its manifest tells the policy's architecture.
+        bundle: made by ``specact train``, so that its manifest has the policy's architecture.
         role: which of the pair.
         window: k, 1 to T.
 
     Raises:
-        ConfigError: if the window is out of range, observations differ in history, or the bundle does not tell the
-            architecture and every weight.
+        ConfigError: if the window is out of range, observations differ in history, or the bundle lacks the architecture
+            or a weight.
     """
     recipe, shapes = architecture(bundle, role)
     observation = shapes.observation
@@ -75,16 +75,16 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
             "that sees as many of each"
         )
     weights = exported_weights(folded(bundle.path / PARTS[role]), _EXPORTED_AS)
-    # Where the window is the whole one, this changes nothing, whatever the histories.
+    # With the full window this changes nothing, for any histories.
     cut = {name: replace(field, history=min(window, field.history)) for name, field in observation.fields.items()}
     spec = ObservationSpec(cut, observation.instruction)
     unknown = {name: (torch.zeros(field.shape), torch.ones(field.shape)) for name, field in spec.fields.items()}
     model = VQBeT(replace(shapes, observation=spec), recipe, unknown)
-    lost = sorted(set(model.state_dict()) - set(weights))
-    if lost:
-        # The export stores equal tensors once, and computes with constants what it can.
+    missing = sorted(set(model.state_dict()) - set(weights))
+    if missing:
+        # The export deduplicates equal tensors and folds constants.
         raise ConfigError(
-            f"the {role} of {bundle.name!r} cannot be rebuilt: the exported network does not name {lost[0]!r}. "
+            f"the {role} of {bundle.name!r} cannot be rebuilt: the exported network does not name {missing[0]!r}. "
             "Policies with a camera cannot be, nor those that were hardly trained"
         )
     weights["positions"] = weights["positions"][: len(model.positions)]
@@ -93,9 +93,9 @@ def rebuild(bundle: Bundle, role: Role, window: int) -> VQBeT:
 
 
 def exported_weights(model: onnx.ModelProto, within: str = "") -> dict[str, Tensor]:
-    """The parameters and buffers of an exported module, below the name ``within``, by the names they had.
+    """The parameters and buffers of an exported module, below the name ``within``, by their original names.
 
-    The export names everything but the weights of linear layers; those are known by the bias that is added next.
+    The export names everything but the weights of linear layers; those are identified by the bias that is added next.
     """
     values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     named = {name.removeprefix(within): value for name, value in values.items() if name.startswith(within)}
@@ -107,7 +107,7 @@ def exported_weights(model: onnx.ModelProto, within: str = "") -> dict[str, Tens
         product = next(made_by[name] for name in node.input if name != bias)
         layer = bias.removeprefix(within).removesuffix(".bias")
         named[f"{layer}.weight"] = np.ascontiguousarray(values[product.input[1]].T)
-    # Masks and places are made anew, and transposed copies are of weights that are there already.
+    # Masks and places are recreated, and transposed tensors are copies of other weights.
     return {
         name: torch.from_numpy(value.copy())
         for name, value in named.items()

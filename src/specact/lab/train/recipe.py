@@ -1,4 +1,4 @@
-"""A recipe: everything that decides what a training run makes, read from one TOML file."""
+"""A recipe: the complete settings of a training run, read from one TOML file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specact.toml import build, read_toml
 
 HELD_OUT = Range(0, 1, open_high=True)
 SIZE = Range(1, MOST)
-_MOST_TUPLES = 2**20  # of codes; a table of so many chunks has some hundred megabytes
+_MOST_TUPLES = 2**20  # of codes; their table of chunks has some hundred megabytes
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class TokenizerRecipe:
     Attributes:
         codebooks, codes: G and K.
         latent, hidden: widths of the latent and of the encoder's and decoder's hidden layers.
-        steps, batch, learning_rate: its own training stage.
-        decay: of the codebooks' exponential average.
+        steps, batch, learning_rate: of its training stage.
+        decay: of the codebooks' exponential moving average.
         commitment: weight of the commitment loss.
-        dead_share: a code used by a smaller share of the chunks is re-initialised.
+        dead_share: codes used by a smaller share of the chunks are re-initialised.
     """
 
     codebooks: int = 2
@@ -52,7 +52,7 @@ class TokenizerRecipe:
             self,
             {"learning_rate": POSITIVE, "decay": BELOW_ONE, "commitment": NOT_NEGATIVE, "dead_share": BELOW_ONE},
         )
-        # Not the power itself: it may have millions of digits.
+        # Logarithms, because the power may have millions of digits.
         if self.codebooks * math.log2(self.codes) > math.log2(_MOST_TUPLES):
             raise ConfigError(
                 f"{self.codes} codes in each of {self.codebooks} codebooks are {self.codes}^{self.codebooks} tuples; "
@@ -62,23 +62,23 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class EncoderRecipe:
-    """How a policy looks through its cameras, see :mod:`specact.lab.train.encoder`.
+    """A policy's image encoder, see :mod:`specact.lab.train.encoder`.
 
     Attributes:
-        tokens: what becomes of a frame: ``keypoints`` makes one token of the places of so many things, ``patches`` one
-            of every patch, for a policy that attends to them.
-        channels: of its convolutions; the first has a stride of 4, the second of 2. With patches those after it have
-            a stride of 2, too: three make patches of 16 x 16 pixels.
-        pixels: height and width that the network first averages frames down to; 0 for frames as they are. The ``size``
-            in ``[observations]`` is what the robot is to give.
-        keypoints: how many places in a frame it finds.
-        width: of the two layers that read them.
-        shift: by up to how many pixels the frames of a window are moved at random in training; for an encoder that is
-            trained along with the policy.
-        learns: an observation of the demonstrations, such as a pose, that the encoder learns to tell from a frame
-            before the policy is trained, after which it is frozen; "" to train it along with the policy.
-        scenes: how many random scenes of the environment it learns from, half of every batch; 0 for none.
-        steps, batch, learning_rate, weight_decay, average, bfloat16: of that stage, as those of a policy.
+        tokens: the tokens of a frame: ``keypoints`` makes one token of the coordinates of all keypoints, ``patches``
+            one per patch.
+        channels: of its convolutions; the first has a stride of 4, the second of 2. With patches the later ones also
+            have a stride of 2: three convolutions make patches of 16 x 16 pixels.
+        pixels: height and width that the network first downsamples frames to; 0 for no downsampling. The ``size`` in
+            ``[observations]`` is that of the robot's frames.
+        keypoints: their number.
+        width: of the two layers after the keypoints.
+        shift: data augmentation: maximum random shift of a window's frames in training [pixels]; for an encoder that is
+            trained jointly with the policy.
+        learns: a numeric observation of the demonstrations, such as a pose, that the encoder is pre-trained to predict
+            from a frame and then frozen; "" to train it jointly with the policy.
+        scenes: number of random scenes of the environment for pre-training, half of every batch; 0 for none.
+        steps, batch, learning_rate, weight_decay, average, bfloat16: of the pre-training, as those of a policy.
     """
 
     tokens: Literal["keypoints", "patches"] = "keypoints"
@@ -120,26 +120,26 @@ class PolicyRecipe:
     """One VQ-BeT policy.
 
     Attributes:
-        sees: names of the observations it looks at; without any, all that are no camera's.
-        history: of an observation, how many it looks at, where that is not the recipe's ``window`` or what
-            ``[observations]`` says; 0 for the newest alone.
-        instruction: whether it is told what to do, where the demonstrations say it.
-        encoder: how it looks through cameras, where it sees one.
+        sees: names of its observations; if empty, all but camera frames.
+        history: length of an observation's history, by name; default is the one in ``[observations]``, else the
+            recipe's ``window``; 0 for only the newest.
+        instruction: whether it is conditioned on the demonstrations' instructions.
+        encoder: of its cameras, if it has any.
         layers, heads, width: the transformer's.
         head_width: hidden width of the code and offset heads; 0 for linear heads.
         dropout: in the transformer.
-        sequential: whether the secondary code is predicted given the primary; only with two codebooks, and alike for
-            the policies of a bundle.
-        offset_on: which codes the offset is trained on; ``ground_truth`` makes the codes carry the action,
-            ``sampled`` (the official recipe) lets the offset undo a wrong code.
-        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine to 2 %.
-        average: decay of the exponential average of the weights, which is what is exported.
+        sequential: whether the secondary code is predicted given the primary; only with two codebooks, and the same
+            for both policies of a bundle.
+        offset_on: which codes the offset is trained on; with ``ground_truth`` the codes determine the action, with
+            ``sampled`` (the official recipe) the offset learns to correct a wrong code.
+        steps, batch, learning_rate, weight_decay, warmup: AdamW with linear warm-up and a cosine schedule to 2 %.
+        average: decay of the exponential moving average of the weights, which is exported.
         focal: gamma of the focal loss.
         primary_weight, secondary_weight, offset_weight: weights of the losses.
         state_noise: standard deviation of the noise on training observations, in standardised units.
         bfloat16: whether matrix products in training run in bfloat16 (about twice as fast on a CPU that has it).
-            Networks of fewer than 32 units, which it makes slower, run in float32 all the same.
-        snapshot: also keep the raw weights at this share of the steps, as ``NAME@snapshot``; 0 for never.
+            Networks of width below 32, which it slows down, always run in float32.
+        snapshot: share of the steps after which the raw weights are also saved, as ``NAME@snapshot``; 0 for never.
     """
 
     sees: tuple[str, ...] = ()
@@ -188,25 +188,24 @@ class Recipe:
     """A training run.
 
     Attributes:
-        env: the environment's name, or ``MODULE:TASK``; None for a robot that there is no environment for.
-        rate_hz: control rate [Hz], where there is no environment to say it.
-        observations: what is read of the files, by the name that policies know it by; without any, everything that the
-            reader knows.
-        data: demonstration files, relative to the data folder; empty to let the scripted expert make them.
-        generate_episodes, generate_noise: how many the expert makes, and its action noise.
-        skip_disturbed: whether chunks are left out that reach beyond a disturbed step, see
+        env: the environment's name, or ``MODULE:TASK``; None for a robot without an environment.
+        rate_hz: control rate [Hz], without an environment.
+        observations: sources of the observations in the files, by name; if empty, all known ones.
+        data: demonstration files, relative to the data folder; empty to generate them with the scripted expert.
+        generate_episodes, generate_noise: number of generated episodes, and the expert's action noise.
+        skip_disturbed: whether chunks that reach beyond a disturbed step are left out, see
             :meth:`~specact.lab.data.episodes.Episodes.followed`.
-        window: T, how many observations a policy looks at, where nothing else is said. Of a goal it is the newest.
+        window: T, the default length of observation histories; a goal has only the newest.
         chunk: n, actions a policy predicts at once.
-        execute: how many of them are executed before the next inference.
+        execute: number of them that are executed before the next inference.
         overlap: with ``average``, actions that several chunks predict for the same control step are averaged.
-        goal: ``token`` prepends what has no history to the window, such as the goal; ``concatenate`` adds it to every
-            observation.
-        temperature: of both policies' softmax when they are deployed; below 1 it makes up for the focal loss, which
-            leaves them less sure than they could be.
+        goal: ``token`` prepends observations without a history, such as the goal, to the window as tokens;
+            ``concatenate`` concatenates them to every observation.
+        temperature: of both deployed policies' softmax; below 1 it compensates the focal loss, which makes them
+            underconfident.
         precision: of the exported weights, ``float16`` or ``float32``.
-        seed: of everything random.
-        gates: choices for the gates that serve the pairs well, see :class:`~specact.gates.settings.GateChoices`.
+        seed: random seed.
+        gates: recommended settings of the pairs' gates, see :class:`~specact.gates.settings.GateChoices`.
         held_out: share of episodes kept for validation.
         tokenizer: the tokenizer's recipe.
         policies: the policies' recipes by name.
@@ -268,28 +267,28 @@ class Recipe:
                 )
 
     def policy(self, made: str) -> PolicyRecipe:
-        """The recipe of what a bundle names: a policy, or its snapshot."""
+        """The recipe of a policy in a bundle, or of its snapshot."""
         return self.policies[made.removesuffix("@snapshot")]
 
 
 def load_recipe(path: Path) -> Recipe:
     """Reads and checks a recipe.
 
-    A policy may say ``like = "other"`` and list only what differs.
+    A policy may inherit with ``like = "other"`` and list only the differences.
 
     Raises:
         ConfigError: if the file is missing, is not TOML, makes no bundle, or holds an unknown key or a value that its
             key does not allow.
     """
     raw = read_recipe(path)
-    recipe = build(Recipe, raw | {"policies": _written_out(raw.get("policies", {}))}, "recipe")
+    recipe = build(Recipe, raw | {"policies": _resolve_like(raw.get("policies", {}))}, "recipe")
     if not recipe.bundles:
         raise ConfigError(f'{path} makes no bundle; add [bundles] with at least one line NAME = ["TARGET", "DRAFT"]')
     return recipe
 
 
 class Demonstrated(Protocol):
-    """What every recipe says of its demonstrations; see :class:`Recipe`."""
+    """The settings of demonstrations in every recipe; see :class:`Recipe`."""
 
     @property
     def env(self) -> str | None: ...
@@ -314,7 +313,7 @@ class Demonstrated(Protocol):
 
 
 class Seeing(Protocol):
-    """What every recipe of a policy says of its observations; see :class:`PolicyRecipe`."""
+    """The settings of observations in every policy's recipe; see :class:`PolicyRecipe`."""
 
     @property
     def sees(self) -> tuple[str, ...]: ...
@@ -325,10 +324,10 @@ class Seeing(Protocol):
 
 
 def check_origin(recipe: Demonstrated) -> None:
-    """Refuses a recipe that does not say once where its demonstrations come from, and at which rate.
+    """Checks that a recipe has exactly one source of demonstrations, and one control rate.
 
     Raises:
-        ConfigError: if it does not.
+        ConfigError: if it has not.
     """
     check_ranges(recipe, {"rate_hz": POSITIVE})
     if (recipe.env is None) == (recipe.rate_hz is None):
@@ -346,10 +345,10 @@ def check_origin(recipe: Demonstrated) -> None:
 
 
 def check_history(policy: Seeing) -> None:
-    """Refuses a history that is negative, or of what the policy does not see.
+    """Checks the lengths and names of histories.
 
     Raises:
-        ConfigError: for such a history.
+        ConfigError: if one is negative, or of an observation that the policy does not have.
     """
     for name, length in policy.history.items():
         if length < 0:
@@ -373,7 +372,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def _tables(observations: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """A name alone is the dataset's key; ``image.front = ...`` without quotation marks is a table to TOML."""
+    """Converts entries to tables: a string is the dataset's key; unquoted ``image.front = ...`` is nested in TOML."""
     for part, value in observations.items():
         name = f"{above}{part}"
         if isinstance(value, str):
@@ -384,24 +383,24 @@ def _tables(observations: dict[str, Any], above: str = "") -> Iterator[tuple[str
             yield name, {"key": name} | value if isinstance(value, dict) else value
 
 
-def _written_out(policies: Any) -> Any:
-    """The policies with what ``like`` refers to; what is not a table is left for the check of types."""
+def _resolve_like(policies: Any) -> Any:
+    """Resolves ``like``; entries that are no tables are left to the type check."""
     if not isinstance(policies, dict) or not all(isinstance(policy, dict) for policy in policies.values()):
         return policies
-    whole: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     for name, policy in policies.items():
         base: Any = policy.get("like")
         if base is None:
-            whole[name] = policy
+            resolved[name] = policy
             continue
         if not isinstance(base, str) or base not in policies:
             raise unknown_name(f"policy in like of {name!r}", str(base), policies)
-        # One that is written below may be referred to as well, unless it refers to another one itself.
-        source: dict[str, Any] = whole[base] if base in whole else policies[base]
+        # A policy further down may be the base too, unless it uses ``like`` itself.
+        source: dict[str, Any] = resolved[base] if base in resolved else policies[base]
         if "like" in source:
             raise ConfigError(f"policies.{name}.like: the policy {base!r} also uses like; move it above {name!r}")
-        whole[name] = {**source, "snapshot": 0.0, **{key: policy[key] for key in policy if key != "like"}}
-    return whole
+        resolved[name] = {**source, "snapshot": 0.0, **{key: policy[key] for key in policy if key != "like"}}
+    return resolved
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:

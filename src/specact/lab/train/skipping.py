@@ -1,8 +1,8 @@
-"""When a retrieved chunk may be executed unverified: the bounds of HeiSD's verify-skip, from held-out episodes.
+"""Fits the bounds of HeiSD's verify-skip, under which a retrieved chunk is executed unverified, to held-out episodes.
 
-HeiSD (Zheng et al. 2026, arXiv 2603.17573) looks for the least similarity at which neighbouring steps are still alike,
-and for the distance up to which that holds; its Algorithm 1 is inconsistent as printed. Here a skip is safe where the
-target would have agreed with what is retrieved, and the bounds are those that skip most while enough of them are safe.
+HeiSD (Zheng et al. 2026, arXiv 2603.17573) searches the least similarity at which neighbouring steps are still alike,
+and the distance up to which that holds; its Algorithm 1 is inconsistent as printed. Here a skip is safe where the
+target would have accepted the retrieved chunk, and the bounds maximise the skips while enough of them are safe.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from specact.families.tokens.retrieval import Index, SkipRule, unit
 from specact.lab.statistics import Interval, wilson
 
 Floats = NDArray[np.float64]
-# Shares of the pairs at which a bound is tried.
+# Quantiles of the similarity that are tried as bounds.
 _CUTS = np.linspace(0.0, 1.0, 201)
 
 
 @dataclass(frozen=True)
 class SkipFit:
-    """A rule, and what it would do in the episodes that it was fitted to.
+    """A rule, and its statistics on the episodes that it was fitted to.
 
     Attributes:
-        rule: never skips where no bounds are safe enough.
-        pairs: how many pairs of steps there were.
-        skipped: how many of them the rule skips.
-        safe: the share of those that is safe, with Wilson's 95 % interval; None where there are none. The interval
-            takes pairs for independent, which steps of one episode are not.
+        rule: never skips if no bounds are safe enough.
+        pairs: number of pairs of steps.
+        skipped: number of pairs that the rule skips.
+        safe: the safe share of those, with Wilson's 95 % interval; None if there are none. The interval assumes
+            independent pairs, which steps of one episode are not.
     """
 
     rule: SkipRule
@@ -46,13 +46,13 @@ def agreement(
     tokens: NDArray[np.int64],
     agrees: Callable[[NDArray[np.int64]], bool],
 ) -> NDArray[np.bool_]:
-    """Whether the chunk that is most alike would have been accepted, of n steps of episodes that are not in the index.
+    """Whether the nearest chunk would have been accepted, for n steps of episodes that are not in the index.
 
     Args:
-        index: what is retrieved from.
+        index: for retrieval.
         features: of every step, ``[n, F]``.
-        tokens: what the target chose there, ``[n, T]``.
-        agrees: the acceptance rule: from the bias ``[T]`` of a retrieved chunk, in bins, to whether it is accepted.
+        tokens: the target's at each step, ``[n, T]``.
+        agrees: the acceptance rule, of the bias ``[T]`` of a retrieved chunk in bins.
     """
     retrieved = [index.nearest(feature).tokens[0] for feature in features]
     return np.array([agrees(found - right) for found, right in zip(retrieved, tokens, strict=True)], np.bool_)
@@ -61,18 +61,17 @@ def agreement(
 def fit_skip(
     features: Sequence[NDArray[np.floating]], safe: Sequence[NDArray[np.bool_]], longest: int, share: float = 0.95
 ) -> SkipFit:
-    """The rule that skips most pairs of steps while enough of them are safe.
+    """The rule that skips the most pairs of steps while enough of them are safe.
 
-    A pair is a step t, verified, and a step t + k of the same episode, which might be skipped; it is safe where the
-    step t + k is. For every distance d up to the longest, the least similarity is taken (of 201 quantiles) above which
-    Wilson's lower bound of the share of safe pairs with ``k <= d`` is high enough; of these bounds, those that skip
-    most pairs.
+    A pair is a verified step t and a step t + k of the same episode, a candidate to skip; it is safe if step t + k is.
+    For every distance d up to the longest, the least similarity (of 201 quantiles) is chosen above which Wilson's lower
+    bound of the share of safe pairs with ``k <= d`` is high enough; of these bounds, those that skip the most pairs.
 
     Args:
         features: of every step of an episode, ``[n, F]``, for each held-out episode.
-        safe: whether what is retrieved there is what the target would have done, ``[n]``; see :func:`agreement`.
+        safe: whether the retrieved chunk would have been accepted, ``[n]``; see :func:`agreement`.
         longest: the largest k, at least 1.
-        share: of the skipped pairs that is safe, in (0, 1).
+        share: required safe share of the skipped pairs, in (0, 1).
 
     Raises:
         DataError: if no episode has two steps.
@@ -83,7 +82,7 @@ def fit_skip(
         near = distances <= distance
         for similarity in np.unique(np.quantile(similarities[near], _CUTS, method="lower")).tolist():
             chosen = right[near & (similarities >= similarity)]
-            # Wilson's lower bound lies below the share itself.
+            # Wilson's lower bound is below the share, so the share is tested first.
             if chosen.mean() >= share and (found := wilson(int(chosen.sum()), len(chosen))).low >= share:
                 if len(chosen) > best.skipped:
                     best = SkipFit(SkipRule(similarity, distance), len(right), len(chosen), found)

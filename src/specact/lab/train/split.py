@@ -1,4 +1,4 @@
-"""Cuts a network into stages, at every tensor through which all that follows passes."""
+"""Cuts a network into stages, at tensors that separate its graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specact.observation import read_spec
 from specact.runtime.manifest import kind_of, read_manifest, write_manifest
 
 _PARTS = {"pair": PARTS, "regression": REGRESSION_PARTS, "flow": FLOW_PARTS}
-# What makes a stage worth a cut of its own: without one of these on either side two cuts are the same one.
+# Operators that a stage must contain: two cuts without one of these in between are equivalent.
 _PRODUCTS = frozenset(("Attention", "Conv", "ConvTranspose", "Gemm", "LSTM", "GRU", "MatMul", "MatMulInteger"))
 
 
@@ -38,7 +38,7 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
     Args:
         name_or_path: a pair of action codes, whose target is cut, a policy by regression, or a flow policy, of which
             encoder and prefix are cut: the device makes the chunk from the prefix's cache.
-        out: folder to create; its manifest comes last.
+        out: folder to create; its manifest is written last.
 
     Raises:
         ConfigError: if there is something already.
@@ -80,24 +80,24 @@ def split_bundle(name_or_path: str | Path, out: Path) -> StagedFolder:
 
 
 def _joined(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
-    """The networks one behind the other, as one: each reads what the one before it gives, under the same name."""
+    """Composes networks in sequence: each one's inputs are the previous one's outputs of the same names."""
     model = models[0]
     for number, after in enumerate(models[1:]):
-        taken = [(entry.name, entry.name) for entry in model.graph.output]
-        # Both may use the same names inside.
+        connections = [(entry.name, entry.name) for entry in model.graph.output]
+        # Internal names may clash.
         inside = compose.add_prefix(after, f"{number}.", rename_inputs=False, rename_outputs=False)
-        model = compose.merge_models(model, inside, taken)
+        model = compose.merge_models(model, inside, connections)
     return model
 
 
 @dataclass(frozen=True)
 class CutPoint:
-    """A tensor of which all that comes after it is a function.
+    """A tensor that determines all later ones.
 
     Attributes:
         name: in the graph.
         shape: of one row.
-        after: how many of the operators that depend on inputs come before it.
+        after: number of preceding operators that depend on inputs.
     """
 
     name: str
@@ -106,14 +106,14 @@ class CutPoint:
 
 
 def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
-    """Where a network can be cut, from its inputs to its outputs.
+    """The cut points of a network, from its inputs to its outputs.
 
-    A tensor qualifies if it is float32, has the batch as its first axis and fixed sizes otherwise, and nothing that
-    comes after it reads an input or any other tensor from before it. Of several with no product of weights in between
-    the smallest is taken, and the last of those.
+    A tensor qualifies if it is float32, has the batch as its first axis and fixed sizes otherwise, and no later
+    operator reads an input or another earlier tensor. Of several without a weight product in between, the smallest is
+    chosen, and the last of those.
     """
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
-    told = {entry.name: entry for entry in (*graph.value_info, *graph.input, *graph.output)}
+    entries = {entry.name: entry for entry in (*graph.value_info, *graph.input, *graph.output)}
     nodes, last = _live(model)
     cuts: list[CutPoint] = []
     alive: set[str] = {entry.name for entry in model.graph.input}
@@ -125,8 +125,8 @@ def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
         if len(alive) > 1 or place == len(nodes):
             continue
         name = next(iter(alive))
-        shape = _row(_axes(told[name])) if name in told else None
-        if shape is None or told[name].type.tensor_type.elem_type != TensorProto.FLOAT:
+        shape = _row(_axes(entries[name])) if name in entries else None
+        if shape is None or entries[name].type.tensor_type.elem_type != TensorProto.FLOAT:
             continue
         cut = CutPoint(name, shape, place)
         if products > since:
@@ -135,12 +135,12 @@ def cut_points(model: onnx.ModelProto) -> list[CutPoint]:
             cuts[-1] = cut
         since = products
     left = sum(node.op_type in _PRODUCTS for node in nodes[cuts[-1].after :]) if cuts else 0
-    # What comes after the last cut has to be worth a stage as well.
+    # The part after the last cut must contain a product as well.
     return cuts if left else cuts[:-1]
 
 
 def stages_of(model: onnx.ModelProto, cuts: Iterable[CutPoint]) -> list[onnx.ModelProto]:
-    """The network in stages, each of which gives the tensor at its cut, and the last the network's outputs."""
+    """The network's stages; each outputs the tensor at its cut, the last one the network's outputs."""
     nodes, _ = _live(model)
     dynamic = {output for node in nodes for output in node.output}
     constants = [node for node in model.graph.node if not dynamic & set(node.output)]
@@ -158,7 +158,7 @@ def _stage(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], constants: list[onnx.NodeProto],
     given: list[onnx.ValueInfoProto], wanted: list[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:  # fmt: skip
-    """A part of the operators, with the constants and weights that they read."""
+    """A subgraph with its constants and weights."""
     read = {name for node in nodes for name in node.input}
     kept: list[onnx.NodeProto] = []
     for node in reversed(constants):
@@ -167,7 +167,7 @@ def _stage(
             read.update(node.input)
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
     made = {name for node in kept + nodes for name in node.output} - {entry.name for entry in wanted}
-    # Declared shapes decide how ONNX Runtime fuses operators, and so the last bits of what they compute.
+    # Declared shapes affect how ONNX Runtime fuses operators, and so the last bits of the results.
     told = [entry for entry in model.graph.value_info if entry.name in made]
     seen = [entry for entry in given if entry.name in read]
     graph = helper.make_graph(kept + nodes, model.graph.name, seen, wanted, weights, value_info=told)
@@ -177,7 +177,7 @@ def _stage(
 
 
 def _live(model: onnx.ModelProto) -> tuple[list[onnx.NodeProto], dict[str, int]]:
-    """The operators that depend on inputs, and of each tensor the last of them that reads it, counted from 1."""
+    """The operators that depend on inputs, and for each tensor the last one that reads it, counted from 1."""
     reached = {entry.name for entry in model.graph.input}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -193,6 +193,6 @@ def _axes(entry: onnx.ValueInfoProto) -> list[int | str]:
 
 
 def _row(axes: list[int | str]) -> tuple[int, ...] | None:
-    """The shape of one row, where the first axis is the batch and the others have fixed sizes."""
+    """The shape of one row, if the first axis is the batch and the others have fixed sizes."""
     sizes = [axis for axis in axes[1:] if isinstance(axis, int) and axis > 0]
     return tuple(sizes) if axes and isinstance(axes[0], str) and len(sizes) == len(axes) - 1 else None

@@ -47,12 +47,12 @@ class ResidualVQ(nn.Module):
 
     @torch.no_grad()
     def encode(self, chunks: Tensor) -> Tensor:
-        """Codes ``[B, G]`` of chunks ``[B, n, A]``: nearest code first, then nearest to what is left."""
+        """Codes ``[B, G]`` of chunks ``[B, n, A]``: the nearest code, then the nearest to each residual."""
         codes, _ = self._quantise(self.encoder(chunks.flatten(1)))
         return codes
 
     def losses(self, chunks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Training loss, mean absolute reconstruction error, and codes ``[B, G]``; also moves the codebooks."""
+        """Training loss, mean absolute reconstruction error, and codes ``[B, G]``; also updates the codebooks."""
         latent = self.encoder(chunks.flatten(1))
         with torch.no_grad():
             codes, residuals = self._quantise(latent)
@@ -86,7 +86,7 @@ class ResidualVQ(nn.Module):
 
     @torch.no_grad()
     def revive_dead_codes(self, chunks: Tensor, generator: torch.Generator) -> int:
-        """Moves codes that hardly anything uses onto random latents of this batch; returns how many there were."""
+        """Re-initialises rarely used codes to random latents of this batch; returns their number."""
         _, residuals = self._quantise(self.encoder(chunks.flatten(1)))
         revived = 0
         for g in range(self.recipe.codebooks):
@@ -125,11 +125,11 @@ class ResidualVQ(nn.Module):
 
 @dataclass(frozen=True)
 class TokenizerMetrics:
-    """How well the tokenizer speaks for the actions, on held-out chunks.
+    """Reconstruction quality and code usage of a tokenizer, on held-out chunks.
 
     Attributes:
         error: mean absolute reconstruction error, normalised action units.
-        baseline: the same for a constant, the per-dimension median: what an error has to be compared with.
+        baseline: the same for a constant, the per-dimension median.
         used: codes used at least once, per codebook.
         dead: codes never used, per codebook.
     """

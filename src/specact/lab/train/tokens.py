@@ -1,4 +1,4 @@
-"""The networks of a token policy: the encoder of chunk policies, and a decoder-only transformer on what it makes."""
+"""The networks of a token policy: the encoder of chunk policies, and a decoder-only transformer on its tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.flow import Encoder, by_head, joined, perceptron
 from specact.lab.train.windows import Statistics
 
-# Added to a score that does not count: its weight is exactly 0 then.
+# Added to masked attention scores: their weight is exactly 0 then.
 HIDDEN = -1e4
 
 
 class Layer(nn.Module):
-    """Pre-norm attention and perceptron; attention is written out, which on a CPU is faster in bfloat16."""
+    """Pre-norm attention and MLP; explicit attention, which is faster in bfloat16 on a CPU."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
         Args:
             x: ``[B, N, W]``.
-            hidden: added to the scores, ``[B, 1, N, N]``, or ``[B, 1, N, S + N]`` with a cache: 0 where it counts.
+            hidden: additive mask of the scores, ``[B, 1, N, N]``, or ``[B, 1, N, S + N]`` with a cache: 0 if visible.
             kept: the cache ``[B, 2, heads, S, W / heads]``, or None.
         """
         queries, *read = _split(self.qkv(self.norm_attention(x)), 3, self.heads)
@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedded tokens to the logits of the tokens after them, see :class:`~specact.families.tokens.network.Reading`.
+    """Embedded tokens to the logits of the next tokens, see :class:`~specact.families.tokens.network.Reading`.
 
     Args:
         recipe: its sizes.
@@ -74,13 +74,13 @@ class Decoder(nn.Module):
     def features(
         self, embeddings: Tensor, positions: Tensor, visible: Tensor, cache: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the logits are read from ``[B, N, W]``, and the entries ``[B, L, 2, heads, N, W / heads]``.
+        """Inputs of the output layer ``[B, N, W]``, and cache entries ``[B, L, 2, heads, N, W / heads]``.
 
         Args:
             embeddings: ``[B, N, W]``.
             positions: 0 to S - 1, ``[B, N]``.
             visible: whether the token of a row attends to that of a column: ``[B, N, N]``, and with a cache
-                ``[B, N, S + N]``, its places first.
+                ``[B, N, S + N]``, its positions first.
             cache: ``[B, L, 2, heads, S, W / heads]``, or None.
         """
         x = self.dropout(embeddings + nn.functional.embedding(positions, self.positions))
@@ -94,14 +94,14 @@ class Decoder(nn.Module):
     def forward(
         self, embeddings: Tensor, positions: Tensor, seen: Tensor, among: Tensor, cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, features and entries, as the exported graph gives them.
+        """Logits, features and cache entries; the outputs of the exported graph.
 
         Args:
             embeddings, positions, cache: as for :meth:`features`.
-            seen: which places of the cache hold something, ``[B, S]``.
-            among: of the new tokens, ``[B, N, N]``.
+            seen: mask of the used positions of the cache, ``[B, S]``.
+            among: attention mask of the new tokens, ``[B, N, N]``.
         """
-        # As many rows as there are new tokens, without counting them: the exported graph computes no sizes.
+        # One row per new token without reading their number, so that the exported graph has no shape operators.
         everywhere = seen[:, None] & (among[..., :1] | ~among[..., :1])
         features, entries = self.features(embeddings, positions, torch.cat([everywhere, among], -1), cache)
         return self.write(features), features, entries
@@ -121,14 +121,14 @@ class TokenModel(nn.Module):
         self.embedding = nn.Embedding(BINS, recipe.width)
         nn.init.normal_(self.embedding.weight, std=0.1)
         self.decoder = Decoder(recipe, self.encoder.tokens + self.length)
-        # The last token is never read: nothing comes after it.
+        # The last token is no input, because nothing follows it.
         total, prefix = self.encoder.tokens + self.length - 1, self.encoder.tokens
         place = torch.arange(total)
         visible = (place[None] <= place[:, None]) | (place < prefix)[None]
         self.register_buffer("visible", visible, persistent=False)
 
     def logits(self, observation: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-        """Logits ``[B, H * A, 256]`` of all tokens of chunks ``[B, H * A]``, each given those before it."""
+        """Logits ``[B, H * A, 256]`` of all tokens of chunks ``[B, H * A]``, each given the previous ones."""
         prefix = self.encoder(observation)
         embeddings = torch.cat([prefix, self.embedding(tokens[:, :-1])], 1)
         positions = torch.arange(embeddings.shape[1], device=tokens.device)[None]

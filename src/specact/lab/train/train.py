@@ -1,4 +1,4 @@
-"""``specact train``: from demonstrations to bundles, in stages that each resume where they were stopped."""
+"""``specact train``: trains bundles on demonstrations, in resumable stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specact.locks import locked
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training run left behind.
+    """The result of a training run.
 
     Attributes:
         bundles: their folders.
@@ -47,38 +47,38 @@ def train(
     every: int = 250,
     on: Accelerator = "cpu",
 ) -> Trained:
-    """Makes tokenizer, policies and bundles of a recipe; run again after a stop, it goes on where it was.
+    """Trains the tokenizer and policies of a recipe and exports its bundles; a stopped run resumes.
 
     Args:
-        recipe: what to make.
+        recipe: what to train.
         data: folder the recipe's data paths are relative to.
         out: folder of the run: checkpoints, ``log.jsonl`` and ``bundles/NAME``.
-        progress: told (stage, steps done, steps in all).
+        progress: called with (stage, steps done, total).
         threads: of PyTorch, in every process; results are exact for the same number.
-        jobs: stages that may be trained at the same time, each in a process of its own; it does not change the results.
-            A program that asks for more than one must be importable: ``if __name__ == "__main__":``.
-        every: steps between checkpoints, which is also what a kill can cost.
-        on: what policies are trained on; a run that was stopped may go on with another.
+        jobs: stages that are trained concurrently, each in its own process; it does not change the results. With more
+            than one, the calling program must be importable: ``if __name__ == "__main__":``.
+        every: steps between checkpoints, the most that a kill can lose.
+        on: device of the policies' training; a stopped run may resume on another one.
 
     Raises:
-        ConfigError: if there is no such accelerator, ``out`` holds a run of another recipe, another process trains
-            there, or a file cannot be written.
-        DataError: if the demonstrations cannot be used. ``out`` is untouched then.
+        ConfigError: if there is no such accelerator, ``out`` holds a run of another recipe, is locked by another
+            process, or a file cannot be written.
+        DataError: if the demonstrations cannot be used; ``out`` is then not created.
         SpecactError: if the process of a stage ended before the stage did.
     """
     torch.set_num_threads(threads)
-    accelerator(on)  # what is not there is told at once
-    check_free(out, as_dict(recipe))  # before demonstrations are made, which can take minutes
+    accelerator(on)  # fails early if it is missing
+    check_free(out, as_dict(recipe))  # before demonstrations are generated, which can take minutes
     task = stages.task_of(recipe)
-    made = stages.demonstrated(recipe, task, data, progress)
-    specs = stages.specs_of(recipe, made)
-    made = stages.needed(made, specs.values(), learned(recipe, specs, made, task))
-    # What cannot be used is refused before there is a folder.
-    stages.prepare(made, recipe, skip_disturbed=recipe.skip_disturbed)
+    episodes = stages.demonstrated(recipe, task, data, progress)
+    specs = stages.specs_of(recipe, episodes)
+    episodes = stages.needed(episodes, specs.values(), learned(recipe, specs, episodes, task))
+    # Fails on unusable demonstrations before the folder is created.
+    stages.prepare(episodes, recipe, skip_disturbed=recipe.skip_disturbed)
     with locked(out):
         claim(out, as_dict(recipe))
-        with stages.frames_at_hand(made, out / "frames", progress) as made:
-            work = Work(recipe, made, out, every, on)
+        with stages.frames_at_hand(episodes, out / "frames", progress) as episodes:
+            work = Work(recipe, episodes, out, every, on)
             train_stages(work, progress, jobs=jobs, threads=threads)
             sort_log(out / "log.jsonl", list(work.plan()))
             return Trained(_export(work), last_lines(out))
@@ -88,10 +88,10 @@ def _export(work: Work) -> list[Path]:
     recipe, dataset, out, folders = work.recipe, work.dataset, work.out, []
     for name, (target, draft) in recipe.bundles.items():
         policies = {}
-        for role, made in (("target", target), ("draft", draft)):
-            shapes = stages.shapes_of(dataset, recipe, work.specs[made.removesuffix("@snapshot")])
-            model = VQBeT(shapes, replace(recipe.policy(made), dropout=0.0), dataset.statistics)
-            model.load_state_dict(work.trained(made))
+        for role, policy_name in (("target", target), ("draft", draft)):
+            shapes = stages.shapes_of(dataset, recipe, work.specs[policy_name.removesuffix("@snapshot")])
+            model = VQBeT(shapes, replace(recipe.policy(policy_name), dropout=0.0), dataset.statistics)
+            model.load_state_dict(work.trained(policy_name))
             policies[role] = model
         manifest = {
             "name": name,
@@ -102,9 +102,9 @@ def _export(work: Work) -> list[Path]:
             "policies": {"target": target, "draft": draft},
             "training": last_lines(out),
         }
-        told = [policy.shapes.words for policy in policies.values() if policy.shapes.words is not None]
-        if told:
-            manifest["words"] = told[0].describe()
+        vocabularies = [policy.shapes.words for policy in policies.values() if policy.shapes.words is not None]
+        if vocabularies:
+            manifest["words"] = vocabularies[0].describe()
         write_bundle(
             out / "bundles" / name,
             manifest=manifest,
@@ -121,7 +121,7 @@ def _export(work: Work) -> list[Path]:
 
 def _spec(recipe: Recipe, dataset: Dataset, draft: Shapes, target: Shapes, settings: PolicyRecipe) -> PolicySpec:
     rate_hz = dataset.train.episodes.rate_hz
-    assert rate_hz is not None, "a recipe or its task says it"
+    assert rate_hz is not None, "given by the recipe or its task"
     return PolicySpec(
         draft=draft.observation,
         target=target.observation,

@@ -1,7 +1,7 @@
-"""Cheaper networks of a bundle, made when they are first wanted and kept in a folder.
+"""Cheaper variants of a bundle's networks, created lazily and cached in a folder.
 
-With a pruned history a VQ-BeT looks at fewer observations without being trained again: attention costs less where there
-is less to read, and what happened earlier is not known any more.
+With a pruned history a VQ-BeT uses fewer observations without retraining: attention is cheaper, and earlier
+observations are unknown.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from specact.observation import Window
 
 
 def prune_history(bundle: Bundle, window: int, out: Path, role: Role = "target") -> Path:
-    """Writes the variant of a pair's policy that looks at the newest ``window`` observations, as an ``.onnx`` file.
+    """Writes the variant of a pair's policy with a history of ``window`` observations, as an ``.onnx`` file.
 
-    It runs like the original, with the bundle's spec but for ``window``. How it stays as trained: see
-    :func:`~specact.lab.train.rebuild.rebuild`.
+    It runs like the original, with the bundle's spec except ``window``, see :func:`~specact.lab.train.rebuild.rebuild`.
 
     Args:
         bundle: a pair.
-        window: k, 1 to T; with T the answers are the original's.
+        window: k, 1 to T; with T the outputs are the original's.
         out: file to write.
         role: which of the pair.
 
@@ -37,8 +36,7 @@ def prune_history(bundle: Bundle, window: int, out: Path, role: Role = "target")
         ``out``.
 
     Raises:
-        ConfigError: if the window is out of range, the manifest does not tell the architecture, or the file cannot be
-            written.
+        ConfigError: if the window is out of range, the manifest lacks the architecture, or the file cannot be written.
     """
     export_policy(rebuild(bundle, role, window), out, half=bundle.manifest["recipe"]["precision"] == "float16")
     return out
@@ -52,9 +50,9 @@ class BundleVariants:
     """Quantised and pruned networks of one bundle.
 
     Args:
-        bundle: a pair of action codes or a flow policy; of another pair there are none.
-        folder: where they are kept.
-        windows: gives observations as the policy meets them; asked for only where a tier needs them.
+        bundle: a pair of action codes or a flow policy; other pairs have no variants.
+        folder: of the variants.
+        windows: makes typical observations of the policy; called only if a tier needs them.
     """
 
     def __init__(self, bundle: AnyPair | FlowBundle, folder: Path, windows: Callable[[], Sequence[Window]]) -> None:
@@ -66,7 +64,7 @@ class BundleVariants:
         return self._made_of
 
     def tiers(self, static: bool) -> tuple[str, ...]:
-        """Names of the tiers, from the mildest to the strongest; static ones fix the activations' scales beforehand."""
+        """Names of the tiers, from the mildest to the strongest; static ones calibrate the activations' scales."""
         return tuple(tier.name for tier in (_STATIC if static else _DYNAMIC))
 
     def quantised(self, tier: str) -> Mapping[str, Path]:
@@ -81,7 +79,7 @@ class BundleVariants:
         return made
 
     def windowed(self, window: int) -> Path:
-        """The pair's target as a network that looks at so many observations."""
+        """The pair's target with a shorter observation history."""
         assert isinstance(self._bundle, Bundle), "only a VQ-BeT's window can be cut"
         file = self._folder / f"window-{window}" / PARTS["target"]
         return file if file.exists() else prune_history(self._bundle, window, file)

@@ -21,14 +21,14 @@ from specact.observation import Field, ObservationSpec
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes a policy must agree on with its data and its tokenizer.
+    """Sizes of a policy that are given by its data and its tokenizer.
 
     Attributes:
-        observation: what it sees.
+        observation: its observations.
         codebooks, codes: G and K.
         chunk, actions: n and A.
-        goal_mode: how what has no history enters, see :class:`~specact.lab.train.recipe.Recipe`.
-        words: that it knows, where it follows an instruction.
+        goal_mode: input of observations without a history, see :class:`~specact.lab.train.recipe.Recipe`.
+        words: vocabulary, where it follows an instruction.
     """
 
     observation: ObservationSpec
@@ -41,12 +41,12 @@ class Shapes:
 
 
 def standardised(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """In standard deviations, limited to 6 so that one wild sensor cannot saturate the network."""
+    """Standardised values, clipped to 6 standard deviations against outliers."""
     return ((values - mean) / std).clamp(-6.0, 6.0)
 
 
 def plain(name: str) -> str:
-    """An observation's name as part of a parameter's, in which a dot has a meaning of its own."""
+    """An observation's name as part of a parameter's name, which must not contain dots."""
     return name.replace(".", "_")
 
 
@@ -57,19 +57,19 @@ def moments(values: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
 
 
 def hold_statistics(module: nn.Module, spec: ObservationSpec, statistics: Statistics) -> None:
-    """Makes the statistics of everything but camera frames buffers of a module, ``NAME_mean`` and ``NAME_std``."""
+    """Registers the statistics of all observations but camera frames as buffers ``NAME_mean`` and ``NAME_std``."""
     for name in () if spec.vectors is None else spec.vectors.fields:
         for moment, values in zip(("mean", "std"), statistics[name], strict=True):
             module.register_buffer(f"{plain(name)}_{moment}", values.clone())
 
 
 def statistics_of(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
-    """What :func:`hold_statistics` made of an observation: mean and standard deviation."""
+    """Mean and standard deviation of an observation, see :func:`hold_statistics`."""
     return getattr(module, f"{plain(name)}_mean"), getattr(module, f"{plain(name)}_std")
 
 
 def embed_words(words: Words, width: int) -> nn.Embedding:
-    """Words of an instruction ``[..., L]`` to ``[..., L, W]``; what is no known word is nothing until it is learned."""
+    """Embedding of an instruction's words, ``[..., L]`` to ``[..., L, W]``; unknown words and padding start at zero."""
     embedding = nn.Embedding(words.size, width)
     nn.init.normal_(embedding.weight, std=0.1)
     with torch.no_grad():
@@ -78,18 +78,18 @@ def embed_words(words: Words, width: int) -> nn.Embedding:
 
 
 def flat(values: Tensor, field: Field) -> Tensor:
-    """Each observation as one row of numbers."""
+    """Flattens each observation."""
     return values.flatten(-len(field.shape)) if len(field.shape) > 1 else values
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says at each of the P positions that predict, see :func:`~specact.lab.train.windows.positions`.
+    """The network's outputs at each of the P predicting positions, see :func:`~specact.lab.train.windows.positions`.
 
     Attributes:
         logits: ``[B, P, G, K]``; with a sequential secondary only the primary's row, ``[B, P, 1, K]``.
         offsets: ``[B, P, G, K, n, A]``.
-        features: ``[B, P, W]``, what the heads read.
+        features: ``[B, P, W]``, inputs of the heads.
     """
 
     logits: Tensor
@@ -98,12 +98,12 @@ class Prediction:
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block with causal attention, written out: the fused kernel is slower at a few tokens.
+    """Pre-norm transformer block with explicit causal attention: the fused kernel is slower for a few tokens.
 
     Args:
         recipe: its sizes.
-        tokens: that it takes.
-        together: so many of the first attend to each other in both directions.
+        tokens: their number.
+        together: number of first tokens with bidirectional attention among them.
     """
 
     mask: Tensor
@@ -132,11 +132,11 @@ class Block(nn.Module):
 
 
 class VQBeT(nn.Module):
-    """The policy network. Training reads all positions that predict; inference only the last one.
+    """The policy network. Training uses all predicting positions; inference only the last one.
 
-    What has a history gives one token per observation: numbers and camera frames are embedded apart and added. Where
-    one has a longer history than another, the older tokens hold nothing of the latter, and nothing is predicted there.
-    Before them come tokens of their own: every word of an instruction, every patch of a frame, what has no history.
+    Observations with a history make one token per time step: numbers and camera frames are embedded separately and
+    added. Where histories differ in length, the older tokens lack the shorter ones, and are not predicted from. They
+    are preceded by separate tokens: words of an instruction, patches of frames, observations without a history.
     """
 
     def __init__(self, shapes: Shapes, recipe: PolicyRecipe, statistics: Statistics) -> None:
@@ -150,7 +150,7 @@ class VQBeT(nn.Module):
         patches = recipe.encoder.tokens == "patches"
         self.patched = [name for name in fields if fields[name].is_image and patches]
         seen = [name for name in fields if name not in (*still, *self.patched)]
-        # Numbers first: the order decides how the weights begin.
+        # Numbers first: the order determines the weights' initialisation.
         self.seen = sorted(seen, key=lambda name: fields[name].is_image)
         for name in (*self.seen, *self.own_token):
             joined = sum(math.prod(fields[goal].shape) for goal in self.joined) if name == self.seen[0] else 0
@@ -182,12 +182,12 @@ class VQBeT(nn.Module):
         self.secondary_head = _SecondaryHead(width, recipe.head_width, shapes.codes) if recipe.sequential else None
 
     def forward(self, observation: Mapping[str, Tensor]) -> Prediction:
-        """From arrays ``[B, *window_shape]`` by name to a prediction at all P positions that predict."""
+        """From arrays ``[B, *window_shape]`` by name to the outputs at all P predicting positions."""
         return self.heads(self.features(observation))
 
     def features(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """What the heads read, ``[B, P, W]``."""
-        values = {name: self._entering(name, observation[name]) for name in self.shapes.observation.fields}
+        """The inputs of the heads, ``[B, P, W]``."""
+        values = {name: self._prepared(name, observation[name]) for name in self.shapes.observation.fields}
         for goal in self.joined:
             base = values[self.seen[0]]
             values[self.seen[0]] = torch.cat([base, values[goal][:, None].expand(-1, base.shape[1], -1)], -1)
@@ -205,8 +205,8 @@ class VQBeT(nn.Module):
         features: Tensor = self.norm(x[:, -self.predicting :])
         return features
 
-    def _entering(self, name: str, values: Tensor) -> Tensor:
-        """Numbers in standard deviations, one row per observation; camera frames as they are."""
+    def _prepared(self, name: str, values: Tensor) -> Tensor:
+        """Standardised and flattened numbers; camera frames unchanged."""
         field = self.shapes.observation[name]
         if field.is_image:
             return values
@@ -217,20 +217,20 @@ class VQBeT(nn.Module):
         return flat(values, field)
 
     def _embedded(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
-        """``[B, T, W]``, or ``[B, W]`` for what has no history."""
+        """``[B, T, W]``, or ``[B, W]`` without a history."""
         embedded: Tensor = getattr(self, f"embed_{plain(name)}")(values[name])
         return embedded
 
     def _padded(self, tokens: Tensor) -> Tensor:
-        """Tokens of the newest observations, with nothing before them, ``[B, T, W]``."""
+        """Tokens, left-padded with zeros to ``[B, T, W]``."""
         missing = self.length - tokens.shape[1]
         return nn.functional.pad(tokens, (0, 0, missing, 0)) if missing else tokens
 
     def freeze(self, camera: str, encoder: nn.Module) -> None:
-        """Looks through a camera with an encoder that has been trained already, and leaves that as it is."""
-        mine: ImageEmbedding = getattr(self, f"embed_{plain(camera)}")
-        mine.encoder.load_state_dict(encoder.state_dict())
-        mine.encoder.requires_grad_(False)
+        """Loads a camera's pre-trained encoder, and freezes it."""
+        embedding: ImageEmbedding = getattr(self, f"embed_{plain(camera)}")
+        embedding.encoder.load_state_dict(encoder.state_dict())
+        embedding.encoder.requires_grad_(False)
 
     def heads(self, features: Tensor) -> Prediction:
         """Codes and offsets from features ``[B, P, W]``."""

@@ -1,4 +1,4 @@
-"""Demonstrations as training windows: which observations, which action chunk, which positions are real."""
+"""Training windows of demonstrations: observations, action chunks, and masks of padding."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from specact.lab.train.recipe import Demonstrated, Seeing
 from specact.observation import Field, ObservationSpec
 from specact.rng import Role, stream
 
-# Mean and standard deviation of the training observations that are not camera frames, by name, each of the shape of one
-# observation; normalisation travels inside the exported graph.
+# Mean and standard deviation of the training observations without camera frames, by name, each of the shape of one
+# observation; the exported graph contains the normalisation.
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
 
@@ -28,18 +28,18 @@ def observation_of(policy: Seeing, recipe: Demonstrated, episodes: Episodes, who
     """The observations of a policy, with shapes and histories.
 
     Args:
-        policy, recipe: say what it sees, and how much of it.
+        policy, recipe: their settings of observations and histories.
         episodes: the recipe's demonstrations.
         who: the policy, for messages.
 
     Raises:
-        ConfigError: if it sees what is not there, or nothing with a history.
+        ConfigError: if an observation is missing, or none has a history.
     """
-    there = episodes.observation
-    sees = policy.sees or tuple(name for name in there if name not in episodes.cameras)
+    available = episodes.observation
+    sees = policy.sees or tuple(name for name in available if name not in episodes.cameras)
     for name in (*sees, *policy.history):
-        if name not in there:
-            raise unknown_name(f"observation of {who}", name, there)
+        if name not in available:
+            raise unknown_name(f"observation of {who}", name, available)
     if not sees:
         raise ConfigError(
             f"these demonstrations hold camera frames alone ({', '.join(episodes.cameras)}); say which of them {who} "
@@ -47,7 +47,7 @@ def observation_of(policy: Seeing, recipe: Demonstrated, episodes: Episodes, who
         )
 
     def field(name: str) -> Field:
-        array, source = there[name], recipe.observations.get(name)
+        array, source = available[name], recipe.observations.get(name)
         history = policy.history.get(name, None if source is None else source.history)
         if history is None:
             history = 0 if name.partition(".")[0] == "goal" else recipe.window
@@ -62,17 +62,17 @@ def observation_of(policy: Seeing, recipe: Demonstrated, episodes: Episodes, who
 
 
 def positions(spec: ObservationSpec) -> int:
-    """P: how many of the newest positions see something of everything that has a history; only those predict."""
+    """P: the number of newest positions that are covered by all histories; only those predict."""
     return min(field.history for field in spec.fields.values() if field.history)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows and what they should predict.
+    """A batch of windows and their labels.
 
     Attributes:
-        observation: by name, ``[B, T, ...]``, or ``[B, ...]`` for what has no history; of an instruction its words.
-        step: index of the demonstration step behind every position that predicts, ``[B, P]``, see
+        observation: by name, ``[B, T, ...]``, or ``[B, ...]`` without a history; of an instruction its words.
+        step: index of the demonstration step of every predicting position, ``[B, P]``, see
             :func:`~specact.lab.train.windows.positions`.
         weight: 1 at real positions, 0 at padding before an episode's start and where the chunk does not count,
             ``[B, P]``.
@@ -86,20 +86,20 @@ class Batch:
 class Windows:
     """All windows of a set of demonstrations.
 
-    Windows that reach before an episode's start repeat its first observation, as the device does, and do not count
-    there. Chunks that reach past an episode's end repeat its last action. Camera frames are read when they are drawn.
+    Windows that reach before an episode's start are padded with its first observation, as on the device, with weight 0.
+    Chunks that reach past an episode's end repeat its last action. Camera frames are read lazily.
 
     Args:
-        episodes: demonstrations in the environment's terms.
+        episodes: demonstrations in the environment's units.
         chunk: n.
         centre: middle of each action dimension's range, ``[A]``.
         scale: half range of each action dimension, ``[A]``; chunks are divided by it after subtracting ``centre``.
-        words: that instructions are read with, for policies that follow one.
+        words: vocabulary of instructions, for policies that follow one.
         skip_disturbed: whether chunks that reach beyond a disturbed step do not count.
 
     Attributes:
         chunks: the normalised chunk that begins at each step, ``[N, n, A]``.
-        counts: whether it counts, ``[N]``. Only windows that end where one does are drawn.
+        counts: whether it counts, ``[N]``. Only windows at whose last step it counts are drawn.
     """
 
     def __init__(
@@ -132,19 +132,19 @@ class Windows:
         """The chunks that count, ``[M, n, A]``."""
         return self.chunks[self._drawn]
 
-    def showing(self, name: str, observed: NDArray[np.float32]) -> Windows:
-        """The same windows with other values of an observation."""
-        other = copy(self)
-        other.episodes = replace(self.episodes, observation={**self.episodes.observation, name: observed})
-        return other
+    def with_observation(self, name: str, observed: NDArray[np.float32]) -> Windows:
+        """The windows with other values of an observation."""
+        copied = copy(self)
+        copied.episodes = replace(self.episodes, observation={**self.episodes.observation, name: observed})
+        return copied
 
     def draw(self, spec: ObservationSpec, seed: int, step: int, size: int) -> Batch:
-        """The batch of one training step: a function of (seed, step) alone, which is what makes resuming exact."""
+        """The batch of one training step: a function of (seed, step) only, so that resuming is exact."""
         drawn = stream(seed, Role.DATA, step=step).integers(len(self._drawn), size=size)
         return self.at(spec, self._drawn[drawn])
 
     def at(self, spec: ObservationSpec, chosen: NDArray[np.int64]) -> Batch:
-        """The windows that end at these steps, as a policy sees them."""
+        """The windows that end at these steps, with a policy's observations."""
         first = self._starts[chosen][:, None]
 
         def rows(length: int) -> NDArray[np.int64]:
@@ -155,20 +155,20 @@ class Windows:
             index = np.maximum(rows(field.history), first) if field.history else chosen
             observation[name] = torch.from_numpy(self.episodes.observation[name][index])
         if spec.instruction:
-            observation[INSTRUCTION] = self._told(chosen)
+            observation[INSTRUCTION] = self._instruction_tokens(chosen)
         predicting = rows(positions(spec))
         step = np.maximum(predicting, first)
         weight = ((predicting >= first) & self.counts[step]).astype(np.float32)
         return Batch(observation, torch.from_numpy(step), torch.from_numpy(weight))
 
     def instructions(self, chosen: NDArray[np.int64]) -> list[str]:
-        """What was to be done at these steps."""
-        told = self.episodes.instructions
-        assert told is not None, "whoever asks has seen to it that there are instructions"
-        return [told[episode] for episode in np.searchsorted(self.episodes.ends, chosen, side="right")]
+        """The instructions at these steps."""
+        instructions = self.episodes.instructions
+        assert instructions is not None, "checked by the caller"
+        return [instructions[episode] for episode in np.searchsorted(self.episodes.ends, chosen, side="right")]
 
-    def _told(self, chosen: NDArray[np.int64]) -> Tensor:
-        assert self.words is not None, "observation_of has seen to it that there are instructions"
+    def _instruction_tokens(self, chosen: NDArray[np.int64]) -> Tensor:
+        assert self.words is not None, "checked by observation_of"
         return torch.from_numpy(self.words.numbers(self.instructions(chosen)))
 
 
@@ -177,7 +177,7 @@ class Dataset:
     """Demonstrations ready for training.
 
     Attributes:
-        train, held_out: windows of the episodes trained on, and of those kept back.
+        train, held_out: windows of the training and of the held-out episodes.
         statistics: of the training observations.
         centre, scale: action normalisation, ``[A]``: ``normalised = (action - centre) / scale`` lies in [-1, 1].
         words: of the instructions trained on, or None where there are none.

@@ -1,1 +1,1 @@
-"""Pictures of sweeps in the moving world."""
+"""Figures of TISED sweeps."""

@@ -1,4 +1,4 @@
-"""Figures of a sweep: what a lever's strength does to times, motion and success."""
+"""Figures of a sweep: times, motion and success over a lever's strength."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _STYLES = tuple(map(style_of, METHODS))
 
 
 def series(number: int) -> Style:
-    """The style of a curve that is no method: the methods' styles, in their order."""
+    """The style of the n-th curve, where curves are no methods: the methods' styles in their order."""
     return _STYLES[number % len(_STYLES)]
 
 
 def label_settings(axes: Axes, strengths: Sequence[float], lever: str) -> None:
-    """Settings as equidistant ticks, from the baseline to the strongest."""
+    """Labels settings as equidistant ticks, from the baseline to the strongest."""
     axes.set_xticks(range(len(strengths)), [f"{strength:g}" for strength in strengths])
     axes.set_xlabel(f"{lever}, from the baseline to the strongest setting")
 
@@ -42,7 +42,7 @@ _MOTIONS = (("jerk", "jerk"), ("path", "path length"))
 
 
 def draw_curves(analysis: Analysis) -> Iterator[Drawing]:
-    """N, T_chunk and T_task over each lever's strength, where its baseline ever succeeded; jerk and path over hardware.
+    """N, T_chunk and T_task over each lever's strength, where its baseline has successes; jerk and path over hardware.
 
     Figures are drawn under :func:`~specact.lab.report.drawing.style`.
     """
@@ -84,7 +84,7 @@ def _times(place: Place, cells: Sequence[Aggregate], spots: dict[str, PlacedOpti
     caption = (
         f"{_episodes(cells)}; N, T chunk and T task are means over successes, restricted mean time is over all "
         "episodes with time-outs counted, with its 95 % interval. Rings: the sweet spots, "
-        f"{spots['task_s'].spot.where:g} for T task and {_sure(spots['restricted_s'])} for restricted mean time."
+        f"{spots['task_s'].spot.where:g} for T task and {_spot_text(spots['restricted_s'])} for restricted mean time."
     )
     name = stem("tised", place.lever, place.task, place.pace, place.idle, place.machine)
     return Drawing(name, f"{place}: chunks and times", caption, figure, rows)
@@ -103,8 +103,8 @@ def _motion(place: Place, cells: Sequence[Aggregate], name: str, label: str) -> 
     axes.set_ylabel(f"{label} [task's units]")
     label_settings(axes, strengths, place.lever)
     legend_below(figure, columns=2)
-    kept = ("lever", "task", "pace", "idle", "hardware", "link", "strength", "n", name)
-    rows = [{key: row[key] for key in kept} for row in as_rows(cells)]
+    columns = ("lever", "task", "pace", "idle", "hardware", "link", "strength", "n", name)
+    rows = [{key: row[key] for key in columns} for row in as_rows(cells)]
     caption = f"{_episodes(cells)}, means over all of them."
     title = f"{label.capitalize()}: {place.lever} on {place.world}"
     return Drawing(stem("tised", name, place.lever, place.task, place.pace, place.idle), title, caption, figure, rows)
@@ -115,13 +115,13 @@ def _episodes(cells: Sequence[Aggregate]) -> str:
     return f"{counts[0]} episodes per point" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} episodes per point"
 
 
-def _sure(spot: PlacedOptimum) -> str:
+def _spot_text(spot: PlacedOptimum) -> str:
     share = spot.support[spot.strengths.index(spot.spot.where)]
     return f"{spot.spot.where:g} (best in {100 * share:.0f} % of the bootstrap samples)"
 
 
 def draw_staleness(cells: Sequence[Aggregate]) -> Iterator[Drawing]:
-    """Success over ``v`` times the observation's age, for every lever with several settings and every task that moves.
+    """Success over ``v`` times the observation's age, for every lever with several settings and every moving task.
 
     Args:
         cells: of a sweep, each curve's from the baseline to its strongest setting.
@@ -133,12 +133,12 @@ def draw_staleness(cells: Sequence[Aggregate]) -> Iterator[Drawing]:
         figure, axes = blank()
         rows: list[dict[str, Any]] = []
         for number, (strength, curve) in enumerate(grouped(family, lambda cell: cell.strength)):
-            found = sorted((_staleness_row(cell) for cell in curve), key=lambda row: float(row["staleness"]))
-            x, y, low, high = ([row[key] for row in found] for key in ("staleness", "success", "low", "high"))
+            points = sorted((_staleness_row(cell) for cell in curve), key=lambda row: float(row["staleness"]))
+            x, y, low, high = ([row[key] for row in points] for key in ("staleness", "success", "low", "high"))
             style = series(number)
             axes.plot(x, y, color=style.light, marker=style.marker, markersize=4, linewidth=1.4, label=f"{strength:g}")
             axes.fill_between(x, low, high, color=style.light, alpha=0.12, linewidth=0)
-            rows += found
+            rows += points
         axes.locator_params(axis="x", nbins=5)
         axes.set(xlabel="pace x age of the observation [task's unit]", ylabel="success", ylim=(0, 1.02))
         legend_below(figure)

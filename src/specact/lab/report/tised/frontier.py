@@ -27,8 +27,8 @@ def draw_frontier(cells: Sequence[Aggregate], rtt_ms: Mapping[str, float]) -> It
     """
     known = {ON_BOARD, *rtt_ms}
     methods = [(method_of(cell.place.lever, cell.strength), cell) for cell in cells if cell.place.link in known]
-    found = [(name, cell) for name, cell in methods if name is not None]
-    for (world, hardware), family in grouped(found, lambda pair: (pair[1].place.world, pair[1].place.hardware)):
+    known_cells = [(name, cell) for name, cell in methods if name is not None]
+    for (world, hardware), family in grouped(known_cells, lambda pair: (pair[1].place.world, pair[1].place.hardware)):
         for end_point, label in _END_POINTS:
             rows = [_row(name, cell, rtt_ms, end_point) for name, cell in family]
             if all(row["link"] == ON_BOARD for row in rows):
@@ -40,19 +40,19 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
     figure, axes = blank()
     for method in (name for name in FRONTIER if any(row["method"] == name for row in rows)):
         style = style_of(method)
-        here = [row for row in rows if row["method"] == method]
-        for row in (row for row in here if row["link"] == ON_BOARD):
+        cells_of_method = [row for row in rows if row["method"] == method]
+        for row in (row for row in cells_of_method if row["link"] == ON_BOARD):
             axes.axhline(row[end_point], color=style.light, linestyle="--", linewidth=1.4, label=method)
             axes.axhspan(row["low"], row["high"], color=style.light, alpha=0.06, linewidth=0)
-        own = sorted((row for row in here if row["link"] != ON_BOARD), key=lambda row: float(row["rtt_ms"]))
+        own = sorted((row for row in cells_of_method if row["link"] != ON_BOARD), key=lambda row: float(row["rtt_ms"]))
         if not own:
             continue
-        steady = [row for row in own if not row["link"].startswith(_RECORDED)]
-        x, y, low, high = ([row[key] for row in steady] for key in ("rtt_ms", end_point, "low", "high"))
+        synthetic = [row for row in own if not row["link"].startswith(_RECORDED)]
+        x, y, low, high = ([row[key] for row in synthetic] for key in ("rtt_ms", end_point, "low", "high"))
         axes.plot(x, y, color=style.light, marker=style.marker, markersize=4, linewidth=1.4, label=method)
         axes.fill_between(x, low, high, color=style.light, alpha=0.1, linewidth=0)
         for row in own:
-            if row not in steady:
+            if row not in synthetic:
                 axes.plot(row["rtt_ms"], row[end_point], style.marker, color=style.light, mfc="none", markersize=7)
     # Linear below 1 ms, so that a link without delay has a place.
     axes.set(xlabel="mean round trip of the link [ms]", ylabel=label, xscale="symlog")
@@ -74,13 +74,13 @@ def _draw(where: str, label: str, end_point: str, rows: Sequence[dict[str, Any]]
 
 
 def _labels(ticks: Sequence[float]) -> list[str]:
-    """Of ticks that stand too close together for their labels the larger one keeps it."""
+    """Labels of ticks; where two are too close, only the larger one has a label."""
     labels: list[str] = []
     above = float("inf")
     for tick in reversed(ticks):
-        roomy = 1.6 * tick <= above
-        labels.append(f"{tick:g}" if roomy else "")
-        above = tick if roomy else above
+        fits = 1.6 * tick <= above
+        labels.append(f"{tick:g}" if fits else "")
+        above = tick if fits else above
     return labels[::-1]
 
 

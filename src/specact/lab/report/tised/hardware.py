@@ -1,4 +1,4 @@
-"""Where the sweet spot lies on each hardware and link, by what an inference takes there, and what else may be it."""
+"""The sweet spot on each hardware and link over the inference time, with the plausible range of settings."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _draw_hardware(lever: str, task: str, idle: str, family: Sequence[PlacedOpti
     strengths = list(dict.fromkeys(strength for spot in family for strength in spot.strengths))
     curves = sorted(grouped(family, lambda spot: spot.place.pace))
     for number, (_, curve) in enumerate(curves):
-        # Side by side, so that curves on the same setting can be told apart.
+        # Shifted, so that curves on the same setting do not overlap.
         _draw_curve(axes, number, 1.04 ** (number - (len(curves) - 1) / 2), curve, strengths)
     axes.set(xlabel="inference time of the baseline [ms]", xscale="log", ylabel=f"best {lever}")
     machines = {spot.place.machine: f"{1e3 * spot.inference_s:.3g}" for spot in family}
-    # Upright, because links may differ by little.
+    # Vertical labels, because links may differ by little.
     axes.set_xticks([float(label) for label in machines.values()], list(machines.values()), rotation=90, fontsize=8)
     axes.set_xticks([], minor=True)
     axes.set_ylim(-0.4, len(strengths) - 0.6)
@@ -59,8 +59,8 @@ def _draw_curve(
     label = f"pace {curve[0].place.pace:g}"
     axes.plot(x, y, color=style.light, marker=style.marker, markersize=6, linewidth=1.2, label=label)
     for at, spot in zip(x, curve, strict=True):
-        reach = [strengths.index(strength) for strength in spot.plausible]
-        axes.plot([at] * 2, [min(reach), max(reach)], color=style.light, linewidth=5, alpha=0.3)
+        levels = [strengths.index(strength) for strength in spot.plausible]
+        axes.plot([at] * 2, [min(levels), max(levels)], color=style.light, linewidth=5, alpha=0.3)
 
 
 def _hardware_rows(spot: PlacedOptimum) -> list[dict[str, Any]]:
