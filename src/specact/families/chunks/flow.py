@@ -73,7 +73,8 @@ class FlowUnits:
     """Demonstrated actions have mean 0 and variance 1 in the flow's units, as the noise has that it starts from.
 
     Attributes:
-        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more where actions are padded.
+        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more where actions are padded; what
+            is converted is as wide, or without the padding.
         low, high: float32 ``[W]``: the range that was demonstrated, in the environment's units.
     """
 
@@ -84,11 +85,13 @@ class FlowUnits:
 
     def to_environment(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, never beyond the range that was demonstrated."""
-        return np.clip(self.centre + self.scale * x, self.low, self.high)
+        own = slice(x.shape[-1])
+        return np.clip(self.centre[own] + self.scale[own] * x, self.low[own], self.high[own])
 
     def to_flow(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the flow's units."""
-        return (action - self.centre) / self.scale
+        own = slice(action.shape[-1])
+        return (action - self.centre[own]) / self.scale[own]
 
 
 Array = NDArray[np.float32]
@@ -285,16 +288,19 @@ class FlowPolicy:
         return drawn if self._spread == 1.0 else np.float32(self._spread) * drawn
 
     def to_environment(self, x: Array) -> Array:
-        """Actions ``[..., A]`` of ``[..., W]``; NaN where ``x`` is not finite, which limiting the range would hide."""
+        """Actions ``[..., A]``, with or without padding; NaN where ``x`` is not finite, which limiting would hide."""
         with np.errstate(over="ignore", invalid="ignore"):
             actions = np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
         return actions[..., : self.spec.actions]
 
     def to_flow(self, actions: Array) -> Array:
-        """Actions ``[..., A]`` in the flow's units, ``[..., W]``; what pads them is in the middle."""
-        padded = np.broadcast_to(self.units.centre, (*actions.shape[:-1], len(self.units.centre))).astype(np.float32)
-        padded[..., : self.spec.actions] = actions
-        return self.units.to_flow(padded)
+        """Actions ``[..., A]`` in the flow's units, ``[..., W]``."""
+        return self.padded(self.units.to_flow(actions))
+
+    def padded(self, x: Array) -> Array:
+        """``[..., W]`` of ``[..., A]``, both in the flow's units; what pads actions is 0, its middle."""
+        missing = len(self.units.centre) - x.shape[-1]
+        return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
     def _inpainted(self, noise: NDArray[np.float32], cache: Any, inpainting: Inpainting) -> NDArray[np.float32]:
         shape = (self.spec.chunk, self.spec.actions)

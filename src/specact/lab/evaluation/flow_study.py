@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FLASH, load_flash
 from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
@@ -212,7 +212,7 @@ def rounds_of(chapter: FlowChapter, out: Path, progress: Callable[[str, int, int
         raise ConfigError(
             f'{what.bundle} is no flow policy with a block; train one: specact train with a recipe of kind = "flash"'
         )
-    made = load_flash(pair.path / FLASH, load_flow(pair.path))
+    made = load_flash(pair.path / FLASH, load_policy(str(pair.path)))
     seen = list(chain.from_iterable(path_of(pair, what.env or pair.env, chapter.on_path, what.seed)))
     found = {
         "bundle": pair.name, "fingerprint": pair.fingerprint, "inferences": len(seen), "episodes": chapter.on_path,
