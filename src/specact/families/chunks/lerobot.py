@@ -188,7 +188,8 @@ class LeRobotParts:
         """The embeddings of images, instruction and state, ``[B, N, W]``: as many for every instruction.
 
         What the policy does not look at, such as the end of a short instruction, is zeros behind the rest. Pi0 shows
-        its state to the expert alone; that embedding is the last token. Pi0.5 reads its state as words.
+        its state to the expert alone; that embedding is the last token. Pi0.5 reads its state as words. The place of a
+        token, which the policy's own layers are told apart from it, is in it.
         """
         kind, network, found = self._model.config.type, self._model.policy.model, list[Any]()
 
@@ -198,12 +199,12 @@ class LeRobotParts:
             prefix = network.embed_prefix(images, masks, words, read, *(state if kind == "smolvla" else ()))
             whole = prefix[0].shape[1] == getattr(network, "prefix_length", -1)
             more = 0 if whole else self._model.config.tokenizer_max_length - words.shape[1]
-            tokens = _in_front(prefix[0], prefix[1], more)
+            tokens = _placed(_in_front(prefix[0].float(), prefix[1], more))
             if kind == "pi0":
                 own = network.state_proj(state[0].to(network.state_proj.weight.dtype))[:, None]
                 own = torch.nn.functional.pad(own, (0, tokens.shape[-1] - own.shape[-1]))
-                tokens = torch.cat([tokens, own.to(tokens.dtype)], dim=1)
-            found.extend((tokens.float().cpu().numpy(), prefix))
+                tokens = torch.cat([tokens, own.float()], dim=1)
+            found.extend((tokens.cpu().numpy(), prefix))
             return noise
 
         self._predict(windows, sample_actions=embed)
@@ -375,6 +376,15 @@ def _in_front(tokens: torch.Tensor, read: torch.Tensor, more: int) -> torch.Tens
     """Tokens ``[B, N, W]``, those that are read first, and zeros for the rest and for so many more."""
     order = torch.argsort(~read.bool(), dim=1, stable=True)[..., None].expand_as(tokens)
     return torch.nn.functional.pad((tokens * read[..., None]).gather(1, order), (0, 0, 0, more))
+
+
+def _placed(tokens: torch.Tensor) -> torch.Tensor:
+    """Tokens ``[B, N, W]`` plus sines and cosines of their places, as large as each token: zeros stay zeros."""
+    count, width = tokens.shape[1:]
+    rates = 10_000.0 ** (-torch.arange(0, width, 2, device=tokens.device) / width)
+    angles = torch.arange(count, device=tokens.device)[:, None] * rates
+    size = tokens.square().mean(-1, keepdim=True).sqrt()
+    return tokens + size * torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
 
 def _repeated(value: Any, count: int) -> Any:
