@@ -290,11 +290,16 @@ def test_tokens_are_as_many_for_every_window_and_encoded_once(
     # The end of the shorter instruction is zeros, and so is a camera that is not there.
     used = (np.abs(tokens).max(axis=-1) > 0.0).sum(axis=1)
     assert tokens.shape[1] > used[0] > used[1]
-    again, seen = parts.tokens(windows), list[int]()
+    again, seen = parts.tokens(windows), list[Any]()
     network = parts._model.policy.model
     encoder = network.vlm_with_expert if name == "smolvla" else network.paligemma_with_expert
     encode = encoder.embed_image
-    monkeypatch.setattr(encoder, "embed_image", lambda image: seen.append(len(image)) or encode(image))
+
+    def encoded(image: Any) -> Any:
+        seen.append(image)
+        return encode(image)
+
+    monkeypatch.setattr(encoder, "embed_image", encoded)
     chunks, times = np.stack([noise_of(0), noise_of(1)]), np.array([0.2, 0.9], np.float32)
     known = parts.velocity(chunks, times, parts.cache(windows, again))
     assert not seen

@@ -141,6 +141,12 @@ def test_what_pads_actions_is_no_part_of_the_distance(block: Path, tiny_flow: Pa
     np.testing.assert_array_equal(measured[0].error, measured[1].error)
 
 
+def loaded(block: Path, target: str | None, rounds: str) -> FlashPair:
+    pair = load_pair(block, target=target, decoding=rounds)
+    assert isinstance(pair, FlashPair)
+    return pair
+
+
 def played(pair: FlashPair, **parts: Any) -> list[tuple[np.ndarray, int]]:
     policy, found = SpeculativePolicy(pair, Always(), **parts), []
     for window in windows(pair, 12):
@@ -153,8 +159,8 @@ def played(pair: FlashPair, **parts: Any) -> list[tuple[np.ndarray, int]]:
 
 
 def test_rounds_and_the_bounds_of_delta(block: Path) -> None:
-    pair = load_pair(block, target="my_flow:padded", decoding="flash")
-    assert isinstance(pair, FlashPair) and pair.rounds == ROUNDS["flash"] and pair.block is not None
+    pair = loaded(block, "my_flow:padded", "flash")
+    assert pair.rounds == ROUNDS["flash"] and pair.block is not None
     assert named_again(pair) == (None, "my_flow:padded")
     for within, accepted in ((0.0, {0}), (1e6, {0, 3})):
         found = played(replace(pair, rounds=replace(ROUNDS["flash"], within=within)))
@@ -167,12 +173,12 @@ def test_a_device_needs_the_target_only_where_its_encoder_runs(
 ) -> None:
     """A server has block and target; the device's answers are those of one process, bit for bit."""
     rounds = "flash" if target is None else "flash_device"
-    here = played(replace(load_pair(block, target="my_flow:padded"), rounds=ROUNDS[rounds]))
+    here = played(loaded(block, "my_flow:padded", rounds))
     assert any(accepted for _, accepted in here)
     paths = f"{folder}:{Path(__file__).parents[3]}:{Path(load_pair.__code__.co_filename).parents[2]}"
     with serving(block, "--target", "my_flow:padded", environment={"PYTHONPATH": paths}) as process:
         monkeypatch.delitem(sys.modules, "my_flow")
-        pair = load_pair(block, target=target, decoding=rounds)
+        pair = loaded(block, target, rounds)
         with Client(Endpoint("ws", "127.0.0.1", process.port), pair.codec.dialect, "test") as client:
             client.connect(30.0)
             there = played(pair, verifier=remote_verifier(client, pair, 30_000.0))
@@ -183,7 +189,7 @@ def test_a_device_needs_the_target_only_where_its_encoder_runs(
 
 
 def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
-    pair = load_pair(block, decoding="flash")
+    pair = loaded(block, None, "flash")
     assert pair.fingerprint == load_pair(block, target="my_flow:padded").fingerprint
     for rounds in ("flash_device", "block"):
         with pytest.raises(ConfigError, match=r"small drafts for is not here; name it with --target"):
