@@ -44,6 +44,8 @@ class PairOptions:
     docs/openpi.md."""
     draft: str | None = None
     """Of a pair of chunk policies, where the pair does not hold it: MODULE:NAME or a .toml file."""
+    target: str | None = None
+    """Of FLASH's block alone, where it drafts on the device and needs the target's encoder: lerobot:PATH@HZ."""
     decoding: str = ""
     """How the target comes to a chunk: of a token policy such as specvla, kerv or heisd_fixed, see docs/tokens.md; of a
     flow policy such as flash, see docs/flash.md."""
@@ -223,7 +225,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
 
     pair, late, deadline_ms = options.pair, options.execution == "late", options.deadline_ms
     assert options.bundle is not None, "looked at above"
-    loaded = load_pair(options.bundle, draft=pair.draft, decoding=pair.decoding)
+    loaded = load_pair(options.bundle, draft=pair.draft, target=pair.target, decoding=pair.decoding)
     _check_still(fallback, loaded.units)
     period_s = 1.0 / (options.rate_hz or loaded.rate_hz)
     chunk_s = period_s * loaded.execute

@@ -13,6 +13,7 @@ from specact.errors import ConfigError
 def serve(
     bundle: str | None = None,
     policy: str | None = None,
+    target: str | None = None,
     host: str = "127.0.0.1",
     port: int = 8600,
     token_file: Path | None = None,
@@ -40,6 +41,7 @@ def serve(
             stages, as specact split writes it.
         policy: instead, any chunk policy or target of your own: MODULE:NAME, a .toml file that describes an ONNX file,
             lerobot:PATH@HZ for what LeRobot saved and its control rate, a flow bundle, or BUNDLE#target.
+        target: with --bundle, of FLASH's block alone: the flow policy that it drafts for, such as lerobot:PATH@HZ.
         host: address to listen on; one that other machines can reach needs a token.
         port: port to listen on; 0 selects a free one.
         token_file: file with the bearer token that devices must send; the variable SPECACT_TOKEN if not given.
@@ -73,7 +75,7 @@ def serve(
     )  # fmt: skip
     if (bundle is None) == (policy is None):
         raise ConfigError("give either --bundle or --policy, the target to serve")
-    responder = load_responder(str(policy or bundle), steps=steps, provider=provider, threads=threads)
+    responder = load_responder(str(policy or bundle), target=target, steps=steps, provider=provider, threads=threads)
     service = Service(responder, settings)
 
     def announce(url: str) -> None:

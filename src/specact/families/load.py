@@ -13,7 +13,7 @@ from specact.families.chunks.pair import ChunkPair
 from specact.families.chunks.sources import kind_of_source, load_policy, try_out
 from specact.families.chunks.wire import ChunkResponder
 from specact.families.codes.bundle import Bundle, find_bundle, load_bundle
-from specact.families.flash.pair import FlashPair, flash_pair
+from specact.families.flash.pair import FlashPair, block_pair, flash_pair
 from specact.families.flash.rounds import ROUNDS, load_rounds
 from specact.families.own import load_own_pair, load_own_responder
 from specact.families.staged.stages import KIND as STAGED
@@ -32,7 +32,7 @@ AnyPair = LoadedPair[Any]
 def named_again(pair: AnyPair) -> tuple[str | None, str | None]:
     """Draft and target, as :func:`load_pair` needs them to load the same pair again, in another process."""
     if isinstance(pair, TokenPair | FlashPair):
-        return pair.draft_name, None
+        return pair.draft_name, pair.target_name if isinstance(pair, FlashPair) else None
     return pair.named if isinstance(pair, ChunkPair) else (None, None)
 
 
@@ -74,7 +74,8 @@ def load_pair(
             a :class:`~specact.pair.Pair`, or a class or function that makes one without arguments.
         draft, target: of a pair of chunk policies, instead of what its manifest names; see
             :func:`~specact.families.chunks.sources.load_policy`. Of a token policy or a flow policy, which is the
-            target of a pair by itself, the draft.
+            target of a pair by itself, the draft. Of FLASH's block, the flow policy that it drafts for; without it a
+            server has to draft and check.
         decoding: how the target comes to a chunk: of a token policy one of
             :data:`~specact.families.tokens.decoding.DECODINGS`, ``ar`` if empty, of a flow policy one of
             :data:`~specact.families.flash.rounds.ROUNDS`, ``full`` if empty.
@@ -86,12 +87,17 @@ def load_pair(
     """
     own = kind_of_source(str(name_or_path)) == "code"
     path = Path() if own else find_bundle(name_or_path)
-    if not own and kind_of(path) == "chunks":
+    kind = None if own else kind_of(path)
+    if kind == "chunks":
         return load_chunk_pair(path, draft=draft, target=target, provider=provider, threads=threads)
-    if not own and kind_of(path) in ("tokens", "flow") and target is None:
+    if kind == "flash" or (kind in ("tokens", "flow") and target is None):
         small = None if draft is None else load_policy(draft, provider=provider, threads=threads)
-        if kind_of(path) == "flow":
-            flow = flash_pair(load_flow(path, provider=provider, threads=threads), small, draft)
+        if kind != "tokens":
+            flow = (
+                block_pair(path, target, small, draft, provider=provider, threads=threads)
+                if kind == "flash"
+                else flash_pair(load_flow(path, provider=provider, threads=threads), small, draft)
+            )
             return replace(flow, rounds=load_rounds(decoding or "full"))
         tokens = token_pair(load_tokens(path, provider=provider, threads=threads), small, draft)
         return replace(tokens, decoding=load_decoding(decoding or "ar"))
@@ -109,7 +115,12 @@ def load_pair(
 
 
 def load_responder(
-    source: str, *, steps: int = 10, provider: str = "CPUExecutionProvider", threads: int = 1
+    source: str,
+    *,
+    target: str | None = None,
+    steps: int = 10,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
 ) -> Responder:
     """What a server does with requests, for whatever can be a target.
 
@@ -117,6 +128,7 @@ def load_responder(
         source: a pair, whose target is served, see :func:`load_pair`; a target in stages, as ``specact split`` writes
             it; a chunk policy, see :func:`~specact.families.chunks.sources.load_policy`; or ``MODULE:NAME``, a
             :class:`~specact.wire.messages.Responder`.
+        target: of FLASH's block, the flow policy that it drafts for.
         steps: Euler steps of a flow policy that is served by itself.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
@@ -125,6 +137,16 @@ def load_responder(
         ConfigError: if there is none of that name, or no such execution provider.
     """
     kind = kind_of_source(source)
+    block = kind == "folder" and kind_of(find_bundle(source)) == "flash"
+    if block != (target is not None):
+        raise ConfigError(
+            f"{source} is FLASH's block alone; name the flow policy that it drafts for, as in --target lerobot:PATH@HZ"
+            if block
+            else f"{source} is a target, or has its own; --target is for FLASH's block, leave it out"
+        )
+    if block:
+        path = find_bundle(source)
+        return block_pair(path, target, steps=steps, provider=provider, threads=threads).responder
     if kind == "folder" and kind_of(find_bundle(source)) == STAGED:
         return SplitResponder(load_staged(find_bundle(source), provider=provider, threads=threads))
     if kind == "folder" and kind_of(find_bundle(source)) == "flow":

@@ -41,6 +41,7 @@ _ENTRIES: dict[type, tuple[str, ...]] = {
         "parameters",
         "distilled",
         "words",
+        "target",
     ),
 }
 _TYPE_NAMES: dict[type, str] = {str: "a text", dict: "an object"}

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
-from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
 from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 from lerobot.policies.pi0 import modeling_pi0, processor_pi0
 from lerobot.policies.pi05 import modeling_pi05, processor_pi05
@@ -21,6 +22,9 @@ from transformers import (
     SmolVLMProcessor,
     SmolVLMVideoProcessor,
 )
+
+from specact.lab.data.episodes import Episodes
+from specact.lab.data.lerobot_writing import finish, write_part
 
 STATE, ACTIONS, SIDE, CHUNK, WIDTH = 4, 2, 24, 6, 5
 _WORDS = ("<pad>", "<unk>", "<fake>", "<global>", "<image>", "<end>", "push", "the", "block", "lift")
@@ -110,6 +114,56 @@ def smolvla(path: Path, **settings: Any) -> Path:
         "smolvla", path, chunk_size=CHUNK, n_action_steps=CHUNK, max_action_dim=WIDTH, max_state_dim=WIDTH,
         vlm_model_name=str(backbone), num_vlm_layers=2, resize_imgs_with_padding=(32, 32), empty_cameras=1, **settings,
     )  # fmt: skip
+
+
+def taught_smolvla(path: Path, steps: int = 150) -> Path:
+    """SmolVLA after some steps of its own training: it answers as :func:`demonstrations` shows."""
+    smolvla(path)
+    config = PreTrainedConfig.from_pretrained(path)
+    policy = get_policy_class("smolvla").from_pretrained(path, config=config).train()
+    before, _ = make_pre_post_processors(config, pretrained_path=str(path))
+    optimizer = torch.optim.AdamW((each for each in policy.parameters() if each.requires_grad), lr=1e-2)
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    for _ in range(steps):
+        state, action = observed(32, rng)
+        batch = {
+            "observation.state": torch.tensor(state), FRONT: torch.rand(32, 3, SIDE, SIDE), "task": ["lift"] * 32,
+            "action": torch.tensor(action)[:, None].repeat(1, CHUNK, 1),
+        }  # fmt: skip
+        loss, _ = policy.forward(before(batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    policy.save_pretrained(path)
+    return path
+
+
+def observed(count: int, rng: np.random.Generator) -> tuple[Any, Any]:
+    """States, and the action that is right for each."""
+    told, seen = stats(STATE, FRONT), rng.standard_normal((count, STATE), dtype=np.float32)
+    mean, std = ({name: told[name][key].numpy() for name in told} for key in ("mean", "std"))
+    right = np.stack([seen[:, 0], -seen[:, 1]], axis=1)
+    return (
+        mean["observation.state"] + std["observation.state"] * seen,
+        mean["action"] + std["action"] * right,
+    )  # fmt: skip
+
+
+def demonstrations(folder: Path, episodes: int = 12, steps: int = 8, rate_hz: float = 20.0) -> Path:
+    """A LeRobot dataset, v3.0, of a robot that stands where it is told to do one thing."""
+    rng = np.random.default_rng(1)
+    states, actions = observed(episodes, rng)
+    for number in range(episodes):
+        seen = {
+            "state": np.repeat(states[number : number + 1], steps, axis=0),
+            "image.front": rng.integers(0, 256, (steps, SIDE, SIDE, 3), np.uint8),
+        }
+        episode = Episodes(seen, np.repeat(actions[number : number + 1], steps, axis=0), np.array([steps]), rate_hz)
+        index = number % 2
+        write_part(folder, number, episode, task=("push the block", "lift")[index], task_index=index, tried=1)
+    finish(folder, episodes)
+    return folder
 
 
 def pi0(path: Path, kind: str = "pi0", **settings: Any) -> Path:

@@ -15,6 +15,7 @@ from specact.errors import BundleError, ConfigError, WireError
 from specact.execution.verdicts import LateVerdicts
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowNetworks, FlowPolicy
+from specact.families.chunks.sources import load_policy
 from specact.families.codes.bundle import find_bundle
 from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.families.flash.check import Check
@@ -416,13 +417,13 @@ def test_without_a_block_the_whole_chunk_is_executed(tmp_path: Path) -> None:
 
 
 def test_a_block_of_another_target_is_refused(tmp_path: Path) -> None:
-    other, flash = load_flow("ball-chase-flow"), find_bundle(BUNDLE) / "flash"
+    other, flash = load_policy("ball-chase-flow"), find_bundle(BUNDLE) / "flash"
     with pytest.raises(BundleError, match="made for the target"):
         load_flash(flash, other)
     shutil.copytree(flash, tmp_path / "flash")
     (tmp_path / "flash" / "block.onnx").write_bytes(b"no network")
     with pytest.raises(BundleError):
-        load_flash(tmp_path / "flash", load_flow(BUNDLE))
+        load_flash(tmp_path / "flash", load_policy(BUNDLE))
 
 
 @pytest.mark.parametrize("wrong", [{"execute": 0}, {"execute": 1, "period": -1}, {"execute": 1, "grippers": (-1,)}])

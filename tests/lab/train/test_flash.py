@@ -15,6 +15,7 @@ from specact.errors import ConfigError
 from specact.families.chunks.bundle import load_flow
 from specact.families.chunks.flow import FlowPolicy, FlowUnits
 from specact.families.chunks.policy import ChunkSpec
+from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.lab.train.flash import FlashRecipe, _weights, load_flash_recipe, train_flash
 from specact.lab.train.flash_check import KINDS, LEVELS, fit_check, measure_check
@@ -39,7 +40,7 @@ def trained(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_block_answers_as_the_target_without_noise(trained: Path, tiny_flow: Path) -> None:
     target = load_flow(tiny_flow)
-    made = load_flash(trained / "bundles" / "small", target)
+    made = load_flash(trained / "bundles" / "small", load_policy(str(tiny_flow)))
     assert made.settings.execute == 3 and made.settings.levels[0] in LEVELS
     rng, calm = np.random.default_rng(0), target.policy(spread=0.0)
     fields = target.spec.observation.fields
@@ -67,7 +68,7 @@ def test_it_is_made_by_the_command_and_found_beside_its_target(tiny_flow: Path, 
     ]
     (tmp_path / "r.toml").write_text("".join(lines))
     command(tmp_path / "r.toml", out=tmp_path / "run")
-    assert load_flash(tmp_path / "run" / "bundles" / "small", load_flow(tiny_flow)).settings.execute == 2
+    assert load_flash(tmp_path / "run" / "bundles" / "small", load_policy(str(tiny_flow))).settings.execute == 2
     with pytest.raises(ConfigError, match="--distil"):
         command(tmp_path / "r.toml", out=tmp_path / "other", distil="ball")
 

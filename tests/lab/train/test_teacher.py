@@ -98,6 +98,7 @@ def test_an_answer_that_is_not_finite_is_refused(dataset: Dataset, tmp_path: Pat
         (4, 3, 20.0, {"state", "goal"}, "has 2 actions at 20 Hz, the demonstrations 3 at 20 Hz"),
         (4, 2, 10.0, {"state", "goal"}, "has 2 actions at 20 Hz, the demonstrations 2 at 10 Hz"),
         (4, 2, 20.0, {"state"}, r"sees goal, which the demonstrations do not hold .*\[observations\]"),
+        (4, 2, 20.0, {"state", "goal"}, r"sees state of shape \(8,\), the demonstrations hold one of \(2,\); .* size"),
     ],
 )
 def test_a_target_that_cannot_label_the_demonstrations_is_refused(

@@ -73,7 +73,8 @@ class FlowUnits:
     """The flow's units, in which demonstrated actions have mean 0 and variance 1, like the initial noise.
 
     Attributes:
-        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more if actions are padded.
+        centre, scale: float32 ``[W]``; ``action = centre + scale * x``. W is A, or more if actions are padded; both
+            conversions take W or A dimensions.
         low, high: float32 ``[W]``: the demonstrated range, in the environment's units.
     """
 
@@ -84,11 +85,13 @@ class FlowUnits:
 
     def to_environment(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the environment's units, clipped to the demonstrated range."""
-        return np.clip(self.centre + self.scale * x, self.low, self.high)
+        own = slice(x.shape[-1])
+        return np.clip(self.centre[own] + self.scale[own] * x, self.low[own], self.high[own])
 
     def to_flow(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
         """Actions ``[..., A]`` in the flow's units."""
-        return (action - self.centre) / self.scale
+        own = slice(action.shape[-1])
+        return (action - self.centre[own]) / self.scale[own]
 
 
 Array = NDArray[np.float32]
@@ -285,16 +288,19 @@ class FlowPolicy:
         return drawn if self._spread == 1.0 else np.float32(self._spread) * drawn
 
     def to_environment(self, x: Array) -> Array:
-        """Actions ``[..., A]`` of ``[..., W]``; NaN if ``x`` is not finite, which clipping would hide."""
+        """Actions ``[..., A]`` of ``[..., A]`` or ``[..., W]``; NaN if ``x`` is not finite: clipping would hide it."""
         with np.errstate(over="ignore", invalid="ignore"):
             actions = np.where(np.isfinite(x), self.units.to_environment(x), np.float32(np.nan))
         return actions[..., : self.spec.actions]
 
     def to_flow(self, actions: Array) -> Array:
         """Actions ``[..., A]`` in the flow's units, ``[..., W]``, padded with zeros."""
-        padded = np.broadcast_to(self.units.centre, (*actions.shape[:-1], len(self.units.centre))).astype(np.float32)
-        padded[..., : self.spec.actions] = actions
-        return self.units.to_flow(padded)
+        return self.padded(self.units.to_flow(actions))
+
+    def padded(self, x: Array) -> Array:
+        """``[..., W]`` of ``[..., A]``, both in the flow's units, padded with zeros."""
+        missing = len(self.units.centre) - x.shape[-1]
+        return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
     def _inpainted(self, noise: NDArray[np.float32], cache: Any, inpainting: Inpainting) -> NDArray[np.float32]:
         shape = (self.spec.chunk, self.spec.actions)

@@ -181,38 +181,66 @@ class LeRobotParts:
 
     def __init__(self, model: LeRobotModel) -> None:
         self._model = model
+        # What was encoded last, and the prefix that is read of it.
+        self._last: tuple[Array, Any] | None = None
 
     def tokens(self, windows: Sequence[Window]) -> Array:
-        """The embeddings of images, instruction and, where it is among them, state, ``[B, N, W]``."""
-        return self._read(windows)[0].float().cpu().numpy()
+        """The embeddings of images, instruction and state, ``[B, N, W]``: as many for every instruction.
+
+        What the policy does not look at, such as the end of a short instruction, is zeros behind the rest. Pi0 shows
+        its state to the expert alone; that embedding is the last token. Pi0.5 reads its state as words. The place of a
+        token, which the policy's own layers are told apart from it, is in it.
+        """
+        kind, network, found = self._model.config.type, self._model.policy.model, list[Any]()
+
+        def embed(
+            images: Any, masks: Any, words: torch.Tensor, read: Any, *state: torch.Tensor, noise: torch.Tensor
+        ) -> torch.Tensor:
+            prefix = network.embed_prefix(images, masks, words, read, *(state if kind == "smolvla" else ()))
+            whole = prefix[0].shape[1] == getattr(network, "prefix_length", -1)
+            more = 0 if whole else self._model.config.tokenizer_max_length - words.shape[1]
+            tokens = _placed(_in_front(prefix[0].float(), prefix[1], more))
+            if kind == "pi0":
+                own = network.state_proj(state[0].to(network.state_proj.weight.dtype))[:, None]
+                own = torch.nn.functional.pad(own, (0, tokens.shape[-1] - own.shape[-1]))
+                tokens = torch.cat([tokens, own.float()], dim=1)
+            found.extend((tokens.cpu().numpy(), prefix))
+            return noise
+
+        self._predict(windows, sample_actions=embed)
+        tokens: Array = found[0]
+        self._last = tokens, found[1]
+        return tokens
 
     def cache(self, windows: Sequence[Window], tokens: Array | None = None) -> dict[str, Any]:
-        """What every denoising step of these windows is given, beside the chunk and the time; read anew."""
-        return self._read(windows)[1]
+        """What every denoising step of these windows is given, beside the chunk and the time.
 
-    def _read(self, windows: Sequence[Window]) -> tuple[torch.Tensor, dict[str, Any]]:
-        model, network, kept = self._model, self._model.policy.model, dict[str, Any]()
-        embedded: list[torch.Tensor] = []
+        Images are encoded anew, unless ``tokens`` is the array that :meth:`tokens` gave last.
+        """
+        kept, last = dict[str, Any](), self._last
 
         def note(x_t: torch.Tensor, timestep: torch.Tensor, **prefix: Any) -> torch.Tensor:
             kept.update(prefix)
             return torch.zeros_like(x_t)
 
-        def embed(*given: Any, **named: Any) -> Any:
-            found = type(network).embed_prefix(network, *given, **named)
-            embedded.append(found[0])
-            return found
+        known = {} if last is None or tokens is not last[0] else {"embed_prefix": lambda *given, **named: last[1]}
+        self._predict(windows, denoise_step=note, **known)
+        return kept
 
+    def _predict(self, windows: Sequence[Window], **seams: Any) -> None:
+        """An inference in which some of the network's methods are others."""
+        model, network = self._model, self._model.policy.model
         spec = model.observation
         texts = [window.instruction or "" for window in windows] if spec.instruction else None
         shape = (len(windows), model.config.chunk_size, model.config.max_action_dim)
         with model.lock, torch.no_grad():
-            network.denoise_step, network.embed_prefix = note, embed
             try:
+                for name, method in seams.items():
+                    setattr(network, name, method)
                 model.predict(spec.stack(windows), texts, noise=model.tensor(np.zeros(shape, np.float32)))
             finally:
-                del network.denoise_step, network.embed_prefix  # the class has the real ones
-        return embedded[0], kept
+                for name in seams:
+                    delattr(network, name)  # the class has the real ones
 
     def velocity(self, chunks: Array, times: Array, cache: dict[str, Any]) -> Array:
         """See :class:`~specact.families.chunks.flow.FlowParts`."""
@@ -342,6 +370,21 @@ def _seen(array: Any) -> torch.Tensor:
     """As LeRobot's processors want it: camera frames by channel, between 0 and 1."""
     tensor = torch.tensor(array)
     return (tensor.movedim(-1, -3).float() / 255.0).contiguous() if tensor.dtype == torch.uint8 else tensor
+
+
+def _in_front(tokens: torch.Tensor, read: torch.Tensor, more: int) -> torch.Tensor:
+    """Tokens ``[B, N, W]``, those that are read first, and zeros for the rest and for so many more."""
+    order = torch.argsort(~read.bool(), dim=1, stable=True)[..., None].expand_as(tokens)
+    return torch.nn.functional.pad((tokens * read[..., None]).gather(1, order), (0, 0, 0, more))
+
+
+def _placed(tokens: torch.Tensor) -> torch.Tensor:
+    """Tokens ``[B, N, W]`` plus sines and cosines of their places, as large as each token: zeros stay zeros."""
+    count, width = tokens.shape[1:]
+    rates = 10_000.0 ** (-torch.arange(0, width, 2, device=tokens.device) / width)
+    angles = torch.arange(count, device=tokens.device)[:, None] * rates
+    size = tokens.square().mean(-1, keepdim=True).sqrt()
+    return tokens + size * torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :width]
 
 
 def _repeated(value: Any, count: int) -> Any:

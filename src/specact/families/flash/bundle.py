@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import FlowBundle
-from specact.families.chunks.flow import Array
+from specact.families.chunks.bundle import read_chunk_spec
+from specact.families.chunks.flow import Array, FlowPolicy, FlowUnits
+from specact.families.chunks.sources import LoadedPolicy
 from specact.families.codes.bundle import find_bundle
 from specact.families.codes.network import open_session
 from specact.families.flash.check import Check
@@ -47,6 +50,28 @@ class FlashSettings:
                 f"execute must be at least 1, period and grippers at least 0, got {self.execute}, {self.period} and "
                 f"{self.grippers}"
             )
+
+
+def flow_of(target: LoadedPolicy) -> FlowPolicy:
+    """A target as what blocks are trained and rounds are made with.
+
+    Raises:
+        ConfigError: if it has no parts, no range of actions or no fingerprint.
+    """
+    policy = target.policy
+    if not isinstance(policy, FlowPolicy):
+        raise ConfigError(
+            f"{target.name} answers with whole chunks and has no parts that a chunk could be checked with; FLASH needs "
+            "a flow policy: a bundle of one, or SmolVLA, pi0 or pi05 of LeRobot's whose actions are not relative to "
+            "what is observed"
+        )
+    ends = (end[: policy.spec.actions] for end in (policy.units.low, policy.units.high))
+    if not target.fingerprint or not all(np.isfinite(end).all() for end in ends):
+        raise ConfigError(
+            f"{target.name} must say the range of its actions, and have a fingerprint of its weights; save it with the "
+            "statistics of its dataset"
+        )
+    return policy
 
 
 @dataclass(frozen=True)
@@ -111,21 +136,21 @@ class FlashBundle(BundleFolder):
 
 
 def load_flash(
-    name_or_path: str | Path, target: FlowBundle, *, provider: str = "CPUExecutionProvider", threads: int = 1
+    name_or_path: str | Path, target: LoadedPolicy, *, provider: str = "CPUExecutionProvider", threads: int = 1
 ) -> FlashBundle:
     """Loads FLASH's block for a target.
 
     Args:
         name_or_path: a folder, or the name of a bundle that comes with the package.
-        target: the flow policy that it drafts for.
+        target: the flow policy that it drafts for, see :func:`flow_of`.
         provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
 
     Raises:
         BundleError: if a part is missing, damaged, or not the one the manifest was written for, or if it was made for
             another target.
-        ConfigError: if there is no bundle of that name, or no such execution provider.
+        ConfigError: if there is no bundle of that name, or no such execution provider, or the target is no flow policy.
     """
-    path = find_bundle(name_or_path)
+    policy, path = flow_of(target), find_bundle(name_or_path)
     manifest = read_manifest(path, "flash", FLASH_PARTS)
     try:
         made_for = build(MadeFor, manifest["spec"], "spec")
@@ -137,12 +162,60 @@ def load_flash(
             f"{target.fingerprint}; take that target, or train a block for this one with specact train and a recipe "
             'of kind = "flash"'
         )
-    settings, spec = made_for.settings, target.spec
+    settings, spec = made_for.settings, policy.spec
     if settings.execute > spec.chunk or any(dimension >= spec.actions for dimension in settings.grippers):
         raise BundleError(f"the settings in {path} do not fit chunks of {spec.chunk} x {spec.actions}: {settings}")
     shape = (spec.chunk, spec.actions)
     block = Block(path / FLASH_PARTS["block"], shape, provider=provider, threads=threads)
-    wanted = list(target.networks.tokens([spec.observation.zeros()]).shape[1:])
+    here = not isinstance(policy.networks, Elsewhere)
+    wanted = list(policy.networks.tokens([spec.observation.zeros()]).shape[1:]) if here else block.tokens
     if block.tokens != wanted:
         raise BundleError(f"the block in {path} reads tokens {block.tokens}, the target's encoder gives {wanted}")
     return FlashBundle(path, manifest, block, settings)
+
+
+class Elsewhere:
+    """The networks of a flow policy that is on a server; see :class:`~specact.families.chunks.flow.FlowParts`.
+
+    Args:
+        name: of the pair.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, part: str) -> Any:
+        """Refuses whoever takes a part, before anything is drafted or checked."""
+        raise ConfigError(
+            f"the flow policy that {self._name} drafts for is not here; name it with --target, such as "
+            "lerobot:PATH@HZ, or leave drafting and checks to a server that has it"
+        )
+
+
+def describe_target(policy: FlowPolicy) -> dict[str, Any]:
+    """What a device has to know of a target whose server drafts and checks, as plain values."""
+    units, actions = policy.units, policy.spec.actions
+    return {
+        "spec": policy.spec.describe(), "low": units.low[:actions].tolist(), "high": units.high[:actions].tolist()
+    }  # fmt: skip
+
+
+def target_elsewhere(path: Path) -> LoadedPolicy:
+    """The target of a block as its manifest describes it; it answers nothing.
+
+    Raises:
+        BundleError: if the manifest does not describe it, or cannot be read.
+    """
+    manifest = read_manifest(path, "flash", FLASH_PARTS)
+    try:
+        told, fingerprint, name = manifest["target"], str(manifest["spec"]["target"]), str(manifest["name"])
+        low, high = (np.array(told[end], np.float32) for end in ("low", "high"))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BundleError(
+            f"the manifest of {path} does not describe its target ({error}); name the target, or train the block again"
+        ) from None
+    spec = read_chunk_spec(path, told)
+    if low.shape != (spec.actions,) or high.shape != low.shape or not (low <= high).all():
+        raise BundleError(f"the manifest of {path} has no range for {spec.actions} actions; train the block again")
+    units = FlowUnits((low + high) / np.float32(2.0), np.ones_like(low), low, high)
+    return LoadedPolicy(name, FlowPolicy(Elsewhere(name), units, spec), None, fingerprint, str(manifest["env"]))

@@ -47,7 +47,7 @@ class FlashDrafter:
         parts: stateful networks that hold this robot's prefix cache.
 
     Raises:
-        ConfigError: if the rounds need a block or a draft that is missing.
+        ConfigError: if the rounds need a block, an encoder or a draft that is missing.
     """
 
     def __init__(
@@ -68,6 +68,8 @@ class FlashDrafter:
             raise ConfigError("these rounds need a draft policy; name one: --draft NAME")
         self._policy, self._units, self._rounds, self._settings = policy, units, rounds, settings
         self._block, self._draft, self._parts = block, draft, parts
+        # Taken here, where a robot does not move yet.
+        self._tokens = policy.networks.tokens if rounds.on_device else None
         levels = settings.levels if rounds.levels is None else rounds.levels
         within = settings.within if rounds.within is None else rounds.within
         self._check = Check(levels, within, rounds.guarded)
@@ -123,9 +125,9 @@ class FlashDrafter:
     def _drafted(self, window: Window, rng: np.random.Generator) -> Chunk | None:
         """The chunk drafted on the device, in the environment's units ``[H, A]``, or None."""
         rounds, policy = self._rounds, self._policy
-        if rounds.proposes == "block" and rounds.on_device:
+        if rounds.proposes == "block" and self._tokens is not None:
             assert self._block is not None, "rounds that need a block have one"
-            tokens = policy.networks.tokens([policy.spec.observation.select(window)])
+            tokens = self._tokens([policy.spec.observation.select(window)])
             return policy.to_environment(self._block.chunks(tokens)[0])
         if rounds.proposes == "policy":
             assert self._draft is not None, "rounds that need a draft have one"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from specact.errors import ConfigError
 from specact.families.chunks.bundle import FlowBundle
 from specact.families.chunks.flow import FlowPolicy
-from specact.families.chunks.sources import LoadedPolicy
-from specact.families.flash.bundle import FLASH, Block, FlashSettings, load_flash
+from specact.families.chunks.sources import LoadedPolicy, load_policy
+from specact.families.flash.bundle import (
+    FLASH,
+    Block,
+    FlashBundle,
+    FlashSettings,
+    flow_of,
+    load_flash,
+    target_elsewhere,
+)
 from specact.families.flash.drafting import FlashDrafter
 from specact.families.flash.rounds import ROUNDS, Rounds
 from specact.families.flash.verify import Asked, FlashTarget, FlashVerifier
@@ -30,12 +39,14 @@ class FlashPair(TargetPair[FlowPolicy]):
         block: that drafts from what the target's encoder sees; None where there is none.
         refresh: with which a part of the target's prefix is computed again; None where there is none.
         rounds: how one comes to a chunk.
+        target_name: as the target was named when the pair was loaded, where it is not the pair's own bundle.
     """
 
     settings: FlashSettings
     block: Block | None = None
     refresh: RefreshBundle | None = None
     rounds: Rounds = ROUNDS["full"]
+    target_name: str | None = None
 
     @cached_property
     def units(self) -> ActionUnits:
@@ -103,15 +114,55 @@ def flash_pair(bundle: FlowBundle, draft: LoadedPolicy | None = None, draft_name
         BundleError: if the block or the refresh does not fit the target, or is damaged.
         ConfigError: if the draft does not fit the target.
     """
-    folder = bundle.path / FLASH
-    made = load_flash(folder, bundle) if folder.exists() else None
-    again = bundle.path / FREQCACHE
+    target = LoadedPolicy(bundle.name, bundle.policy(), None, bundle.fingerprint, bundle.env)
+    folder, again = bundle.path / FLASH, bundle.path / FREQCACHE
+    made = load_flash(folder, target) if folder.exists() else None
     refresh = load_refresh(again, bundle) if again.exists() else None
-    settings = FlashSettings(bundle.spec.chunk) if made is None else made.settings
-    prints = [part.fingerprint for part in (bundle, made, draft) if part is not None]
+    return replace(_pair(target, made, draft, draft_name, bundle.path), refresh=refresh)
+
+
+def block_pair(
+    path: Path,
+    target: str | None = None,
+    draft: LoadedPolicy | None = None,
+    draft_name: str | None = None,
+    *,
+    steps: int = 10,
+    provider: str = "CPUExecutionProvider",
+    threads: int = 1,
+) -> FlashPair:
+    """FLASH's block and the flow policy that it drafts for, wherever that comes from.
+
+    Args:
+        path: the block's bundle.
+        target: see :func:`~specact.families.chunks.sources.load_policy`; without it the pair is a device's, whose
+            server drafts and checks.
+        draft, draft_name: see :func:`flash_pair`.
+        steps: Euler steps of a chunk that is answered without a round.
+        provider, threads: see :class:`~specact.families.codes.network.OnnxPolicy`.
+
+    Raises:
+        BundleError: if the block was made for another target, or something is damaged.
+        ConfigError: if the target is no flow policy, or the draft does not fit it.
+    """
+    loaded = (
+        target_elsewhere(path)
+        if target is None
+        else load_policy(target, steps=steps, provider=provider, threads=threads)
+    )
+    made = load_flash(path, loaded, provider=provider, threads=threads)
+    return replace(_pair(loaded, made, draft, draft_name, path), name=made.name, target_name=target)
+
+
+def _pair(
+    target: LoadedPolicy, made: FlashBundle | None, draft: LoadedPolicy | None, draft_name: str | None, path: Path
+) -> FlashPair:
+    policy = flow_of(target)
+    prints = [part.fingerprint for part in (target, made, draft) if part is not None]
     return FlashPair(
-        name=bundle.name, policy=bundle.policy(), settings=settings, block=None if made is None else made.block,
-        draft=None if draft is None else draft.policy, refresh=refresh, draft_name=draft_name, env=bundle.env,
+        name=target.name, policy=policy, settings=FlashSettings(policy.spec.chunk) if made is None else made.settings,
+        block=None if made is None else made.block, draft=None if draft is None else draft.policy,
+        draft_name=draft_name, env=target.env, path=path,
         # A flow alone has its own.
-        fingerprint=joint_fingerprint(*prints) if len(prints) > 1 else bundle.fingerprint, path=bundle.path,
+        fingerprint=joint_fingerprint(*prints) if len(prints) > 1 else target.fingerprint,
     )  # fmt: skip

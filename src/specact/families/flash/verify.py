@@ -112,9 +112,11 @@ class FlashTarget:
 
     def __init__(self, policy: FlowPolicy, settings: FlashSettings, block: Block | None = None) -> None:
         self.policy, self.settings, self.block = policy, settings, block
+        self._velocity = policy.networks.velocity
         self._streams = StepStreams()
-        units, grippers = policy.units, list(settings.grippers)
-        self._gripper_thresholds = units.to_flow((units.low + units.high) / np.float32(2.0))[grippers]
+        units, actions = policy.units, policy.spec.actions
+        middle = (units.low[:actions] + units.high[:actions]) / np.float32(2.0)
+        self._gripper_thresholds = units.to_flow(middle)[list(settings.grippers)]
 
     def answer(self, window: Window, address: StepAddress) -> Asked:
         """The window, without any computation yet."""
@@ -157,12 +159,12 @@ class FlashTarget:
         if self.block is None:
             raise ConfigError("this target has no block that drafts; let the device draft")
         tokens = self.policy.networks.tokens([window])
-        return tokens, self.policy.to_flow(self.policy.units.to_environment(self.block.chunks(tokens)[0]))
+        return tokens, self.policy.to_flow(self.policy.to_environment(self.block.chunks(tokens)[0]))
 
     def _check(self, drafted: Array, noise: Array, cache: Any, question: Question) -> Verdict:
         levels = np.array(question.check.levels, np.float32)
         chunks = noised(drafted, noise, levels)
-        estimates = implied(chunks, self.policy.networks.velocity(chunks, np.float32(1.0) - levels, cache), levels)
+        estimates = implied(chunks, self._velocity(chunks, np.float32(1.0) - levels, cache), levels)
         count, actions = self.settings.execute, self.policy.spec.actions
         return judge(
             question.check, drafted[:count, :actions], estimates[:, :count, :actions], self.settings.grippers,

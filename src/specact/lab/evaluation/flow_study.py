@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specact.errors import ConfigError
-from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.sources import load_policy
 from specact.families.flash.bundle import FLASH, load_flash
 from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
@@ -217,7 +217,7 @@ def write_rounds(study: FlowStudy, out: Path, progress: Callable[[str, int, int]
             f"{evaluation.bundle} is no flow policy with a block; train one: specact train with a recipe of kind = "
             '"flash"'
         )
-    block = load_flash(pair.path / FLASH, load_flow(pair.path))
+    block = load_flash(pair.path / FLASH, load_policy(str(pair.path)))
 
     def update(done: int, total: int) -> None:
         progress("costs of rounds", done, total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from specact import __version__
 from specact.errors import BundleError, ConfigError
-from specact.families.chunks.bundle import FlowBundle, load_flow
-from specact.families.chunks.sources import LoadedPolicy
-from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, MadeFor
+from specact.families.chunks.bundle import FLOW_PARTS
+from specact.families.chunks.flow import FlowPolicy
+from specact.families.chunks.sources import LoadedPolicy, kind_of_source, load_policy
+from specact.families.codes.bundle import find_bundle
+from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings, MadeFor, describe_target, flow_of
 from specact.files import check_name, write_whole
+from specact.lab.data.sources import Source
 from specact.lab.train import stages
 from specact.lab.train.chunk_recipe import ChunkRecipe
 from specact.lab.train.export import PARITY, round_to_half, store_as_half, to_onnx
@@ -26,15 +29,15 @@ from specact.lab.train.flash_check import fit_check, measure_check
 from specact.lab.train.flow import by_head, joined, perceptron
 from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, cosine, device_of, run
-from specact.lab.train.recipe import read_recipe
+from specact.lab.train.recipe import HELD_OUT, read_recipe
 from specact.lab.train.stages import Progress
-from specact.lab.train.teacher import forget_answers, teach, windows_at
+from specact.lab.train.teacher import check_teacher, forget_answers, teach, windows_at
 from specact.lab.train.train import Trained
 from specact.lab.train.windows import Dataset, Windows
 from specact.locks import locked
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 from specact.rng import Role, stream
-from specact.runtime.manifest import write_manifest
+from specact.runtime.manifest import read_manifest, write_manifest
 from specact.toml import build
 
 # Windows that are validated on, and that the check is measured on.
@@ -50,8 +53,10 @@ class FlashRecipe:
     Attributes:
         kind: tells it from other recipes.
         bundle: name of the bundle it makes.
-        target: bundle of the flow policy that is drafted for, by name or path; its own recipe says which
-            demonstrations are read.
+        target: the flow policy that is drafted for: a bundle, by name or path, or ``lerobot:PATH@HZ``, see
+            :func:`~specact.families.chunks.sources.load_policy`.
+        data, observations, held_out: of a target that is no bundle, the demonstrations that it was trained on, see
+            :class:`~specact.lab.train.recipe.Recipe`; a bundle's own recipe says it.
         execute: actions of a chunk that are executed at most before the next round.
         grippers: dimensions of an action that are grippers.
         period: checked rounds between two full ones at most; 0 for no limit.
@@ -67,6 +72,9 @@ class FlashRecipe:
     bundle: str
     target: str
     execute: int
+    data: tuple[str, ...] = ()
+    observations: dict[str, Source] = field(default_factory=dict)
+    held_out: float | None = None
     grippers: tuple[int, ...] = ()
     period: int = 4
     heads: int = 4
@@ -85,7 +93,20 @@ class FlashRecipe:
         check_ranges(self, dict.fromkeys(("heads", "steps", "batch"), COUNT))
         check_ranges(self, dict.fromkeys(("weight_decay", "warmup"), NOT_NEGATIVE))
         check_ranges(self, {"dropout": BELOW_ONE, "learning_rate": POSITIVE, "average": BELOW_ONE, "seed": SEED})
+        if self.held_out is not None:
+            check_ranges(self, {"held_out": HELD_OUT})
         FlashSettings(self.execute, self.grippers, self.period)
+        bundled = kind_of_source(self.target) == "folder"
+        if bundled and (self.data or self.observations or self.held_out is not None):
+            raise ConfigError(
+                f"the demonstrations are those of the recipe of {self.target}; leave out data, [observations] and "
+                "held_out"
+            )
+        if not bundled and not self.data:
+            raise ConfigError(
+                f"nobody here knows what {self.target} was trained on; name those demonstrations, as in "
+                'data = ["my_dataset"]'
+            )
 
 
 def is_flash(path: Path) -> bool:
@@ -151,50 +172,65 @@ def train_flash(
     :meth:`CheckMeasured.describe <specact.lab.train.flash_check.CheckMeasured.describe>`.
     """
     torch.set_num_threads(threads)
-    device, target = accelerator(on), load_flow(recipe.target)
-    if recipe.execute > target.spec.chunk or any(place >= target.spec.actions for place in recipe.grippers):
+    device, target = accelerator(on), load_policy(recipe.target)
+    flow = flow_of(target)
+    spec, shown = flow.spec, _shown(recipe, flow)
+    if recipe.execute > spec.chunk or any(place >= spec.actions for place in recipe.grippers):
         raise ConfigError(
-            f"execute and grippers must fit chunks of {target.spec.chunk} x {target.spec.actions}, got "
+            f"execute and grippers must fit chunks of {spec.chunk} x {spec.actions}, got "
             f"{recipe.execute} and {list(recipe.grippers)}"
         )
     asked = asdict(recipe) | {"taught_by": target.fingerprint}
     check_free(out, asked)
-    # The same split by episode as the target's own: nothing is fitted to what it was trained on.
-    kept = {key: entry for key, entry in target.manifest["recipe"].items() if entry is not None and key != "teacher"}
-    shown = build(ChunkRecipe, kept, "recipe")
     made = stages.demonstrated(shown, stages.task_of(shown), data, progress)
-    made = stages.needed(made, [target.spec.observation])
+    assert made.rate_hz is not None, "the recipe or its task says it"
+    check_teacher(target, spec.chunk, made.action.shape[1], made.rate_hz, made)
+    made = stages.needed(made, [spec.observation])
     with locked(out):
         claim(out, asked)
         with stages.frames_at_hand(made, out / "frames", progress) as made:
             dataset = stages.prepare(made, shown)
-            teacher = LoadedPolicy(target.name, target.policy(spread=0.0), None, target.fingerprint)
-            teach(dataset, teacher, target.spec.chunk, out, recipe.seed, progress)
-            stage = _stage(recipe, target, dataset)
+            calm = FlowPolicy(flow.networks, flow.units, spec, steps=flow.steps, spread=0.0)
+            teach(dataset, replace(target, policy=calm), spec.chunk, out, recipe.seed, progress)
+            stage = _stage(recipe, flow, dataset)
             best = run(stage, out, lambda done: progress(stage.name, done, recipe.steps), device=device)
             stage.module.load_state_dict(best)
             assert isinstance(stage.module, DraftBlock)
             folder = out / "bundles" / recipe.bundle
             manifest = {
                 "name": recipe.bundle, "env": target.env, "specact": __version__, "recipe": asked,
-                "training": last_lines(out),
+                "training": last_lines(out), "target": describe_target(flow),
             }  # fmt: skip
             _write(folder, manifest, recipe, target, stage.module, dataset, progress)
         forget_answers(out)
         return Trained([folder], last_lines(out))
 
 
-def _stage(recipe: FlashRecipe, target: FlowBundle, dataset: Dataset) -> Stage:
+def _shown(recipe: FlashRecipe, flow: FlowPolicy) -> ChunkRecipe:
+    """What says which demonstrations are read, and how they are split: nothing is fitted to what a target learned."""
+    if kind_of_source(recipe.target) == "folder":
+        own = read_manifest(find_bundle(recipe.target), "flow", FLOW_PARTS)["recipe"]
+        return build(
+            ChunkRecipe, {key: entry for key, entry in own.items() if entry is not None and key != "teacher"}, "recipe"
+        )
+    return ChunkRecipe(
+        "flow", recipe.bundle, rate_hz=flow.spec.rate_hz, observations=recipe.observations, data=recipe.data,
+        chunk=flow.spec.chunk, seed=recipe.seed,
+        held_out=ChunkRecipe.held_out if recipe.held_out is None else recipe.held_out,
+    )  # fmt: skip
+
+
+def _stage(recipe: FlashRecipe, flow: FlowPolicy, dataset: Dataset) -> Stage:
     torch.manual_seed(int(stream(recipe.seed, Role.DATA, episode=2).integers(2**62)))
-    width, shape = _width(recipe, target), (target.spec.chunk, target.spec.actions)
+    width, shape = _width(recipe, flow), (flow.spec.chunk, flow.spec.actions)
     model = DraftBlock(width, shape, recipe.heads, recipe.dropout)
     held_out = _some(dataset.held_out, recipe.seed, _VALIDATED)
 
     def batch(windows: Windows, rows: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-        tokens = target.networks.tokens(windows_at(windows, target.spec.observation, rows))
+        tokens = flow.networks.tokens(windows_at(windows, flow.spec.observation, rows))
         # Of every window there is one answer, at its newest step.
         answers = dataset.centre + dataset.scale * windows.chunks[rows]
-        wanted = target.units.to_flow(answers.numpy())
+        wanted = flow.units.to_flow(answers.numpy())
         return torch.from_numpy(tokens).to(device), torch.from_numpy(wanted).to(device)
 
     def update(step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -232,11 +268,11 @@ def _weights(prefixes: np.ndarray, steps: int) -> Tensor:
     return torch.from_numpy(weights.astype(np.float32))
 
 
-def _width(recipe: FlashRecipe, target: FlowBundle) -> int:
-    width = target.networks.tokens([target.spec.observation.zeros()]).shape[-1]
+def _width(recipe: FlashRecipe, flow: FlowPolicy) -> int:
+    width = _tokens(flow)[-1]
     if width % recipe.heads:
-        raise ConfigError(f"heads must divide {width}, the width of {target.name}, got {recipe.heads}")
-    return int(width)
+        raise ConfigError(f"heads must divide {width}, the width of {recipe.target}, got {recipe.heads}")
+    return width
 
 
 def _some(windows: Windows, seed: int, most: int) -> np.ndarray:
@@ -247,7 +283,7 @@ def _write(
     path: Path,
     manifest: dict[str, Any],
     recipe: FlashRecipe,
-    target: FlowBundle,
+    target: LoadedPolicy,
     model: DraftBlock,
     dataset: Dataset,
     progress: Progress,
@@ -256,19 +292,19 @@ def _write(
     path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").unlink(missing_ok=True)
     model.eval().requires_grad_(False)
-    half, file = recipe.precision == "float16", path / FLASH_PARTS["block"]
+    half, file, flow = recipe.precision == "float16", path / FLASH_PARTS["block"], flow_of(target)
     if half:
         round_to_half(model)
     told = {
-        "kind": "flash", **manifest, "parity": {"block": _export(model, _tokens(target), file, half)},
+        "kind": "flash", **manifest, "parity": {"block": _export(model, _tokens(flow), file, half)},
         "parameters": {"block": sum(p.numel() for p in model.parameters())},
     }  # fmt: skip
     settings = FlashSettings(recipe.execute, recipe.grippers, recipe.period)
     rows = _some(dataset.held_out, recipe.seed, _VALIDATED)
-    windows = windows_at(dataset.held_out, target.spec.observation, rows)
-    block = Block(file, (target.spec.chunk, target.spec.actions))
+    windows = windows_at(dataset.held_out, flow.spec.observation, rows)
+    block = Block(file, (flow.spec.chunk, flow.spec.actions))
     measured = measure_check(
-        target.policy(), block, settings, windows, recipe.seed,
+        flow, block, settings, windows, recipe.seed,
         lambda done: progress("check", done, len(windows)),
     )  # fmt: skip
     level, within = fit_check(measured)
@@ -276,8 +312,8 @@ def _write(
     write_manifest(path, told | {"check": measured.describe()}, MadeFor(target.fingerprint, fitted), FLASH_PARTS)
 
 
-def _tokens(target: FlowBundle) -> tuple[int, ...]:
-    shape: tuple[int, ...] = target.networks.tokens([target.spec.observation.zeros()]).shape[1:]
+def _tokens(flow: FlowPolicy) -> tuple[int, ...]:
+    shape: tuple[int, ...] = flow.networks.tokens([flow.spec.observation.zeros()]).shape[1:]
     return shape
 
 

@@ -93,7 +93,7 @@ def measure_check(
         cache = networks.cache([window], tokens)
         truth = policy.denoised(calm.noise(rng)[None], cache, policy.steps)[0]
         own = policy.denoised(policy.noise(rng)[None], cache, policy.steps)[0]
-        kept.append((truth, own, block.chunks(tokens)[0]))
+        kept.append((truth, own, policy.padded(block.chunks(tokens)[0])))
         progress(len(kept) // 2)
     rows = []
     # The chunk of the window that is half of all away is for another scene.
@@ -106,12 +106,13 @@ def measure_check(
         mixed = [noised(chunk, noise, levels) for chunk in candidates]
         times = np.tile(np.float32(1.0) - levels, len(candidates))
         velocity = networks.velocity(np.concatenate(mixed), times, cache).reshape(len(candidates), *mixed[0].shape)
-        count, grippers = settings.execute, settings.grippers
+        # What pads actions is no part of the distance.
+        acted, grippers = (slice(settings.execute), slice(policy.spec.actions)), settings.grippers
         found = np.stack([
-            deviations(chunk[:count], implied(x, v, levels)[:, :count], grippers)
+            deviations(chunk[acted], implied(x, v, levels)[:, *acted], grippers)
             for chunk, x, v in zip(candidates, mixed, velocity, strict=True)
         ])  # fmt: skip
-        error = np.stack([deviations(chunk[:count], truth[None, :count], grippers)[0] for chunk in candidates])
+        error = np.stack([deviations(chunk[acted], truth[None, *acted], grippers)[0] for chunk in candidates])
         rows.append((found.mean(-1), error.mean(-1), found.max(-1)))
         progress((len(windows) + number + 1) // 2)
     return CheckMeasured(*(np.stack(column).astype(np.float64) for column in zip(*rows, strict=True)))

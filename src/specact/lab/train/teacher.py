@@ -59,6 +59,13 @@ def _check_seen(who: str, observation: ObservationSpec, shown: Episodes) -> None
             f"{who} sees {', '.join(missing)}, which the demonstrations do not hold under that name; name it "
             "in the recipe's [observations]"
         )
+    for name, field in observation.fields.items():
+        found = shown.observation[name].shape[1:]
+        if found != field.shape:
+            raise ConfigError(
+                f"{who} sees {name} of shape {field.shape}, the demonstrations hold one of {found}; camera frames are "
+                "resized by size in the recipe's [observations]"
+            )
     if observation.instruction and shown.instructions is None:
         raise ConfigError(f"{who} needs an instruction, and these demonstrations do not say what they show")
 

@@ -1,0 +1,294 @@
+"""FLASH's block for a flow policy that is no bundle: the recipe names it and its demonstrations, its users name it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specact.cli.eval_ import eval_
+from specact.cli.train import train as command
+from specact.errors import BundleError, ConfigError
+from specact.families.chunks.bundle import load_flow
+from specact.families.chunks.flow import FlowPolicy, FlowUnits
+from specact.families.chunks.sources import load_policy
+from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings
+from specact.families.flash.check import Check
+from specact.families.flash.pair import FlashPair
+from specact.families.flash.rounds import ROUNDS
+from specact.families.flash.verify import FlashTarget, Question
+from specact.families.load import load_pair, load_responder, named_again
+from specact.gates.baseline import Always
+from specact.lab.data.generate import generate, save
+from specact.lab.envs.ball import TASK
+from specact.lab.evaluation.evaluation import Evaluation
+from specact.lab.processes import serving
+from specact.lab.train.flash import FlashRecipe, load_flash_recipe, train_flash
+from specact.lab.train.flash_check import measure_check
+from specact.observation import Window
+from specact.policy import SpeculativePolicy
+from specact.remote.client import Client
+from specact.remote.target import remote_verifier
+from specact.remote.transport import Endpoint
+from specact.rng import StepAddress
+
+RECIPE = FlashRecipe(
+    kind="flash", bundle="small", target="my_flow:padded", execute=3, data=("made.npz",), heads=2, steps=20, batch=8,
+    learning_rate=5e-3, warmup=5, average=0.9, seed=3,
+)  # fmt: skip
+# Somebody's module: the tiny flow, with as many dimensions of padding as it has actions, and a policy without parts.
+MODULE = """
+import numpy as np
+import specact
+from specact.families.chunks.bundle import load_flow
+from tests.lab.train.test_flash_named import padded_flow
+
+bundle = load_flow({path!r})
+plain, padded, unnamed = bundle.policy(), padded_flow(bundle.path), bundle.policy()
+plain.fingerprint, padded.fingerprint = "plain", "padded"
+
+
+@specact.chunk_policy(observation={{"state": (8,)}}, chunk=6, actions=2, rate_hz=20.0, fingerprint="whole")
+def whole(inputs):
+    return np.zeros((len(inputs["state"]), 6, 2), np.float32)
+"""
+
+
+class Padded:
+    """Parts whose expert leads what pads an action somewhere."""
+
+    def __init__(self, own: Any, somewhere: float) -> None:
+        self._own, self._somewhere = own, somewhere
+        self.tokens, self.cache = own.tokens, own.cache
+
+    def velocity(self, chunks: np.ndarray, times: np.ndarray, cache: np.ndarray) -> np.ndarray:
+        found = self._own.velocity(np.ascontiguousarray(chunks[..., :2]), times, cache)
+        return np.concatenate([found, np.full_like(found, self._somewhere)], axis=-1)
+
+
+def padded_flow(path: Path, somewhere: float = 7.0) -> FlowPolicy:
+    bundle = load_flow(path)
+    units = (bundle.units.centre, bundle.units.scale, bundle.units.low, bundle.units.high)
+    wide = (np.pad(own, (0, 2), constant_values=rest) for own, rest in zip(units, (0, 1, -np.inf, np.inf), strict=True))
+    return FlowPolicy(Padded(bundle.networks, somewhere), FlowUnits(*wide), bundle.spec)  # type: ignore[arg-type]
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_flow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The module, and the demonstrations that the tiny flow was trained on."""
+    made = tmp_path_factory.mktemp("named")
+    (made / "my_flow.py").write_text(MODULE.format(path=str(tiny_flow)))
+    save(made / "made.npz", generate(TASK, 20, seed=3, noise=0.5).episodes)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.fixture(scope="module")
+def block(folder: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return train_flash(RECIPE, folder, folder / "run", quiet).bundles[0]
+
+
+def windows(pair_or_policy: Any, count: int) -> list[Window]:
+    rng, fields = np.random.default_rng(0), pair_or_policy.observation.fields
+    return [
+        Window({name: rng.uniform(-0.5, 0.5, field.window_shape).astype(np.float32) for name, field in fields.items()})
+        for _ in range(count)
+    ]
+
+
+def test_where_the_target_comes_from_makes_no_difference(
+    block: Path, tiny_flow: Path, folder: Path, tmp_path: Path
+) -> None:
+    """Neither does what pads its actions: the block learns the real ones, from the same split of the same data."""
+    bundled = replace(RECIPE, target=str(tiny_flow), data=())
+    for number, recipe in enumerate((bundled, replace(RECIPE, target="my_flow:plain"))):
+        found = train_flash(recipe, folder, tmp_path / str(number), quiet).bundles[0]
+        assert (found / "block.onnx").read_bytes() == (block / "block.onnx").read_bytes()
+    told, other = (json.loads((made / "manifest.json").read_text()) for made in (block, found))
+    assert told["check"]["error"]["block"] == other["check"]["error"]["block"]
+    assert (told["spec"]["target"], other["spec"]["target"]) == ("padded", "plain")
+    assert sorted(path.name for path in block.iterdir()) == ["block.onnx", "manifest.json"]
+
+
+def test_what_pads_actions_is_no_part_of_the_distance(block: Path, tiny_flow: Path) -> None:
+    rounds, measured = [], []
+    for somewhere in (7.0, -90.0):
+        policy = padded_flow(tiny_flow, somewhere)
+        own = Block(block / FLASH_PARTS["block"], (6, 2))
+        seen = windows(policy.spec, 8)
+        target = FlashTarget(policy, FlashSettings(3), own)
+        asked = target.answer(seen[0], StepAddress(0, 0, 0, 0))
+        rounds.append(asked.round(Question(False, check=Check((0.4, 0.8), 100.0))))
+        measured.append(measure_check(policy, own, FlashSettings(3), seen, 0, lambda done: None))
+    assert rounds[0].accepted == 3 and rounds[0].chunk.shape == (6, 2)
+    np.testing.assert_array_equal(rounds[0].deviation, rounds[1].deviation)
+    np.testing.assert_array_equal(measured[0].deviation, measured[1].deviation)
+    np.testing.assert_array_equal(measured[0].error, measured[1].error)
+
+
+def loaded(block: Path, target: str | None, rounds: str) -> FlashPair:
+    pair = load_pair(block, target=target, decoding=rounds)
+    assert isinstance(pair, FlashPair)
+    return pair
+
+
+def played(pair: FlashPair, **parts: Any) -> list[tuple[np.ndarray, int]]:
+    policy, found = SpeculativePolicy(pair, Always(), **parts), []
+    for window in windows(pair, 12):
+        done = [policy.act_on(window)]
+        while not policy.wants_inference:
+            done.append(policy.act_on(window))
+        assert policy.record is not None and policy.record.outcome is not None
+        found.append((np.stack(done), policy.record.outcome.evidence.accepted))
+    return found
+
+
+def test_rounds_and_the_bounds_of_delta(block: Path) -> None:
+    pair = loaded(block, "my_flow:padded", "flash")
+    assert pair.rounds == ROUNDS["flash"] and pair.block is not None
+    assert named_again(pair) == (None, "my_flow:padded")
+    for within, accepted in ((0.0, {0}), (1e6, {0, 3})):
+        found = played(replace(pair, rounds=replace(ROUNDS["flash"], within=within)))
+        assert {count for _, count in found} == accepted
+
+
+@pytest.mark.parametrize("target", [None, "my_flow:padded"])
+def test_a_device_needs_the_target_only_where_its_encoder_runs(
+    block: Path, folder: Path, target: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server has block and target; the device's answers are those of one process, bit for bit."""
+    rounds = "flash" if target is None else "flash_device"
+    here = played(loaded(block, "my_flow:padded", rounds))
+    assert any(accepted for _, accepted in here)
+    paths = f"{folder}:{Path(__file__).parents[3]}:{Path(load_pair.__code__.co_filename).parents[2]}"
+    with serving(block, "--target", "my_flow:padded", environment={"PYTHONPATH": paths}) as process:
+        monkeypatch.delitem(sys.modules, "my_flow")
+        pair = loaded(block, target, rounds)
+        with Client(Endpoint("ws", "127.0.0.1", process.port), pair.codec.dialect, "test") as client:
+            client.connect(30.0)
+            there = played(pair, verifier=remote_verifier(client, pair, 30_000.0))
+    assert ("my_flow" in sys.modules) == (target is not None)
+    for (found, accepted), (wanted, count) in zip(there, here, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+        assert accepted == count
+
+
+def test_what_is_not_here_is_refused_before_anything_moves(block: Path) -> None:
+    pair = loaded(block, None, "flash")
+    assert pair.fingerprint == load_pair(block, target="my_flow:padded").fingerprint
+    for rounds in ("flash_device", "block"):
+        with pytest.raises(ConfigError, match=r"small drafts for is not here; name it with --target"):
+            _ = replace(pair, rounds=ROUNDS[rounds]).drafter
+    with pytest.raises(ConfigError, match=r"small drafts for is not here"):
+        _ = pair.target
+    with pytest.raises(ConfigError, match=r"is FLASH's block alone; name .* --target lerobot:PATH@HZ"):
+        load_responder(str(block))
+    with pytest.raises(ConfigError, match=r"--target is for FLASH's block, leave it out"):
+        load_responder("ball", target="my_flow:padded")
+
+
+@pytest.mark.parametrize(("target", "said"), [
+    ("my_flow:plain", r"made for the target padded, but plain is plain; .* kind = \"flash\""),
+    ("my_flow:whole", r"whole answers with whole chunks and has no parts .* SmolVLA, pi0 or pi05"),
+    ("my_flow:unnamed", r"unnamed must say the range of its actions, and have a fingerprint"),
+])  # fmt: skip
+def test_another_target_is_refused(block: Path, folder: Path, tmp_path: Path, target: str, said: str) -> None:
+    with pytest.raises((BundleError, ConfigError), match=said):
+        load_pair(block, target=target)
+    if target != "my_flow:plain":
+        with pytest.raises(ConfigError, match=said):
+            train_flash(replace(RECIPE, target=target), folder, tmp_path / "run", quiet)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_block_that_does_not_describe_its_target_needs_it_named(block: Path, tmp_path: Path) -> None:
+    (tmp_path / "block.onnx").write_bytes((block / "block.onnx").read_bytes())
+    told = json.loads((block / "manifest.json").read_text())
+    for changed in ({}, {**told["target"], "low": [0.0]}, {**told["target"], "spec": {}}):
+        (tmp_path / "manifest.json").write_text(json.dumps({**told, "target": changed}))
+        with pytest.raises(BundleError, match=r"train the block again|no usable spec"):
+            load_pair(tmp_path)
+        assert load_pair(tmp_path, target="my_flow:padded").fingerprint == load_pair(block).fingerprint
+
+
+def test_an_interrupted_run_goes_on(block: Path, folder: Path, tmp_path: Path) -> None:
+    """It is stopped once amid the answers and once amid the training, and makes the same block."""
+    asked: list[int] = []
+    own = load_policy("my_flow:padded").policy
+    assert isinstance(own, FlowPolicy)
+    cache = own.networks.cache
+
+    def counted(seen: Any, tokens: Any = None) -> Any:
+        asked.append(len(seen))
+        return cache(seen, tokens)
+
+    def until(stage: str, least: int) -> Any:
+        def progress(what: str, done: int, total: int) -> None:
+            if what == stage and done >= least:
+                raise KeyboardInterrupt
+
+        return progress
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own.networks, "cache", counted)
+        for stopped in (until("target's answers", 64), until("block", 10), quiet):
+            if stopped is quiet:
+                patch.undo()
+                train_flash(RECIPE, folder, tmp_path / "run", quiet)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    train_flash(RECIPE, folder, tmp_path / "run", stopped)
+    steps = np.load(folder / "made.npz")["action"].shape[0]
+    assert sum(asked) == steps  # each answer was asked for once
+    again = tmp_path / "run" / "bundles" / "small" / "block.onnx"
+    assert again.read_bytes() == (block / "block.onnx").read_bytes()
+
+
+def test_the_commands(folder: Path, tmp_path: Path) -> None:
+    recipe = (
+        'kind = "flash"\nbundle = "mine"\ntarget = "my_flow:padded"\nexecute = 2\nheads = 2\nsteps = 3\nbatch = 4\n'
+        'data = ["made.npz"]\nheld_out = 0.3\n[observations]\nstate = "state"\ngoal = { key = "goal" }\n'
+    )
+    (tmp_path / "r.toml").write_text(recipe)
+    command(tmp_path / "r.toml", data=folder, out=tmp_path / "run")
+    made = tmp_path / "run" / "bundles" / "mine"
+    what = Evaluation(
+        bundle=str(made), target="my_flow:padded", env="ball", methods=("full_2", "flash"), episodes=2, rate=0.5
+    )
+    eval_(what, out=tmp_path / "eval", workers=1)
+    assert set(json.loads((tmp_path / "eval" / "summary.json").read_text())["methods"]) == {"full_2", "flash"}
+
+
+@pytest.mark.parametrize(("lines", "said"), [
+    ('target = "lerobot:a@20"', r"knows what lerobot:a@20 was trained on; .* data = "),
+    ('target = "pusht-flow"\ndata = ["made.npz"]', r"those of the recipe of pusht-flow; leave out data"),
+    ('target = "pusht-flow"\nheld_out = 0.1', r"those of the recipe of pusht-flow; leave out"),
+    ('target = "pusht-flow"\n[observations]\nstate = "state"', r"those of the recipe of pusht-flow; leave out"),
+    ('target = "lerobot:a@20"\ndata = ["made.npz"]\nheld_out = 1.0', "held_out"),
+])  # fmt: skip
+def test_a_recipe_names_demonstrations_where_nobody_else_does(tmp_path: Path, lines: str, said: str) -> None:
+    (tmp_path / "r.toml").write_text(f'kind = "flash"\nbundle = "b"\nexecute = 2\n{lines}\n')
+    with pytest.raises(ConfigError, match=said):
+        load_flash_recipe(tmp_path / "r.toml")
+
+
+def test_without_lerobot_it_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lerobot", None)
+    monkeypatch.delitem(sys.modules, "specact.families.chunks.lerobot", raising=False)
+    with pytest.raises(ConfigError, match=r"needs LeRobot, and there is no module 'lerobot"):
+        train_flash(replace(RECIPE, target=f"lerobot:{tmp_path}@20"), tmp_path, tmp_path / "run", quiet)
