@@ -23,7 +23,7 @@ from specact.cli.output import progress_bars
 from specact.cli.shown import held_out
 from specact.families.chunks import PairSettings, load_chunk_pair, make_pair
 from specact.families.head import HEAD
-from specact.gates.settings import BUNDLES_OWN
+from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.offline import calibrate_offline
 from specact.lab.evaluation.run import evaluate
@@ -56,7 +56,7 @@ def main(data: Path, workers: int | None = None) -> None:
         demonstrations = held_out(pair, ROOT / "recipes" / "flow-pusht.toml", data, None)
         result["along demonstrations"] = {
             gate: calibrate_offline(
-                pair, BUNDLES_OWN.settings(gate, pair), RATE, demonstrations, pool, update, seed=SEED
+                pair, BUNDLE_DEFAULTS.settings(gate, pair), RATE, demonstrations, pool, update, seed=SEED
             ).model
             for gate in ("learned", "deviation")
         }

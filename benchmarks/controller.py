@@ -38,9 +38,9 @@ from specact.gates.audit import AuditEstimator, DriftAlarm, expected_true_skip
 from specact.gates.calibration import find_calibration
 from specact.gates.controller import Controller, LatencyBudget, RateBudget
 from specact.gates.gate import Gate
-from specact.gates.settings import BUNDLES_OWN
+from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.lab.envs import load_task
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.links.link import load_link, round_trip
 from specact.observation import Window
 from specact.rng import Role, StepAddress, stream
@@ -142,7 +142,7 @@ def run_robot(run: RobotRun) -> dict[str, np.ndarray]:
     episode = 0
     while len(rows["sent"]) < END:
         policy.reset(episode)
-        observation, _ = env.reset(seed=start_of(run.robot, episode, task))
+        observation, _ = env.reset(seed=episode_seed(run.robot, episode, task))
         for _ in range(task.max_steps):
             if len(rows["sent"]) >= CHANGE:
                 sigma = apply_drift(run, bundle, draft, remote, rate)
@@ -161,7 +161,7 @@ def run_robot(run: RobotRun) -> dict[str, np.ndarray]:
 def make_gate(bundle: Bundle, run: RobotRun, rate: RateBudget) -> Gate:
     if not run.held:
         return calibrated_gate(bundle, "deviation", RATE)
-    inner = BUNDLES_OWN.settings("deviation", bundle).build(bundle)
+    inner = BUNDLE_DEFAULTS.settings("deviation", bundle).build(bundle)
     inner.audit_rate = AUDIT_RATE
     return Controller(inner, LatencyBudget(BUDGET_S) if run.drift == "link" else rate)
 

@@ -27,7 +27,7 @@ from specact.families.codes.head import TargetHead, load_head
 from specact.families.codes.network import OnnxPolicy
 from specact.families.load import load_pair
 from specact.gates.calibration import find_calibration
-from specact.gates.settings import BUNDLES_OWN
+from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
@@ -91,7 +91,7 @@ def main() -> None:
 def shard_of(bundle: Bundle, name: str) -> Shard:
     """The method's first shard, with its stored calibration, random gates at 0.6, and fixed accounted times."""
     method = load_method(name)
-    gate = uncalibrated_gate(name, BUNDLES_OWN, bundle)
+    gate = uncalibrated_gate(name, BUNDLE_DEFAULTS, bundle)
     stored = find_calibration(bundle, method.gate, 0.6)
     if stored is not None:
         gate = stored.settings

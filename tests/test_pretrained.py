@@ -20,7 +20,7 @@ from specact.gates.calibration import file_name, read_calibration
 from specact.gates.settings import GateChoices
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.rollout.rollout import Shard, run_shard, start_of
+from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.lab.train.recipe import Recipe, load_recipe
 from specact.observation import ObservationHistory
 from specact.runtime.manifest import fingerprint_of
@@ -239,7 +239,7 @@ def test_the_token_policy_sees_what_it_does_on_metaworld() -> None:
         task = load_task("metaworld", None if blank else policy.spec.observation)
         robot, history, won = SimulatedRobot(task), ObservationHistory(policy.spec.observation), 0
         for episode in range(10):
-            robot.start(start_of(5, episode, task))
+            robot.start(episode_seed(5, episode, task))
             history.reset()
             while not robot.done:
                 frames = {name: black[name][0] for name in policy.spec.observation.images} if blank else {}

@@ -206,7 +206,7 @@ class SpeculativePolicy:
             self._follower.update(drafted, executed)
         return action
 
-    def act_unseeing(self, error: ObservationError) -> NDArray[np.float32]:
+    def act_without_observation(self, error: ObservationError) -> NDArray[np.float32]:
         """One control step without a usable observation, in place of :meth:`act`; the fallback counts it as a miss.
 
         Without an observation there is no draft, so ``execute_draft`` holds the last action, as ``hold_last`` does. The

@@ -18,7 +18,7 @@ from specact.observation import Observation, ObservationHistory, Window
 from specact.remote.client import Client, open_transport
 from specact.remote.pending import PendingRequest
 from specact.remote.target import positive_deadline
-from specact.remote.transport import Endpoint, trusting
+from specact.remote.transport import Endpoint, tls_context
 from specact.rng import StepAddress
 from specact.types import Miss
 from specact.wire.handshake import Hello
@@ -183,7 +183,7 @@ def connect(
         ConfigError: if an argument is invalid, or the server has no chunk policy.
         BundleError: if the server's spec is invalid.
     """
-    tls = trusting(None if ca is None else Path(ca))
+    tls = tls_context(None if ca is None else Path(ca))
     positive_deadline(deadline_ms)
     endpoint: Endpoint
     if url.startswith(PREFIX):

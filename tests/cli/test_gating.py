@@ -15,7 +15,7 @@ from specact.families.chunks.pair import ChunkPair
 from specact.gates.calibration import Calibration
 from specact.gates.controller import RateBudget
 from specact.gates.deciding import deciding_gate
-from specact.gates.settings import BUNDLES_OWN, GateChoices
+from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.units import ActionUnits
 
 BEND = "my_gate:Bend"
@@ -46,7 +46,7 @@ def test_options_of_a_gate_of_ones_own_are_its_calibrations_or_those_given(
 
 def test_a_calibration_without_rejections_raises_no_alarm(tmp_path: Path) -> None:
     pair = chunk_pair(tmp_path)
-    settings = BUNDLES_OWN.settings("deviation", pair)
+    settings = BUNDLE_DEFAULTS.settings("deviation", pair)
     Calibration("weights", 0.5, settings, {}, [], {"spearman": 0.3}, {}).save(tmp_path / "calibration")
     shadow = audit_estimator(pair, "deviation", 0.5)
     assert shadow.alarm is None

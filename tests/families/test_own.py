@@ -14,7 +14,7 @@ from specact.families.load import load_pair, load_responder
 from specact.families.own import OwnPair
 from specact.gates import Random
 from specact.gates.calibration import Calibration, calibrated_gate
-from specact.gates.settings import BUNDLES_OWN
+from specact.gates.settings import BUNDLE_DEFAULTS
 from specact.policy import SpeculativePolicy
 
 THIRD_PARTY = Path(__file__).parents[1] / "thirdparty" / "my_family.py"
@@ -91,12 +91,12 @@ def test_what_a_pair_leaves_out_is_filled_in() -> None:
 def test_what_a_pair_says_counts() -> None:
     pair = load_pair("plug_pairs:Named")
     assert (pair.env, pair.fingerprint, pair.path) == ("ball", "weights-1", Path("kept/here"))
-    assert dict(BUNDLES_OWN.settings("deviation", pair).options)["alpha"] == 0.25
+    assert dict(BUNDLE_DEFAULTS.settings("deviation", pair).options)["alpha"] == 0.25
 
 
 def test_a_calibration_is_found_again_and_refused_for_other_weights() -> None:
     pair, other = load_pair("plug_family:pair"), load_pair("plug_pairs:Named")
-    settings = BUNDLES_OWN.settings("deviation", pair)
+    settings = BUNDLE_DEFAULTS.settings("deviation", pair)
     assert pair.path is not None and other.path is not None
     made = Calibration(pair.fingerprint, 0.5, settings, {}, [], {}, {})
     made.save(pair.path / "calibration")

@@ -26,7 +26,7 @@ from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.evaluation import Evaluation
 from specact.lab.evaluation.run import evaluate, read_table
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 
 pytest.importorskip("vla_eval")
 
@@ -127,7 +127,7 @@ def test_episodes_start_as_in_eval_and_tasks_of_a_suite_take_turns(env: str, num
         task = ours.get_tasks()[number] | {"episode_idx": 2}
         assert episode_of(task) == episode
         seen = from_harness(ours.make_obs(ours.reset(task), task))
-        world.start(start_of(3, episode, world.task))
+        world.start(episode_seed(3, episode, world.task))
         assert task["name"] == (world.of_suite or env)
         assert set(seen) == set(world.observe())
         for name, value in world.observe().items():

@@ -16,7 +16,7 @@ from specact.execution.verdicts import LateVerdicts
 from specact.families.codes.values import CodeDistribution, executed_codes
 from specact.families.codes.verify import TargetSampler
 from specact.families.flash.pair import FlashPair
-from specact.families.flash.verify import Question, Round
+from specact.families.flash.verify import Round, RoundRequest
 from specact.families.load import load_pair
 from specact.families.staged.stages import StagedFolder
 from specact.families.staged.wire import PRECISIONS, Precision, split_dialect
@@ -235,7 +235,7 @@ def flow_rounds(target: Any, pair: FlashPair, count: int = 8) -> list[Round]:
         window = Window({"state": rng.uniform(0, 300, (2, 26)).astype(np.float32)})
         found = target.submit(window, StepAddress(0, 0, 0, number)).result()
         assert isinstance(found, Answer)
-        rounds += [found.value.round(Question(full)) for full in (True, False)]
+        rounds += [found.value.round(RoundRequest(full)) for full in (True, False)]
     return rounds
 
 

@@ -45,7 +45,7 @@ from specact.lab.envs import load_task
 from specact.lab.envs.pusht import displacement, observe
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.processes import ServerProcess, serving
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.observation import ObservationHistory, vectors
 from specact.rng import Role, stream
 
@@ -393,7 +393,7 @@ def test_the_simulated_robot_is_an_episode_of_its_environment() -> None:
         robot.get_observation()
     task = load_task("ball")
     alone = SimulatedRobot(task)
-    alone.start(start_of(3, 2, task))
+    alone.start(episode_seed(3, 2, task))
     with robot:
         for _ in range(5):
             seen = robot.get_observation()
@@ -514,7 +514,7 @@ def score_without_target(steps: int, verified: int) -> float:
     """Of ball's first episode, seed 1, with a target that answers so many inferences."""
     pair, task = specact.load_bundle(BALL), load_task("ball")
     robot, gates = SimulatedRobot(task), [specact.gates.Always(), specact.gates.Never()]
-    robot.start(start_of(1, 0, task))
+    robot.start(episode_seed(1, 0, task))
     policy = specact.SpeculativePolicy(pair, gates[0])
     policy.reset(1)
     while robot.steps < steps and not robot.done:

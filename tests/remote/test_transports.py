@@ -474,7 +474,7 @@ def guarded(certificate: tuple[Path, Path]) -> Iterator[ServerProcess]:
         yield process
 
 
-def trusting(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+def tls_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(certificate[0]))
 
 
@@ -482,7 +482,7 @@ def trusting(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 def test_over_tls_with_a_token(
     ball: Bundle, guarded: ServerProcess, certificate: tuple[Path, Path], scheme: str
 ) -> None:
-    endpoint = at(guarded.port, scheme, token=TOKEN, tls=trusting(certificate))
+    endpoint = at(guarded.port, scheme, token=TOKEN, tls=tls_context(certificate))
     with Client(endpoint, ball.codec.dialect, settings=ClientSettings(silence_s=1.5)) as client:
         client.connect(10.0)
         target = RemoteTarget(client, ball.codec, 5000.0)
@@ -507,7 +507,7 @@ def test_a_certificate_that_is_not_trusted_is_a_reason(
 
 
 def test_a_certificate_of_another_host_is_a_reason(guarded: ServerProcess, certificate: tuple[Path, Path]) -> None:
-    endpoint = Endpoint("wss", "localhost", guarded.port, TOKEN, trusting(certificate))
+    endpoint = Endpoint("wss", "localhost", guarded.port, TOKEN, tls_context(certificate))
     with pytest.raises(RemoteError, match=r"mismatch|not valid for"):
         WebSocketTransport(endpoint, PATIENCE, LIMIT)
 
@@ -535,7 +535,7 @@ def test_the_wrong_token_is_a_reason(
     scheme: str,
     token: str | None,
 ) -> None:
-    endpoint = at(guarded.port, scheme, token=token, tls=trusting(certificate))
+    endpoint = at(guarded.port, scheme, token=token, tls=tls_context(certificate))
     with Client(endpoint, ball.codec.dialect) as client:
         assert "the token is wrong or missing: SPECACT_TOKEN or --token-file" in refusal(client)
 

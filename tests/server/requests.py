@@ -35,7 +35,7 @@ def drafted(bundle: Bundle, window: Window, step: int, report: Mapping[str, int]
     draft = bundle.draft.infer(window)
     codes = sample_codes(draft, stream(7, Role.DRAFT, robot=3, episode=2, step=step))
     proposal = Proposal(window, np.zeros((1, 2), np.float32), Drafted(draft, codes))
-    asked = bundle.codec.question(proposal)
+    asked = bundle.codec.request_arrays(proposal)
     return Request("verify", step, LONG_MS, window, StepAddress(7, 3, 2, step), asked, report or {})
 
 

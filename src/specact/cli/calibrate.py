@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specact.cli.output import Flat, print_json, progress_bars, remarks, results
 from specact.errors import unknown_name
 from specact.files import check_folder
-from specact.gates.settings import BUNDLES_OWN, CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
+from specact.gates.settings import BUNDLE_DEFAULTS, CALIBRATED, LEARNED, GateChoices, gate_for, load_gate
 
 if TYPE_CHECKING:
     from specact.families.load import AnyPair
@@ -55,7 +55,7 @@ class CalibrateOptions:
     episodes: int = 40
     rounds: int = 4
     seed: int = 0
-    gates: GateChoices = BUNDLES_OWN
+    gates: GateChoices = BUNDLE_DEFAULTS
     offline: bool = False
     recipe: Path | None = None
     data: Path | None = None

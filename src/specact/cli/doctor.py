@@ -80,9 +80,9 @@ def doctor(
 def _measure(bundle: Bundle, server: str, requests: int, token: str | None, ca: Path | None) -> Any:
     from specact.remote.client import Client
     from specact.remote.probe import probe
-    from specact.remote.transport import Endpoint, trusting
+    from specact.remote.transport import Endpoint, tls_context
 
-    with Client(Endpoint.parse(server, token, trusting(ca)), bundle.codec.dialect, "doctor") as client:
+    with Client(Endpoint.parse(server, token, tls_context(ca)), bundle.codec.dialect, "doctor") as client:
         welcome = client.connect(10.0)
         found = probe(client, requests, bundle.execute / bundle.rate_hz)
     stages = {"total": found.total_ms, "network": found.network_ms, "queue": found.queue_ms, "target": found.target_ms}

@@ -98,12 +98,12 @@ def drive(
             until = time.monotonic() + seconds
             run(real, acting, 0, lambda: time.monotonic() < until)
         else:
-            simulated, start_of, limited = _simulated(env, plan, live, device_share)
+            simulated, episode_seed, limited = _simulated(env, plan, live, device_share)
             acting = plan.make(simulated)
             with limited, progress_bars() as update:
                 for episode in range(episodes):
                     update("episodes", episode, episodes)
-                    simulated.start(start_of(seed, episode, simulated.task))
+                    simulated.start(episode_seed(seed, episode, simulated.task))
                     acting.reset(episode)
                     run(simulated, acting, episode, lambda: not simulated.done)
                     outcomes.append(simulated.outcome | {"stopped": acting.stopped})
@@ -219,10 +219,10 @@ def _simulated(env: str | None, plan: Plan, live: bool, device_share: float | No
         from specact.lab.envs import env_of, load_task
         from specact.lab.envs.live import LiveRobot
         from specact.lab.envs.robot import SimulatedRobot
-        from specact.lab.rollout.rollout import start_of
+        from specact.lab.rollout.rollout import episode_seed
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "gymnasium", "sim") from error
     name = env or env_of(plan, None)
     # The live world's process is started first: the limit applies to the device alone.
     made = LiveRobot(name, plan.observation, plan.period_s) if live else None
-    return made or SimulatedRobot(load_task(name, plan.observation)), start_of, device.device_share(device_share)
+    return made or SimulatedRobot(load_task(name, plan.observation)), episode_seed, device.device_share(device_share)

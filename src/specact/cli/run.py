@@ -221,7 +221,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     from specact.policy import SpeculativePolicy
     from specact.remote.client import Client
     from specact.remote.target import positive_deadline, remote_verifier
-    from specact.remote.transport import Endpoint, trusting
+    from specact.remote.transport import Endpoint, tls_context
 
     pair, late, deadline_ms = options.pair, options.execution == "late", options.deadline_ms
     assert options.bundle is not None, "looked at above"
@@ -233,7 +233,7 @@ def _plan_pair(stack: ExitStack, options: RunOptions, fallback: Fallback) -> Pla
     # Where verdicts are late the draft's actions run at once.
     age_s = _age_s(options, chunk_s + (period_s if late else max(period_s, deadline_s)))
     token, server = read_token(options.token_file), pair.server or "ws://127.0.0.1:8600"
-    tls = trusting(options.ca)
+    tls = tls_context(options.ca)
     if server.startswith(PREFIX):
         endpoint: Endpoint = openpi_endpoint(server, token, tls, loaded.codec.dialect)
     else:

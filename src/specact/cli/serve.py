@@ -92,7 +92,7 @@ def app(args: dict[str, Any]) -> Any:
     """The server as an application of Ray Serve: ``serve run specact.cli.serve:app bundle=ball replicas=2``.
 
     Args:
-        args: see :class:`~specact.server.ray_app.Asked`. The token is the variable SPECACT_TOKEN.
+        args: see :class:`~specact.server.ray_app.AppArguments`. The token is the variable SPECACT_TOKEN.
 
     Raises:
         ConfigError: for arguments or settings that cannot be used.

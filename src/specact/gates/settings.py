@@ -171,7 +171,7 @@ class GateChoices:
         )
 
 
-BUNDLES_OWN = GateChoices()
+BUNDLE_DEFAULTS = GateChoices()
 
 
 def _read_options(name: str, kind: type[Gate], given: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -22,13 +22,13 @@ from specact.errors import ConfigError, ObservationError, SpecactError
 from specact.families.load import load_pair
 from specact.gates.calibration import calibrated_gate
 from specact.gates.gate import Gate
-from specact.gates.settings import BUNDLES_OWN, load_gate
+from specact.gates.settings import BUNDLE_DEFAULTS, load_gate
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
 from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.observation import Field
 from specact.policy import SpeculativePolicy
 from specact.verification import LocalTarget
@@ -109,7 +109,7 @@ class PairServer(PredictModelServer):  # type: ignore[misc] # the package has no
         method = load_method(self._method)
         if load_gate(method.gate).calibrated:
             return calibrated_gate(self._pair, method.gate, self._rate)
-        settings = uncalibrated_gate(self._method, BUNDLES_OWN, self._pair)
+        settings = uncalibrated_gate(self._method, BUNDLE_DEFAULTS, self._pair)
         if method.rate_of is not None:
             settings = random_gate_at_rate(settings, self._rate, None)
         return settings.build(self._pair)
@@ -159,7 +159,7 @@ class TaskBenchmark(StepBenchmark):  # type: ignore[misc]
     def reset(self, task: dict[str, Any]) -> Any:
         """Starts the episode, in the initial state of ``specact eval``."""
         self._inferred = self._transmitted = 0
-        self._world.start(start_of(self._seed, episode_of(task), self._world.task))
+        self._world.start(episode_seed(self._seed, episode_of(task), self._world.task))
         return self._world.observe()
 
     def step(self, action: dict[str, Any]) -> StepResult:

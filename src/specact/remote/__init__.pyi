@@ -4,4 +4,4 @@ from specact.remote.target import RemoteTarget as RemoteTarget
 from specact.remote.target import RemoteVerifier as RemoteVerifier
 from specact.remote.target import remote_verifier as remote_verifier
 from specact.remote.transport import Endpoint as Endpoint
-from specact.remote.transport import trusting as trusting
+from specact.remote.transport import tls_context as tls_context

@@ -84,7 +84,7 @@ class RemoteVerifier:
 
     def submit(self, proposal: Proposal, address: StepAddress) -> Pending[Outcome]:
         """See :class:`~specact.verification.Verifier`."""
-        asked, client, question = time.monotonic(), self._client, self._codec.question(proposal)
+        asked, client, question = time.monotonic(), self._client, self._codec.request_arrays(proposal)
 
         def request(identity: int) -> Request:
             return Request("verify", identity, self._deadline_ms, proposal.window, address, question, client.report)

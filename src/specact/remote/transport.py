@@ -162,7 +162,7 @@ class Endpoint:
         return f"{self.scheme}://{host}:{self.port}"
 
 
-def trusting(ca: Path | None) -> ssl.SSLContext | None:
+def tls_context(ca: Path | None) -> ssl.SSLContext | None:
     """A TLS context that trusts this certificate authority (a PEM file) alone; None for the system's default.
 
     Raises:

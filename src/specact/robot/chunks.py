@@ -167,7 +167,7 @@ class ChunkRunner:
         self._history.play(played.action)
         return played.action
 
-    def act_unseeing(self, error: ObservationError) -> NDArray[np.float32] | None:
+    def act_without_observation(self, error: ObservationError) -> NDArray[np.float32] | None:
         """One control step without a usable observation, in place of :meth:`act`: the last action is held.
 
         Args:

@@ -73,7 +73,7 @@ class Acting(Protocol):
         """
         ...
 
-    def act_unseeing(self, error: ObservationError) -> NDArray[np.float32] | None:
+    def act_without_observation(self, error: ObservationError) -> NDArray[np.float32] | None:
         """As :meth:`act`, without a usable observation.
 
         Raises:
@@ -193,8 +193,9 @@ def run_loop(
     """Runs until ``proceed`` returns False; then, or after an error, stops the robot by ``stop()`` or the stop action.
 
     An unusable observation before the first action of the episode ends the loop; later the fallback applies, see
-    :meth:`~specact.policy.SpeculativePolicy.act_unseeing`. An action whose observation has become older than the
-    policy's ``max_chunk_age_s`` is not sent: the next tick starts immediately, and its action is sent in any case.
+    :meth:`~specact.policy.SpeculativePolicy.act_without_observation`. An action whose observation has become older
+    than the policy's ``max_chunk_age_s`` is not sent: the next tick starts immediately, and its action is sent in any
+    case.
 
     In the main thread SIGINT, SIGTERM and SIGHUP end the loop with :class:`~specact.interrupts.Interrupted`; they are
     deferred while the robot is being stopped.
@@ -263,7 +264,7 @@ def _tick(
         try:
             action = policy.act(robot.observe())
         except ObservationError as error:
-            unusable, action = error, policy.act_unseeing(error)
+            unusable, action = error, policy.act_without_observation(error)
         stall = clock.now() - began
         # At most one tick in a row, since late actions must be sent if every inference takes that long.
         outdated = unusable is None and not policy.stopped and not outdated and policy.expired

@@ -36,7 +36,7 @@ class Replica:
             raise ConfigError("the target takes no requests")
 
 
-class Asked(BaseModel, extra="forbid", frozen=True):
+class AppArguments(BaseModel, extra="forbid", frozen=True):
     """Arguments of an application for ``serve run`` and ``serve deploy``.
 
     Attributes:
@@ -63,17 +63,19 @@ class Asked(BaseModel, extra="forbid", frozen=True):
     max_robots: int = 1024
 
 
-def read_arguments(args: Mapping[str, Any]) -> Asked:
+def read_arguments(args: Mapping[str, Any]) -> AppArguments:
     """The arguments of an application; on a command line all of them are strings.
 
     Raises:
         ConfigError: for one that is missing, unknown, or of the wrong type.
     """
     try:
-        return Asked.model_validate(args)
+        return AppArguments.model_validate(args)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise ConfigError(f"{problems}. An application takes {', '.join(Asked.model_fields)}, as NAME=VALUE") from None
+        raise ConfigError(
+            f"{problems}. An application takes {', '.join(AppArguments.model_fields)}, as NAME=VALUE"
+        ) from None
 
 
 def application(

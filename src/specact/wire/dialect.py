@@ -106,7 +106,7 @@ class Codec(Protocol[A_co]):
 class VerifyingCodec(Codec[A_co], Protocol[A_co]):
     """A codec of a family that can verify on the server, with requests of type ``verify``."""
 
-    def question(self, proposal: Proposal) -> Arrays:
+    def request_arrays(self, proposal: Proposal) -> Arrays:
         """The request's arrays for a proposal."""
         ...
 

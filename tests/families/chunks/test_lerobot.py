@@ -39,7 +39,7 @@ from specact.families.flash.bundle import FlashSettings, load_flash
 from specact.families.flash.check import Check, deviations, implied, noised
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS
-from specact.families.flash.verify import FlashTarget, Question
+from specact.families.flash.verify import FlashTarget, RoundRequest
 from specact.families.load import load_pair
 from specact.gates.baseline import Always
 from specact.lab.processes import ServerProcess
@@ -253,17 +253,19 @@ def test_flash_checks_drafts_on_its_parts(name: str, made: Callable[[str], Made]
     assert isinstance(policy, FlowPolicy)
     seen = [window_of(policy.spec.observation, seed) for seed in range(2)]
     asked = FlashTarget(policy, FlashSettings(execute=2)).answer(seen[0], address)
-    full = asked.round(Question(True))
+    full = asked.round(RoundRequest(True))
     (rng,) = streams(Role.VERIFY, [address])
     np.testing.assert_array_equal(full.chunk, policy.infer(seen[0], rng))
-    lax = asked.round(Question(False, full.chunk, Check((0.1, 0.05), 100.0)))
+    lax = asked.round(RoundRequest(False, full.chunk, Check((0.1, 0.05), 100.0)))
     assert lax.accepted == 2 and lax.deviation.shape == (2, 2)
     np.testing.assert_array_equal(lax.chunk, full.chunk)
-    failed = asked.round(Question(False, full.chunk + 0.1, Check(within=0.0)))
+    failed = asked.round(RoundRequest(False, full.chunk + 0.1, Check(within=0.0)))
     assert failed.full and failed.checked
     np.testing.assert_array_equal(failed.chunk, full.chunk)
     # At noise alone the check compares with what one step would give, so the draft counts in full.
-    far = [asked.round(Question(False, full.chunk + by, Check((1.0,), 100.0))).deviation.mean() for by in (0.0, 5.0)]
+    far = [
+        asked.round(RoundRequest(False, full.chunk + by, Check((1.0,), 100.0))).deviation.mean() for by in (0.0, 5.0)
+    ]
     assert far[1] > far[0]
     tokens = policy.networks.tokens(seen)
     assert tokens.ndim == 3 and len(tokens) == 2 and np.abs(tokens[0] - tokens[1]).max() > 1e-3
@@ -337,7 +339,7 @@ def test_flash_tells_the_policy_s_own_chunk_from_that_for_another_scene(taught: 
     for number, window in enumerate(seen):
         address = StepAddress(0, 0, 0, number)
         asked, other = target.answer(window, address), oracle[number - 5]
-        own, wrong = (asked.round(Question(False, chunk, check)) for chunk in (oracle[number], other))
+        own, wrong = (asked.round(RoundRequest(False, chunk, check)) for chunk in (oracle[number], other))
         assert own.accepted == wrong.accepted == 3
         distances.append([own.deviation.mean(), wrong.deviation.mean()])
         # By hand, over the two real ones of the five dimensions that are padded to.
@@ -350,7 +352,7 @@ def test_flash_tells_the_policy_s_own_chunk_from_that_for_another_scene(taught: 
         estimates = implied(mixed, policy.networks.velocity(mixed, 1 - levels, policy.networks.cache([window])), levels)
         by_hand = deviations(drafted[:3, : tiny.ACTIONS], estimates[:, :3, : tiny.ACTIONS])
         np.testing.assert_allclose(wrong.deviation, by_hand, rtol=1e-4, atol=1e-5)
-        assert asked.round(Question(False, oracle[number], replace(check, within=0.0))).full
+        assert asked.round(RoundRequest(False, oracle[number], replace(check, within=0.0))).full
     found = np.array(distances)
     assert found[:, 0].mean() < 0.5 * found[:, 1].mean()
 

@@ -22,7 +22,7 @@ from specact.families.flash.check import Check
 from specact.families.flash.drafting import DraftedRound
 from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import ROUNDS, Rounds
-from specact.families.flash.verify import Question, Round
+from specact.families.flash.verify import Round, RoundRequest
 from specact.families.load import load_pair
 from specact.gates.baseline import Always, Never, Random
 from specact.lab.envs import load_task
@@ -318,12 +318,12 @@ def test_a_robot_that_only_wants_chunks_is_served_by_the_same(pair: FlashPair, s
 
 
 class _Evidence:
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: RoundRequest) -> None:
         self.question = question
 
 
-def asked(pair: FlashPair, question: Question) -> dict[str, np.ndarray]:
-    return dict(pair.codec.question(Proposal(SEEN[0], np.zeros((1, 2), np.float32), _Evidence(question))))
+def asked(pair: FlashPair, question: RoundRequest) -> dict[str, np.ndarray]:
+    return dict(pair.codec.request_arrays(Proposal(SEEN[0], np.zeros((1, 2), np.float32), _Evidence(question))))
 
 
 def respond(pair: FlashPair, arrays: dict[str, np.ndarray]) -> Any:
@@ -337,10 +337,10 @@ def test_what_a_gripper_holds_reaches_the_server(pair: FlashPair) -> None:
     for window in SEEN:
         lengths = []
         for held in (True, False):
-            question = Question(False, check=Check((0.05,), 100.0), held=np.array([held]))
+            question = RoundRequest(False, check=Check((0.05,), 100.0), held=np.array([held]))
             proposal = Proposal(window, np.zeros((1, 2), np.float32), _Evidence(question))
             address = StepAddress(0, 0, 0, 0)
-            asking = Request("verify", 0, 100.0, window, address, dict(gripping.codec.question(proposal)))
+            asking = Request("verify", 0, 100.0, window, address, dict(gripping.codec.request_arrays(proposal)))
             (found,) = gripping.responder.respond([asking])
             here = gripping.target.answer(window, address).round(question)
             assert not isinstance(found, WireError)
@@ -367,7 +367,7 @@ def test_a_server_cannot_have_more_accepted_than_is_executed(pair: FlashPair) ->
     ],
 )
 def test_what_a_server_cannot_do_is_refused(pair: FlashPair, changes: dict[str, Any], said: str) -> None:
-    arrays = asked(pair, Question(True))
+    arrays = asked(pair, RoundRequest(True))
     arrays |= {name: np.array(value, arrays[name].dtype) for name, value in changes.items()}
     found = respond(replace(pair, block=None), arrays)
     assert isinstance(found, WireError) and said in str(found)
@@ -378,7 +378,7 @@ def test_no_question_within_the_dialect_hurts_the_server(pair: FlashPair) -> Non
     rng, exchange = np.random.default_rng(0), pair.codec.dialect.exchanges["verify"]
     answered = 0
     for number in range(300):
-        arrays = asked(pair, Question(False))
+        arrays = asked(pair, RoundRequest(False))
         arrays["drafted"] = (10.0 ** rng.uniform(-3, 38) * rng.standard_normal((16, 2))).astype(np.float32)
         arrays["levels"] = rng.uniform(0.0, 1.0, 4).astype(np.float32) * (rng.random(4) < 0.6)
         arrays["within"] = (10.0 ** rng.uniform(-3, 38, 1)).astype(np.float32)
@@ -440,7 +440,7 @@ def test_shuffled_verdicts_are_those_of_other_rounds_of_the_same_robot(pair: Fla
     own = composed(pair, replace(ROUNDS["flash"], levels=(0.8, 0.4), within=0.6), period=0)
     shuffled = replace(own, rounds=replace(own.rounds, shuffled=True))
     verifier, address = shuffled.verifier(LocalTarget(shuffled.target, VirtualClock())), StepAddress(1, 0, 0, 0)
-    asked, real, drawn = Question(False, check=Check((0.8, 0.4), 0.6), shuffled=True), [], []
+    asked, real, drawn = RoundRequest(False, check=Check((0.8, 0.4), 0.6), shuffled=True), [], []
     for number, window in enumerate(SEEN):
         address = address._replace(step=number)
         real.append(own.target.answer(window, address).round(replace(asked, shuffled=False)))
@@ -469,6 +469,6 @@ def test_what_is_accepted_always_or_never_cannot_be_shuffled(pair: FlashPair) ->
 
 
 def test_no_server_knows_other_rounds(pair: FlashPair) -> None:
-    asked = Question(False, shuffled=True)
+    asked = RoundRequest(False, shuffled=True)
     with pytest.raises(ConfigError, match="flash_shuffled"):
-        pair.codec.question(Proposal(SEEN[0], np.zeros((1, 2), np.float32), DraftedRound(asked)))
+        pair.codec.request_arrays(Proposal(SEEN[0], np.zeros((1, 2), np.float32), DraftedRound(asked)))

@@ -18,7 +18,7 @@ from specact.families.tokens.bundle import TokenBundle
 from specact.families.tokens.decoding import DECODINGS, Decoding
 from specact.families.tokens.pair import TokenPair, token_pair
 from specact.families.tokens.speculative import TAIL, Decoded
-from specact.families.tokens.verify import Question
+from specact.families.tokens.verify import DecodingRequest
 from specact.gates.baseline import Always, Never, Random
 from specact.lab.processes import serving
 from specact.policy import SpeculativePolicy
@@ -158,17 +158,17 @@ def test_a_robot_that_only_wants_chunks_is_served_by_the_same(
 
 def asked(pair: TokenPair, **changes: Any) -> dict[str, np.ndarray]:
     length = pair.policy.networks.length
-    question = Question(np.zeros((0, length), np.int64), "none", False, relaxed(0, length, 2, ()))
+    question = DecodingRequest(np.zeros((0, length), np.int64), "none", False, relaxed(0, length, 2, ()))
     evidence = replace_question(question, **changes)
-    return dict(pair.codec.question(Proposal(SEEN[0], np.zeros((3, 2), np.float32), evidence)))
+    return dict(pair.codec.request_arrays(Proposal(SEEN[0], np.zeros((3, 2), np.float32), evidence)))
 
 
 class _Evidence:
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: DecodingRequest) -> None:
         self.question = question
 
 
-def replace_question(question: Question, **changes: Any) -> _Evidence:
+def replace_question(question: DecodingRequest, **changes: Any) -> _Evidence:
     return _Evidence(replace(question, **changes))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from specact import Bundle, load_bundle
 from specact.errors import ConfigError, DataError
-from specact.gates.settings import BUNDLES_OWN, GateSettings
+from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.data.generate import generate
 from specact.lab.envs.ball import TASK
@@ -57,7 +57,7 @@ def test_methods_are_compared_on_the_demonstrations_that_no_gate_was_calibrated_
 
 
 def test_a_calibration_is_checked_on_other_demonstrations(ball: Bundle, shown: Episodes) -> None:
-    wanted = BUNDLES_OWN.settings("deviation", ball)
+    wanted = BUNDLE_DEFAULTS.settings("deviation", ball)
     with Pool(1) as pool:
         made = calibrate_offline(ball, wanted, 0.5, shown, pool, quiet)
     assert made.fingerprint == ball.fingerprint and made.settings.without_threshold() == wanted

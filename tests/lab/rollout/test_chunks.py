@@ -12,7 +12,7 @@ from specact.families.chunks.folder import PairSettings, make_pair
 from specact.families.chunks.pair import ChunkPair
 from specact.gates.settings import GateSettings
 from specact.lab.envs import load_task
-from specact.lab.rollout.rollout import Shard, run_shard, start_of
+from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.policy import SpeculativePolicy
 
 SMALL, LARGE = (f"{chunk_policies.__name__}:{name}" for name in ("small", "large"))
@@ -60,7 +60,7 @@ def test_a_rollout_is_what_the_policy_does_on_a_robot(pair: ChunkPair, method: s
         policy = SpeculativePolicy(pair, GATES[method].build(pair), seed=SEED, clock=VirtualClock())
         policy.reset(episode)
         env = task.make()
-        observation, info = env.reset(seed=start_of(SEED, episode, task))
+        observation, info = env.reset(seed=episode_seed(SEED, episode, task))
         steps, done, transmitted = 0, False, []
         while not done:
             inferring = policy.wants_inference

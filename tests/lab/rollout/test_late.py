@@ -15,7 +15,7 @@ from specact import Bundle
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.episode import Episode
 from specact.lab.rollout.pair import run_pair
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.links.model import SteadyLink
 
 
@@ -23,7 +23,7 @@ def run(
     bundle: Bundle, method: str = "hybrid", late_for_s: float = inf, **changes: object
 ) -> tuple[Episode, Mapping[str, int], list[np.ndarray]]:
     late, world = pairing(method, bundle, late_for_s=late_for_s, **changes), MovingWorld(TASK)
-    result, counts = run_pair(world, bundle, late, start=start_of(SEED, 0, TASK), seed=SEED, episode=0)
+    result, counts = run_pair(world, bundle, late, start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0)
     assert isinstance(world.env, TapedBall)
     return result, counts, world.env.commands[1:]
 
@@ -78,7 +78,7 @@ def test_what_the_gate_wanted_is_told_apart_from_what_was_sent(ball: Bundle) -> 
     told: list[tuple[bool, bool]] = []
     how = pairing("hybrid", ball, late_for_s=inf, target_s=0.3)
     _, counts = run_pair(
-        MovingWorld(TASK), ball, how, start=start_of(SEED, 0, TASK), seed=SEED, episode=0,
+        MovingWorld(TASK), ball, how, start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0,
         on_decision=lambda decision, wanted: told.append((decision.transmit, wanted)),
     )  # fmt: skip
     sent, wanted = zip(*told, strict=True)

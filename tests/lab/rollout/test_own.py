@@ -19,7 +19,7 @@ from specact.lab.envs import load_task
 from specact.lab.rollout.families import rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pool import Pool
-from specact.lab.rollout.rollout import Shard, run_shard, start_of
+from specact.lab.rollout.rollout import Shard, episode_seed, run_shard
 from specact.policy import SpeculativePolicy
 from specact.rng import StepAddress
 from specact.types import Origin, Outcome, Proposal
@@ -49,7 +49,7 @@ def test_a_rollout_is_what_the_policy_does_on_a_robot(method: str) -> None:
         policy = SpeculativePolicy(pair, GATES[method].build(load_pair(SOURCE)), seed=SEED, clock=VirtualClock())
         policy.reset(episode)
         env = task.make()
-        observation, info = env.reset(seed=start_of(SEED, episode, task))
+        observation, info = env.reset(seed=episode_seed(SEED, episode, task))
         steps, done, changes = 0, False, []
         while not done:
             inferring = policy.wants_inference
@@ -120,12 +120,12 @@ class TrustingPair(ChunkPair):
         return Trusting(target)
 
 
-def trusting() -> TrustingPair:
+def tls_context() -> TrustingPair:
     units = ActionUnits.of_range(np.full(2, -1.0, np.float32), np.full(2, 1.0, np.float32))
     small, large = chunk_policies.small, chunk_policies.large
-    return TrustingPair("trusting", small, units, large.spec, lambda: large, execute=4)
+    return TrustingPair("tls_context", small, units, large.spec, lambda: large, execute=4)
 
 
 def test_the_acceptance_rule_of_a_subclass_is_its_own() -> None:
-    _, table = run_shard(shard("hybrid", (0,), f"{__name__}:trusting", "ball"))
+    _, table = run_shard(shard("hybrid", (0,), f"{__name__}:tls_context", "ball"))
     assert set(table["origin"].tolist()) == {Origin.ACCEPTED} and not table["distance"].any()

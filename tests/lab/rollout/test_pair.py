@@ -22,7 +22,7 @@ from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.families import VERIFIERS, rollout_of
 from specact.lab.rollout.methods import load_method
 from specact.lab.rollout.pair import Pairing, run_pair
-from specact.lab.rollout.rollout import Shard, run_together, simulated, start_of
+from specact.lab.rollout.rollout import Shard, episode_seed, run_together, simulated
 from specact.lab.rollout.simulated_target import Route
 from specact.links.link import LINKS
 from specact.links.model import SteadyLink
@@ -49,7 +49,7 @@ def pairing(method: str, bundle: Bundle, **changes: object) -> Pairing:
 def moved(bundle: Bundle, how: Pairing, episode: int = 0, pace: float = 0.0) -> tuple[Episode, list[np.ndarray]]:
     """The episode, and what was commanded after the reset."""
     world = MovingWorld(TASK, pace=pace)
-    result, _ = run_pair(world, bundle, how, start=start_of(SEED, episode, TASK), seed=SEED, episode=episode)
+    result, _ = run_pair(world, bundle, how, start=episode_seed(SEED, episode, TASK), seed=SEED, episode=episode)
     assert isinstance(world.env, TapedBall)
     return result, world.env.commands[1:]
 
@@ -127,7 +127,9 @@ def test_the_remote_target_asynchronously_hides_the_link(ball: Bundle) -> None:
     chunks = CodeChunks(ball.target, ball.tokenizer, ball.spec, ball.spec.target)
     route = Route.of(FAR, ball.codec.dialect, np.random.default_rng(0))
     world, how = MovingWorld(TASK), Execution("aligned", 5, 2)
-    result = run_episode(world, chunks, how, route.latency(0.02), start=start_of(SEED, 0, TASK), seed=SEED, episode=0)
+    result = run_episode(
+        world, chunks, how, route.latency(0.02), start=episode_seed(SEED, 0, TASK), seed=SEED, episode=0
+    )
     assert result.inference_s == pytest.approx(0.12, abs=1e-6) == result.age_s
     assert result.stall_s == pytest.approx(0.12 + 0.02 * (result.chunks - 1), abs=0.021)
     synchronous, _ = moved(ball, pairing("target", ball, link=FAR, target_s=0.02))

@@ -16,7 +16,7 @@ from specact.lab.data.fit import check_fit
 from specact.lab.envs import load_task
 from specact.lab.envs.task import Task
 from specact.lab.evaluation.metrics import method_metrics
-from specact.lab.rollout.rollout import Outcome, Shard, run_shard, start_of
+from specact.lab.rollout.rollout import Outcome, Shard, episode_seed, run_shard
 from specact.observation import Field
 
 SUITE, PAIR = f"{toys.__name__}:SUITE", f"{toys.__name__}:pair"
@@ -55,7 +55,7 @@ def test_success_is_told_by_task() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 77])
 def test_tasks_take_turns_whatever_the_seed(seed: int) -> None:
     ten = Task("ten", toys.Hand, 20.0, 10, "", lambda episodes: episodes, tasks=tuple("abcdefghij"))
-    starts = [start_of(seed, episode, ten) for episode in range(60)]
+    starts = [episode_seed(seed, episode, ten) for episode in range(60)]
     assert [start % 10 for start in starts] == 6 * list(range(10))
     assert len(set(starts)) == 60 and len({start // 10 for start in starts}) > 50
     assert Counter(start % 10 for start in starts) == dict.fromkeys(range(10), 6)

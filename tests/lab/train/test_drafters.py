@@ -24,7 +24,7 @@ from specact.families.tokens.head import TokenHead
 from specact.families.tokens.network import causal
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.token_rollouts import SHARD, TokenRollouts, read_rollouts
 from specact.lab.train import chunk_export, drafters
 from specact.lab.train.chunk_recipe import ChunkRecipe
@@ -125,7 +125,7 @@ def test_an_episode_follows_from_the_recorded_tokens(target: TokenBundle, run: P
     made = rollouts(run)
     rows = np.flatnonzero(made.episode == made.episode[0])
     robot = SimulatedRobot(load_task("ball", SPEC.observation))
-    robot.start(start_of(0, int(made.episode[0]), robot.task))
+    robot.start(episode_seed(0, int(made.episode[0]), robot.task))
     for row in rows[:5]:
         assert robot.steps == made.step[row]
         np.testing.assert_array_equal(robot.observe()["state"], made.state[row])

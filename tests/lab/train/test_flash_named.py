@@ -21,7 +21,7 @@ from specact.families.flash.bundle import FLASH_PARTS, Block, FlashSettings
 from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS
-from specact.families.flash.verify import FlashTarget, Question
+from specact.families.flash.verify import FlashTarget, RoundRequest
 from specact.families.load import load_pair, load_responder, named_again
 from specact.gates.baseline import Always
 from specact.lab.data.generate import generate, save
@@ -133,7 +133,7 @@ def test_what_pads_actions_is_no_part_of_the_distance(block: Path, tiny_flow: Pa
         seen = windows(policy.spec, 8)
         target = FlashTarget(policy, FlashSettings(3), own)
         asked = target.answer(seen[0], StepAddress(0, 0, 0, 0))
-        rounds.append(asked.round(Question(False, check=Check((0.4, 0.8), 100.0))))
+        rounds.append(asked.round(RoundRequest(False, check=Check((0.4, 0.8), 100.0))))
         measured.append(measure_check(policy, own, FlashSettings(3), seen, 0, lambda done: None))
     assert rounds[0].accepted == 3 and rounds[0].chunk.shape == (6, 2)
     np.testing.assert_array_equal(rounds[0].deviation, rounds[1].deviation)

@@ -35,7 +35,7 @@ from specact.plugins import make_object
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import remote_verifier
-from specact.remote.transport import Endpoint, trusting
+from specact.remote.transport import Endpoint, tls_context
 from specact.remote_policy import RemotePolicy, connect
 from specact.robot.chunks import ChunkRunner
 from specact.robot.inference import Inference, InferenceThread, InlineInference
@@ -121,7 +121,7 @@ class Robot:
                 action = self.acting.act(observation)
             self.seen = seen
         except ObservationError as error:
-            action = self.acting.act_unseeing(error)
+            action = self.acting.act_without_observation(error)
             self._warn(error.cause, f"an observation cannot be used: {error}")
         cause = _missed(self.acting)
         if cause is not None:
@@ -310,7 +310,7 @@ def _client(config: SpecactConfig, stack: ExitStack, pair: LoadedPair[Any], row:
     server, token = config.server, os.environ.get("SPECACT_TOKEN") or None
     if server is None:
         return None
-    dialect, tls = pair.codec.dialect, trusting(None if config.ca is None else Path(config.ca))
+    dialect, tls = pair.codec.dialect, tls_context(None if config.ca is None else Path(config.ca))
     if server.startswith(PREFIX):
         endpoint: Endpoint = openpi_endpoint(server, token, tls, dialect)
     else:

@@ -90,10 +90,10 @@ class SpecactSim(Robot):
     def connect(self, calibrate: bool = True) -> None:
         """Begins the episode."""
         from specact.lab.envs.robot import SimulatedRobot
-        from specact.lab.rollout.rollout import start_of
+        from specact.lab.rollout.rollout import episode_seed
 
         self._robot = SimulatedRobot(self._task)
-        self._robot.start(start_of(self._config.seed, self._config.episode, self._task))
+        self._robot.start(episode_seed(self._config.seed, self._config.episode, self._task))
 
     @property
     def is_calibrated(self) -> bool:

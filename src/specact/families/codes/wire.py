@@ -38,7 +38,7 @@ class CodeCodec:
         """See :class:`~specact.wire.dialect.Codec`."""
         return CodeDistribution(arrays["probs"], arrays["offsets"], arrays.get("conditional"))
 
-    def question(self, proposal: Proposal) -> Arrays:
+    def request_arrays(self, proposal: Proposal) -> Arrays:
         """See :class:`~specact.wire.dialect.VerifyingCodec`."""
         drafted: Drafted = proposal.evidence
         arrays = {"draft_probs": drafted.draft.probs, "codes": drafted.codes}

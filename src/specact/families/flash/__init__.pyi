@@ -9,5 +9,5 @@ from specact.families.flash.rounds import ROUNDS as ROUNDS
 from specact.families.flash.rounds import Rounds as Rounds
 from specact.families.flash.rounds import load_rounds as load_rounds
 from specact.families.flash.verify import FlashTarget as FlashTarget
-from specact.families.flash.verify import Question as Question
 from specact.families.flash.verify import Round as Round
+from specact.families.flash.verify import RoundRequest as RoundRequest

@@ -10,7 +10,7 @@ from specact.families.chunks.policy import ChunkPolicy
 from specact.families.flash.bundle import Block, FlashSettings
 from specact.families.flash.check import Array, Check
 from specact.families.flash.rounds import Rounds
-from specact.families.flash.verify import Question, Round
+from specact.families.flash.verify import Round, RoundRequest
 from specact.families.freqcache.cached import FreqCached
 from specact.observation import Window
 from specact.types import Chunk, Proposal, StepRecord, value
@@ -25,7 +25,7 @@ class DraftedRound:
         question: the request to the target.
     """
 
-    question: Question
+    question: RoundRequest
 
 
 class FlashDrafter:
@@ -116,7 +116,7 @@ class FlashDrafter:
             drafted = self._units.to_environment(actions)
         held = None if self._last_executed is None else self._last_executed[list(settings.grippers)] > 0.0
         cache = self._round.cache if rounds.stale and self._round is not None else None
-        question = Question(
+        question = RoundRequest(
             full, None if full else drafted, self._check, rounds.steps, held, rounds.stale, cache, self._parts,
             rounds.shuffled,
         )  # fmt: skip

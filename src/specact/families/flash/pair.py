@@ -21,7 +21,7 @@ from specact.families.flash.bundle import (
 )
 from specact.families.flash.drafting import FlashDrafter
 from specact.families.flash.rounds import ROUNDS, Rounds
-from specact.families.flash.verify import Asked, FlashTarget, FlashVerifier
+from specact.families.flash.verify import FlashTarget, FlashVerifier, PendingRound
 from specact.families.flash.wire import FlashCodec, FlashResponder
 from specact.families.freqcache.bundle import FREQCACHE, RefreshBundle, load_refresh
 from specact.families.freqcache.cached import FreqCached
@@ -85,7 +85,7 @@ class FlashPair(TargetPair[FlowPolicy]):
         """See :class:`~specact.pair.Pair`."""
         return FlashTarget(self.policy, self.settings, self.block)
 
-    def verifier(self, target: Target[Asked]) -> FlashVerifier:
+    def verifier(self, target: Target[PendingRound]) -> FlashVerifier:
         """See :class:`~specact.pair.Pair`; for a target in this process, see :class:`FlashCodec` for a server."""
         return FlashVerifier(target, self.units, self.execute)
 

@@ -22,7 +22,7 @@ from specact.verification import Answer, Target, TargetVerifier
 
 
 @value
-class Question:
+class RoundRequest:
     """The request for the next chunk: all inputs of the target besides the observation.
 
     Attributes:
@@ -81,7 +81,7 @@ _NO_DEVIATION = np.zeros((0, 0), np.float32)
 
 
 @value
-class Asked:
+class PendingRound:
     """A window submitted to a target; the round is computed when its request is known.
 
     Attributes:
@@ -96,7 +96,7 @@ class Asked:
     address: StepAddress
     cache: Any = None
 
-    def round(self, question: Question) -> Round:
+    def round(self, question: RoundRequest) -> Round:
         """The round for a request."""
         return self.target.round(self.window, self.address, question, self.cache)
 
@@ -118,13 +118,13 @@ class FlashTarget:
         middle = (units.low[:actions] + units.high[:actions]) / np.float32(2.0)
         self._gripper_thresholds = units.to_flow(middle)[list(settings.grippers)]
 
-    def answer(self, window: Window, address: StepAddress) -> Asked:
+    def answer(self, window: Window, address: StepAddress) -> PendingRound:
         """The window, without any computation yet."""
-        return Asked(self, self.policy.spec.observation.select(window), address)
+        return PendingRound(self, self.policy.spec.observation.select(window), address)
 
     # Extreme observations or drafts overflow to NaN.
     @np.errstate(over="ignore", invalid="ignore")
-    def round(self, window: Window, address: StepAddress, question: Question, given: Any = None) -> Round:
+    def round(self, window: Window, address: StepAddress, question: RoundRequest, given: Any = None) -> Round:
         """One round, full or checked; a full one uses the same noise as the policy's own answer at this address.
 
         Args:
@@ -161,7 +161,7 @@ class FlashTarget:
         tokens = self.policy.networks.tokens([window])
         return tokens, self.policy.to_flow(self.policy.to_environment(self.block.chunks(tokens)[0]))
 
-    def _check(self, drafted: Array, noise: Array, cache: Any, question: Question) -> Verdict:
+    def _check(self, drafted: Array, noise: Array, cache: Any, question: RoundRequest) -> Verdict:
         levels = np.array(question.check.levels, np.float32)
         chunks = noised(drafted, noise, levels)
         estimates = implied(chunks, self._velocity(chunks, np.float32(1.0) - levels, cache), levels)
@@ -176,7 +176,7 @@ class FlashTarget:
         return Round(self.policy.to_environment(found), 0, checked, False, deviation, cache)
 
 
-class FlashVerifier(TargetVerifier[Asked]):
+class FlashVerifier(TargetVerifier[PendingRound]):
     """Checks on the device, with a target in this process.
 
     Args:
@@ -185,14 +185,14 @@ class FlashVerifier(TargetVerifier[Asked]):
         execute: see :class:`~specact.families.flash.bundle.FlashSettings`.
     """
 
-    def __init__(self, target: Target[Asked], units: ActionUnits, execute: int) -> None:
+    def __init__(self, target: Target[PendingRound], units: ActionUnits, execute: int) -> None:
         super().__init__(target)
         self._units, self._execute = units, execute
         self._streams = StepStreams()
         # Verdicts of this robot's checks so far: accepted actions, and whether a gripper's change ended them.
         self._verdicts: list[tuple[int, bool]] = []
 
-    def judge(self, answer: Answer[Asked], proposal: Proposal, address: StepAddress) -> Outcome:
+    def judge(self, answer: Answer[PendingRound], proposal: Proposal, address: StepAddress) -> Outcome:
         """See :class:`~specact.verification.TargetVerifier`."""
         asked, question = answer.value, proposal.evidence.question
         found = asked.round(question)
@@ -200,7 +200,7 @@ class FlashVerifier(TargetVerifier[Asked]):
             found = self._shuffled(asked, question, found, address)
         return round_outcome(found, self._units, self._execute, answer.times)
 
-    def _shuffled(self, asked: Asked, question: Question, found: Round, address: StepAddress) -> Round:
+    def _shuffled(self, asked: PendingRound, question: RoundRequest, found: Round, address: StepAddress) -> Round:
         """The round with a random one of all verdicts so far: the same distribution, independent of the scene."""
         self._verdicts.append((found.accepted, found.switches))
         drawn = self._verdicts[self._streams(Role.GATE, address).integers(len(self._verdicts))]

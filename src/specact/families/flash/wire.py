@@ -15,7 +15,7 @@ from specact.errors import ConfigError, WireError
 from specact.families.chunks.policy import Chunk, ChunkSpec
 from specact.families.chunks.wire import ChunkCodec, ChunkResponder
 from specact.families.flash.check import Check
-from specact.families.flash.verify import FlashTarget, Question, Round, round_outcome
+from specact.families.flash.verify import FlashTarget, Round, RoundRequest, round_outcome
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
 from specact.wire.checks import bad
@@ -47,13 +47,13 @@ class FlashCodec:
         """See :class:`~specact.wire.dialect.Codec`; the target's own chunk, in the environment's units."""
         return arrays["chunk"]
 
-    def question(self, proposal: Proposal) -> Arrays:
+    def request_arrays(self, proposal: Proposal) -> Arrays:
         """See :class:`~specact.wire.dialect.VerifyingCodec`.
 
         Raises:
             ConfigError: for a request that only a target in this process can answer.
         """
-        asked: Question = proposal.evidence.question
+        asked: RoundRequest = proposal.evidence.question
         spec, levels = self._spec, np.zeros(MAX_LEVELS, np.float32)
         if asked.stale or asked.shuffled or asked.parts is not None or len(asked.check.levels) > MAX_LEVELS:
             raise ConfigError(
@@ -120,7 +120,7 @@ class FlashResponder:
         except ConfigError as error:
             return bad(str(error))
         found = self._target.answer(request.window, request.address).round(
-            Question(
+            RoundRequest(
                 kind == _FULL, arrays["drafted"] if kind == _DRAFTED else None, check, steps,
                 None if (held == _UNKNOWN).any() else held.astype(bool),
             )

@@ -18,7 +18,7 @@ from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.retrieval import unit
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
 from specact.families.tokens.threshold import AdaptiveThreshold, Spacing, Threshold, variability
-from specact.families.tokens.verify import Question
+from specact.families.tokens.verify import DecodingRequest
 from specact.observation import Window
 from specact.types import Chunk, Origin, Proposal, StepRecord, value
 from specact.units import ActionUnits
@@ -39,7 +39,7 @@ class DraftedTokens:
         retrieved: whether the candidates come from the memory.
     """
 
-    question: Question
+    question: DecodingRequest
     feature: Array | None = None
     retrieved: bool = False
 
@@ -119,7 +119,9 @@ class TokenDrafter:
             candidates = self._retrieved(feature)
         elif self._decoding.proposes in ("last", "filter", "random", "draft"):
             candidates = self._candidates(window, rng)
-        question = Question(candidates, self._decoding.then, use_memory, self._acceptance(use_memory), self._tail())
+        question = DecodingRequest(
+            candidates, self._decoding.then, use_memory, self._acceptance(use_memory), self._tail()
+        )
         origin = Origin.RETRIEVED if use_memory else Origin.DRAFTED
         actions = self._actions(candidates, window, rng)
         return Proposal(window, actions, DraftedTokens(question, feature, use_memory), origin)

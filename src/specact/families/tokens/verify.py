@@ -22,7 +22,7 @@ OWN_DRAFTERS = ("none", "bigram", "head")
 
 
 @value
-class Question:
+class DecodingRequest:
     """The request for a chunk: all inputs of the target besides the observation.
 
     Attributes:
@@ -56,7 +56,7 @@ class Prefilled:
     cache: Cache
     prefix: Reading
 
-    def decode(self, question: Question) -> Decoded:
+    def decode(self, question: DecodingRequest) -> Decoded:
         """The decoded chunk for a request."""
         own = None if question.then == "none" else self.drafters[question.then]
         drafter = NoCandidates() if own is None else own

@@ -18,7 +18,7 @@ from specact.families.tokens.acceptance import UNLIMITED, Acceptance
 from specact.families.tokens.bins import BINS
 from specact.families.tokens.policy import TokenPolicy
 from specact.families.tokens.speculative import TAIL, Decoded
-from specact.families.tokens.verify import OWN_DRAFTERS, Question, TokenTarget, token_outcome
+from specact.families.tokens.verify import OWN_DRAFTERS, DecodingRequest, TokenTarget, token_outcome
 from specact.types import OffloadTimes, Outcome, Proposal
 from specact.units import ActionUnits
 from specact.wire.checks import bad
@@ -47,9 +47,9 @@ class TokenCodec:
         """See :class:`~specact.wire.dialect.Codec`; the target's own chunk, in the environment's units."""
         return arrays["chunk"]
 
-    def question(self, proposal: Proposal) -> Arrays:
+    def request_arrays(self, proposal: Proposal) -> Arrays:
         """See :class:`~specact.wire.dialect.VerifyingCodec`."""
-        asked: Question = proposal.evidence.question
+        asked: DecodingRequest = proposal.evidence.question
         length = self._policy.networks.length
         candidates = np.full((MAX_CANDIDATES, length), _NONE, np.int16)
         kept = asked.candidates[:MAX_CANDIDATES]
@@ -104,7 +104,7 @@ class TokenResponder:
     def _verified(self, request: Request) -> Arrays | WireError:
         if request.arrays["how"][1] >= len(OWN_DRAFTERS):
             return bad(f"how names the drafters 0 to {len(OWN_DRAFTERS) - 1}, got {request.arrays['how'][1]}")
-        question = _question(request.arrays)
+        question = _request_of(request.arrays)
         if question.then != "none" and question.then not in self._target.drafters:
             return bad(f"this server's target has no drafter {question.then!r}; start it with a bundle that has one")
         decoded = self._target.answer(request.window, request.address).decode(question)
@@ -123,14 +123,14 @@ class TokenResponder:
         }
 
 
-def _question(arrays: Arrays) -> Question:
+def _request_of(arrays: Arrays) -> DecodingRequest:
     candidates, tail = arrays["candidates"].astype(np.int64), arrays["tail"].astype(np.int64)
     total, then, combined = arrays["how"].tolist()
     # Groups are renumbered by runs; the peer's numbers are not trusted.
     groups = np.cumsum(np.diff(arrays["groups"], prepend=arrays["groups"][:1]) != 0)
     rule = Acceptance(arrays["each"].astype(np.int64), groups, total)
     whole = candidates[(candidates >= 0).all(axis=1)]
-    return Question(
+    return DecodingRequest(
         whole,
         OWN_DRAFTERS[then],
         bool(combined),

@@ -10,7 +10,7 @@ import tyro
 from specact.errors import ConfigError, unknown_name
 from specact.families.codes.verify import Offset
 from specact.families.load import check_decoding
-from specact.gates.settings import BUNDLES_OWN, GateChoices
+from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices
 from specact.lab.rollout.methods import load_method
 from specact.links.link import load_link
 from specact.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
@@ -73,7 +73,7 @@ class Evaluation:
     link: str = "wifi-paper"
     offset: Offset = "target"
     overlap: bool = False
-    gates: GateChoices = BUNDLES_OWN
+    gates: GateChoices = BUNDLE_DEFAULTS
     draft_ms: float | None = None
     gate_ms: float | None = None
     head_ms: float | None = None

@@ -18,13 +18,13 @@ from specact.families.flash.bundle import FLASH, load_flash
 from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair
 from specact.families.flash.rounds import ROUNDS, Rounds
-from specact.families.flash.verify import Question
+from specact.families.flash.verify import RoundRequest
 from specact.families.load import load_pair
 from specact.files import write_json
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot, play
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.statistics import mean_interval
 from specact.observation import ObservationHistory, Window
 from specact.rng import Role, StepAddress, stream
@@ -80,7 +80,7 @@ def target_observations(pair: FlashPair, env: str, episodes: int, seed: int) -> 
     paths: list[list[Window]] = []
     for episode in range(_FIRST_EPISODE, _FIRST_EPISODE + episodes):
         history.reset()
-        robot.start(start_of(seed, episode, robot.task))
+        robot.start(episode_seed(seed, episode, robot.task))
         paths.append(windows := [])
         while not robot.done:
             windows.append(history.push(robot.observe()))
@@ -110,12 +110,12 @@ def measure_costs(
     target, order = pair.target, stream(seed, Role.GATE)
     cache = pair.policy.networks.cache([pair.policy.spec.observation.select(windows[0])])
     middle = pair.units.to_environment(np.zeros((pair.policy.spec.chunk, pair.policy.spec.actions), np.float32))
-    kinds = {f"full_{steps}": Question(True, steps=steps) for steps in (1, 2, 3, 5, 10)} | {
-        "check": Question(False, check=_ALWAYS),
-        "failed": Question(False, check=_NEVER),
-        "given": Question(False, middle, _ALWAYS),
-        "given_failed": Question(False, middle, _NEVER),
-        "stale": Question(False, check=_ALWAYS, stale=True, cache=cache),
+    kinds = {f"full_{steps}": RoundRequest(True, steps=steps) for steps in (1, 2, 3, 5, 10)} | {
+        "check": RoundRequest(False, check=_ALWAYS),
+        "failed": RoundRequest(False, check=_NEVER),
+        "given": RoundRequest(False, middle, _ALWAYS),
+        "given_failed": RoundRequest(False, middle, _NEVER),
+        "stale": RoundRequest(False, check=_ALWAYS, stale=True, cache=cache),
     }
     drafter = pair.drafter_of(ROUNDS["block"])
     seconds: dict[str, list[float]] = {name: [] for name in (*kinds, "block")}
@@ -172,7 +172,7 @@ def acceptance(pair: FlashPair, windows: list[Window], seed: int) -> dict[str, d
     for name in ("flash", "flash_fitted"):
         rounds = ROUNDS[name]
         within = pair.settings.within if rounds.within is None else rounds.within
-        question = Question(False, check=Check(rounds.levels or pair.settings.levels, within, guarded=False))
+        question = RoundRequest(False, check=Check(rounds.levels or pair.settings.levels, within, guarded=False))
         accepted = {
             "seen": [target.answer(w, _address(seed, n)).round(question).accepted for n, w in enumerate(windows)]
         }

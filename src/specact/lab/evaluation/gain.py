@@ -16,7 +16,7 @@ from specact.families.tokens.pair import TokenPair
 from specact.families.tokens.speculative import DRAFT, TAIL, Decoded
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.statistics import mean_interval
 from specact.observation import ObservationHistory, Window
 from specact.rng import Role, StepAddress, stream
@@ -65,7 +65,7 @@ def measure_gain(
     seconds: dict[str, list[list[float]]] = {name: [] for name in names}
     for episode in range(_FIRST_EPISODE, _FIRST_EPISODE + episodes):
         history.reset()
-        robot.start(start_of(seed, episode, robot.task))
+        robot.start(episode_seed(seed, episode, robot.task))
         for name, drafter in drafters.items():
             drafter.reset()
             seconds[name].append([])

@@ -23,7 +23,7 @@ from specact.gates.prefetch import PrefetchPredictor
 from specact.gates.settings import GateChoices, GateSettings
 from specact.lab.envs import env_of, load_task
 from specact.lab.processes import linked, serving
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.steps import STAGES
 from specact.lab.statistics import mean_interval
 from specact.links.link import load_link, round_trip
@@ -202,7 +202,7 @@ def observations(pair: Bundle, seed: int) -> Iterator[tuple[int, Any]]:
     episode = 0
     while True:
         policy.reset(episode)
-        observation, _ = env.reset(seed=start_of(seed, episode, task))
+        observation, _ = env.reset(seed=episode_seed(seed, episode, task))
         for step in range(task.max_steps):
             if step % spec.execute == 0:
                 yield episode, observation

@@ -17,7 +17,7 @@ from specact.errors import ConfigError, DataError
 from specact.families.load import AnyPair, named_again
 from specact.files import write_json
 from specact.gates.calibration import Calibration
-from specact.gates.settings import BUNDLES_OWN, GateChoices, GateSettings
+from specact.gates.settings import BUNDLE_DEFAULTS, GateChoices, GateSettings
 from specact.lab.data.episodes import Episodes
 from specact.lab.evaluation.calibrate import find_threshold
 from specact.lab.evaluation.chance import random_gate_at_rate, uncalibrated_gate
@@ -91,7 +91,7 @@ def evaluate_offline(
     pool: Pool,
     progress: Progress,
     *,
-    gates: GateChoices = BUNDLES_OWN,
+    gates: GateChoices = BUNDLE_DEFAULTS,
     seed: int = 0,
     command: str = "",
 ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from specact.lab.processes import linked, serving
 from specact.lab.rollout.families import FamilyRollout, rollout_of
 from specact.lab.rollout.methods import Method, load_method
 from specact.lab.rollout.pool import Result
-from specact.lab.rollout.rollout import Outcome, Robot, Shard, run_together, start_of, time_by_episode
+from specact.lab.rollout.rollout import Outcome, Robot, Shard, episode_seed, run_together, time_by_episode
 from specact.policy import SpeculativePolicy
 from specact.remote.client import Client
 from specact.remote.target import RemoteTarget, RemoteVerifier
@@ -85,7 +85,7 @@ class RealTime:
         audit, world, results = family.audit(), SimulatedRobot(task), []
         for episode in shard.episodes:
             policy.reset(episode)
-            world.start(start_of(shard.seed, episode, task))
+            world.start(episode_seed(shard.seed, episode, task))
             run_together([Robot(policy, world)], family, audit)
             results.append((episode, world.success, world.score, world.steps, world.of_suite))
         world.close()

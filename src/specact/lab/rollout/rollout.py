@@ -182,11 +182,11 @@ def simulated(shard: Shard, pair: AnyPair, family: FamilyRollout, world: Simulat
         clock=clock,
     )
     policy.reset(episode)
-    world.start(start_of(shard.seed, episode, world.task))
+    world.start(episode_seed(shard.seed, episode, world.task))
     return Robot(policy, world, prepared)
 
 
-def start_of(seed: int, episode: int, task: Task) -> int:
+def episode_seed(seed: int, episode: int, task: Task) -> int:
     """The environment's seed for an episode, the same for every method."""
     return task.start(int(stream(seed, Role.ENVIRONMENT, episode=episode).integers(2**31)), episode)
 
@@ -230,7 +230,7 @@ def measured(shard: Shard, pair: AnyPair, family: FamilyRollout, world: Simulate
         pair, gate, drafter=family.drafter(None), verifier=family.verifier(LocalTarget(pair.target)), seed=shard.seed
     )
     policy.reset(episode)
-    world.start(start_of(shard.seed, episode, world.task))
+    world.start(episode_seed(shard.seed, episode, world.task))
     return Robot(policy, world)
 
 

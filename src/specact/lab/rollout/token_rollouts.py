@@ -20,7 +20,7 @@ from specact.families.tokens.bundle import TokenBundle, load_tokens
 from specact.files import write_whole
 from specact.lab.envs import load_task
 from specact.lab.envs.robot import SimulatedRobot, play
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.observation import ObservationHistory, Window
 
 # Episodes of a file, which are run together. For a suite of ten tasks, every file has each of them.
@@ -118,7 +118,7 @@ def _record(request: RolloutRequest, number: int) -> None:
     episodes = _FIRST_EPISODE + SHARD * number + np.arange(SHARD)
     histories = [ObservationHistory(bundle.spec.observation) for _ in robots]
     for robot, episode in zip(robots, episodes.tolist(), strict=True):
-        robot.start(start_of(request.seed, episode, robot.task))
+        robot.start(episode_seed(request.seed, episode, robot.task))
     running, rows = list(range(SHARD)), list[dict[str, NDArray[np.generic]]]()
     while running:
         windows = [histories[i].push(robots[i].observe()) for i in running]

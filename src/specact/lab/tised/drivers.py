@@ -21,7 +21,7 @@ from specact.families.codes.values import CodeDistribution
 from specact.families.flash.check import Check
 from specact.families.flash.pair import FlashPair, flash_pair
 from specact.families.flash.rounds import Rounds
-from specact.families.flash.verify import Question, Round
+from specact.families.flash.verify import Round, RoundRequest
 from specact.families.freqcache.cached import FreqCached, Reuse
 from specact.families.load import AnyPair, load_pair, of_codes
 from specact.families.staged.stages import StagedFolder, load_staged
@@ -241,7 +241,7 @@ class RoundCall:
             # Motion estimates of a blank image have no confidence.
             parts = FreqCached(pair.policy.networks, pair.refresh, replace(self.reuse, confidence=0.0))
         check = Check(within=0.0 if self.kind == "failed" else 1e9, guarded=False)
-        question = Question(self.kind in ("full", "reused"), check=check, parts=parts)
+        question = RoundRequest(self.kind in ("full", "reused"), check=check, parts=parts)
         answer = target.answer(target.policy.spec.observation.zeros(), StepAddress(0, 0, 0, 0))
         return lambda: answer.round(question)
 

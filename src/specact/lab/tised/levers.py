@@ -18,7 +18,7 @@ from specact.families.freqcache.bundle import FREQCACHE
 from specact.families.freqcache.cached import Reuse
 from specact.families.load import named_again
 from specact.families.staged.stages import load_staged
-from specact.gates.settings import BUNDLES_OWN, GateSettings
+from specact.gates.settings import BUNDLE_DEFAULTS, GateSettings
 from specact.lab.tised.drivers import CodesDriver, Driver, FlowDriver, PairDriver, RoundsDriver, SplitDriver
 from specact.lab.tised.settings import Setting, Subject
 
@@ -174,7 +174,7 @@ def _verified(gate: str, late: bool, subject: Subject, strength: float) -> tuple
     if gate == "random":
         # Like every gate, it sends an episode's first step; forced steps come on top of the rate.
         return replace(base, gate=GateSettings("random", strength, options=(("force_first", True),))), None
-    settings = BUNDLES_OWN.settings(gate, pair)
+    settings = BUNDLE_DEFAULTS.settings(gate, pair)
     settings.check_rate(strength)
     # Calibrated per place: a threshold that holds the rate without latency need not hold it over a link.
     return replace(base, gate=settings, rate=strength), None

@@ -16,7 +16,7 @@ from specact.lab.envs.moving import MovingWorld
 from specact.lab.envs.task import Idle
 from specact.lab.rollout.episode import Episode, run_episode
 from specact.lab.rollout.pair import Pairing, run_pair, run_rounds
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.rollout.simulated_target import Route
 from specact.lab.tised.curves import ON_BOARD
 from specact.lab.tised.drivers import (
@@ -101,7 +101,11 @@ def run_trial(trial: Trial, *, on_decision: OnDecision | None = None) -> Row:
     """
     check_bundle(trial.driver, trial.fingerprint)
     world = _world(trial.task, trial.pace, trial.idle, observation_spec_of(trial.driver))
-    address = {"start": start_of(trial.seed, trial.episode, world.task), "seed": trial.seed, "episode": trial.episode}
+    address = {
+        "start": episode_seed(trial.seed, trial.episode, world.task),
+        "seed": trial.seed,
+        "episode": trial.episode,
+    }
     if isinstance(trial.driver, PairDriver):
         result = _run_pair(trial, trial.driver, world, address, on_decision)
     elif isinstance(trial.driver, RoundsDriver):

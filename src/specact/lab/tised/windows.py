@@ -5,7 +5,7 @@ from __future__ import annotations
 from specact.lab.envs import load_task
 from specact.lab.envs.moving import MovingWorld
 from specact.lab.rollout.history import ObservationSampler
-from specact.lab.rollout.rollout import start_of
+from specact.lab.rollout.rollout import episode_seed
 from specact.lab.tised.drivers import CodesDriver, FlowDriver
 from specact.observation import Window
 from specact.rng import Role, stream
@@ -28,7 +28,7 @@ def typical_windows(driver: FlowDriver | CodesDriver, task: str, execute: int, c
     rng, windows = stream(0, Role.DRAFT), list[Window]()
     episode = _FIRST_EPISODE
     while len(windows) < count:
-        world.reset(start_of(0, episode, world.task))
+        world.reset(episode_seed(0, episode, world.task))
         sampler = ObservationSampler(world, policy.spec.observation)
         while not world.done and len(windows) < count:
             windows.append(sampler.window())

@@ -26,7 +26,7 @@ from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, ada
 from specact.lab.train.stages import Progress
 from specact.lab.train.teacher import check_teacher, forget_answers, teach
 from specact.lab.train.tokens import TokenModel
-from specact.lab.train.train import Trained
+from specact.lab.train.train import TrainingResult
 from specact.lab.train.windows import Dataset, Statistics, Windows, observation_of
 from specact.locks import locked
 from specact.rng import Role, stream
@@ -190,7 +190,7 @@ def train_chunks(
     threads: int = 1,
     teacher: LoadedPolicy | None = None,
     on: Accelerator = "cpu",
-) -> Trained:
+) -> TrainingResult:
     """Trains the chunk policy of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
     Args:
@@ -230,7 +230,7 @@ def _train(
     progress: Progress,
     request: dict[str, Any],
     device: torch.device,
-) -> Trained:
+) -> TrainingResult:
     stage = demonstrated_stage(dataset, recipe, spec)
     last = run(stage, out, lambda done: progress(recipe.kind, done, recipe.steps), device=device)
     manifest = {"env": recipe.env or "", "specact": __version__, "recipe": request, "training": last_lines(out)}
@@ -249,4 +249,4 @@ def _train(
             units=units_of(dataset, recipe.kind),
             half=recipe.precision == "float16",
         )
-    return Trained(folders, last_lines(out))
+    return TrainingResult(folders, last_lines(out))

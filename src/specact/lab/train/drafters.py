@@ -30,7 +30,7 @@ from specact.lab.train.folder import check_free, claim, last_lines
 from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, adamw, autocast, cosine, device_of, run
 from specact.lab.train.recipe import HELD_OUT, read_recipe
 from specact.lab.train.stages import Progress
-from specact.lab.train.train import Trained
+from specact.lab.train.train import TrainingResult
 from specact.locks import locked
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
 from specact.rng import Role, stream
@@ -142,7 +142,7 @@ def train_drafters(
     jobs: int = 1,
     every: int = 250,
     on: Accelerator = "cpu",
-) -> Trained:
+) -> TrainingResult:
     """Trains the drafters of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
     The rollouts are stored in ``out/rollouts``, see :class:`~specact.lab.rollout.token_rollouts.TokenRollouts`.
@@ -181,7 +181,7 @@ def train_drafters(
             "training": last_lines(out),
         }  # fmt: skip
         write_drafters(folder, manifest, recipe, settings, target, stage.module, train, held_out)
-        return Trained([folder], last_lines(out))
+        return TrainingResult([folder], last_lines(out))
 
 
 def _check_target(recipe: DrafterRecipe, target: TokenBundle) -> None:

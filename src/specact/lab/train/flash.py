@@ -32,7 +32,7 @@ from specact.lab.train.loop import Accelerator, Metrics, Stage, accelerator, ada
 from specact.lab.train.recipe import HELD_OUT, read_recipe
 from specact.lab.train.stages import Progress
 from specact.lab.train.teacher import check_teacher, forget_answers, teach, windows_at
-from specact.lab.train.train import Trained
+from specact.lab.train.train import TrainingResult
 from specact.lab.train.windows import Dataset, Windows
 from specact.locks import locked
 from specact.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, check_ranges
@@ -165,7 +165,7 @@ def train_flash(
     *,
     threads: int = 1,
     on: Accelerator = "cpu",
-) -> Trained:
+) -> TrainingResult:
     """Makes the block of a recipe; arguments and errors as for :func:`~specact.lab.train.train.train`.
 
     The manifest's ``check`` says what the check tells of this target at each share of noise, see
@@ -203,7 +203,7 @@ def train_flash(
             }  # fmt: skip
             _write(folder, manifest, recipe, target, stage.module, dataset, progress)
         forget_answers(out)
-        return Trained([folder], last_lines(out))
+        return TrainingResult([folder], last_lines(out))
 
 
 def _shown(recipe: FlashRecipe, flow: FlowPolicy) -> ChunkRecipe:

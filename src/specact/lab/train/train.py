@@ -24,7 +24,7 @@ from specact.locks import locked
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """The result of a training run.
 
     Attributes:
@@ -46,7 +46,7 @@ def train(
     jobs: int = 1,
     every: int = 250,
     on: Accelerator = "cpu",
-) -> Trained:
+) -> TrainingResult:
     """Trains the tokenizer and policies of a recipe and exports its bundles; a stopped run resumes.
 
     Args:
@@ -81,7 +81,7 @@ def train(
             work = Work(recipe, episodes, out, every, on)
             train_stages(work, progress, jobs=jobs, threads=threads)
             sort_log(out / "log.jsonl", list(work.plan()))
-            return Trained(_export(work), last_lines(out))
+            return TrainingResult(_export(work), last_lines(out))
 
 
 def _export(work: Work) -> list[Path]:
