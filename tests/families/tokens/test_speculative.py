@@ -117,7 +117,7 @@ def test_acceptance_by_another_reference_is_noticed(
     wild: TokenBundle, greedy: np.ndarray, clear: np.ndarray, wrong: Callable[..., speculative.Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(speculative, "longest", wrong)
+    monkeypatch.setattr(speculative, "longest_accepted", wrong)
     assert _differing(wild, greedy, clear) > 0
 
 
