@@ -70,12 +70,12 @@ def test_stages_of_another_network_and_what_cannot_be_split_are_refused(specact_
 
 
 def test_a_robot_draws_its_chunks_from_a_prefix_that_the_server_computed(specact_run: Run, tmp_path: Path) -> None:
-    assert specact_run("split", "pusht-flow", "--out", tmp_path / "flow").returncode == 0
+    assert specact_run("split", "ball-chase-flow", "--out", tmp_path / "flow").returncode == 0
     with serving(tmp_path / "flow") as server:
         options = ("--server", f"ws://127.0.0.1:{server.port}", "--split", tmp_path / "flow", "--decoding", "flash")
         done = specact_run(
-            "run", "--bundle", "pusht-flow", *options, "--gate", "always", "--cut", "4", "--deadline-ms", "5000",
-            "--seconds", "1.5", "--json",
+            "run", "--bundle", "ball-chase-flow", *options, "--gate", "always", "--cut", "4", "--deadline-ms", "5000",
+            "--episodes", "1", "--json",
         )  # fmt: skip
     said = json.loads(done.stdout)
     assert said["cuts"]["cut 4"] == said["inferences"] > 0 and not said["misses"]
