@@ -1,7 +1,7 @@
 """FreqCache on our flow policy with two cameras: the tables and the picture of docs/freqcache.md.
 
 Run: MUJOCO_GL=egl specact reproduce cache --out STUDY, then python benchmarks/cache.py STUDY
-A policy trained on smaller frames: python benchmarks/cache.py STUDY --smaller OUT --data DEMONSTRATIONS; two hours of
+A policy trained on smaller frames: MUJOCO_GL=egl python benchmarks/cache.py STUDY --smaller OUT --data DATA; two hours of
 one core, and it goes on after a stop.
 
 Keeps the summaries in benchmarks/results/cache.json.
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,13 @@ import numpy as np
 from pages import fill
 
 from specact.families.load import load_pair
-from specact.lab.evaluation.flow_study import target_observations
+from specact.lab.evaluation.cache_study import fastest
+from specact.lab.evaluation.flow_study import relative_costs, target_observations
 from specact.lab.evaluation.run import read_table
 from specact.lab.report.cache import draw_cache, methods_table, report_markdown
 from specact.lab.report.drawing import style
-from specact.lab.statistics import contrast, holm, mean_interval
+from specact.lab.report.tables import relative_text
+from specact.lab.statistics import contrast, holm
 from specact.rng import Role, stream
 
 ROOT = Path(__file__).parents[1]
@@ -111,22 +111,9 @@ def costs(pairs: dict[str, Any]) -> dict[str, dict[str, float]]:
                 for step in range(10):
                     networks.velocity(noise, np.full(1, step / 10, np.float32), cache)
 
-            taken = []
-            for _ in range(5):
-                started = time.perf_counter()
-                inference()
-                taken.append(time.perf_counter() - started)
-            spent[name].append(min(taken))
+            spent[name].append(fastest(inference))
             tokens[name] = pair.policy.networks.tokens(windows).shape[1]
-    found = {}
-    for name, times in spent.items():
-        ratio = mean_interval(np.log(times) - np.log(spent[WHOLE]))
-        low, mean, high = (math.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
-        found[name] = {
-            "tokens": tokens[name], "ms": 1e3 * float(np.median(times)),
-            "relative": mean, "relative_low": low, "relative_high": high,
-        }  # fmt: skip
-    return found
+    return {name: {"tokens": tokens[name], **cost} for name, cost in relative_costs(spent, spent[WHOLE]).items()}
 
 
 def smaller_table(found: dict[str, Any]) -> str:
@@ -137,11 +124,7 @@ def smaller_table(found: dict[str, Any]) -> str:
     for called, success in found["success"].items():
         name, method = called.split(" ")
         cost = found["costs"][name]
-        times = (
-            f"{cost['ms']:.2f} | {cost['relative']:.2f} [{cost['relative_low']:.2f}, {cost['relative_high']:.2f}]"
-            if method == "full"
-            else " | "
-        )
+        times = f"{cost['ms']:.2f} | {relative_text(cost)}" if method == "full" else " | "
         lines.append(
             f"| {name} | {cost['tokens']} | `{method}` | {success['rate']:.3f} "
             f"[{success['low']:.3f}, {success['high']:.3f}] | {times} |"

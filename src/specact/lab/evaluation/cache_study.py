@@ -21,8 +21,7 @@ from specact.families.freqcache.cached import FreqCached, Reuse
 from specact.families.load import load_pair
 from specact.files import write_json
 from specact.lab.evaluation.evaluation import Evaluation
-from specact.lab.evaluation.flow_study import FlowStudy, target_observations
-from specact.lab.statistics import mean_interval
+from specact.lab.evaluation.flow_study import FlowStudy, relative_costs, target_observations
 from specact.observation import Window
 from specact.rng import Role, stream
 
@@ -94,7 +93,7 @@ def compare_variants(
                 **{name: partial(_next_cache, parts, seen, tokens) for name, parts in cached.items()},
             }
             for name in order.permutation(list(timed)).tolist() if number else ():
-                seconds[name].append(_fastest(timed[name]))
+                seconds[name].append(fastest(timed[name]))
             for name, parts in cached.items():
                 cache = parts.cache(seen, tokens)
                 if number:
@@ -130,7 +129,7 @@ def _next_cache(parts: FreqCached, seen: list[Window], tokens: Array) -> Array:
     return copy(parts).cache(seen, tokens)
 
 
-def _fastest(work: Callable[[], Any]) -> float:
+def fastest(work: Callable[[], Any]) -> float:
     """Seconds of the fastest of five passes: other load on the machine only adds to them."""
     seconds = []
     for _ in range(5):
@@ -151,15 +150,7 @@ def _costs(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     whole = {f"full_{steps}": part["encoder"] + part["prefix"] + steps * part["expert"] for steps in _STEPS}
     reusing = {name: part["encoder"] + part[name] + 10 * part["expert"] for name in VARIANTS}
     renamed = {f"{name}:prefix" if name in VARIANTS else name: spent for name, spent in part.items()}
-    costs = {}
-    for name, spent in (renamed | whole | reusing).items():
-        # Of logarithms, because one outlier would dominate the mean of ratios.
-        ratio = mean_interval(np.log(spent) - np.log(whole["full_10"]))
-        low, mean, high = (math.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
-        costs[name] = {
-            "ms": 1e3 * float(np.median(spent)), "relative": mean, "relative_low": low, "relative_high": high,
-        }  # fmt: skip
-    return costs
+    return relative_costs(renamed | whole | reusing, whole["full_10"])
 
 
 def write_reuse(study: FlowStudy, out: Path, progress: Progress) -> dict[str, Any]:

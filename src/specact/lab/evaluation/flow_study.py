@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -129,10 +129,24 @@ def measure_costs(
                 target.answer(window, address).round(kinds[name])
             seconds[name].append(time.perf_counter() - started)
         progress(number + 1, len(windows))
-    base, costs = np.log(seconds["full_10"]), {}
+    return relative_costs(seconds, seconds["full_10"])
+
+
+def relative_costs(seconds: Mapping[str, Sequence[float]], baseline: Sequence[float]) -> dict[str, dict[str, float]]:
+    """The cost of each kind of work, beside that of a baseline on the same observations in the same order.
+
+    Args:
+        seconds: by name, of each observation.
+        baseline: likewise.
+
+    Returns:
+        By name ``ms``, the median, and ``relative``, the geometric mean of the ratio to the baseline, with its interval
+        from ``relative_low`` to ``relative_high``.
+    """
+    costs = {}
     for name, spent in seconds.items():
         # Of logarithms, because one outlier would dominate the mean of ratios.
-        ratio = mean_interval(np.log(spent) - base)
+        ratio = mean_interval(np.log(spent) - np.log(baseline))
         low, mean, high = (math.exp(value) for value in (ratio.low, ratio.mean, ratio.high))
         costs[name] = {
             "ms": 1e3 * float(np.median(spent)), "relative": mean, "relative_low": low, "relative_high": high,
