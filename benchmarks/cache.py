@@ -1,8 +1,8 @@
 """FreqCache on our flow policy with two cameras: the tables and the picture of docs/freqcache.md.
 
 Run: MUJOCO_GL=egl specact reproduce cache --out STUDY, then python benchmarks/cache.py STUDY
-A policy trained on smaller frames: MUJOCO_GL=egl python benchmarks/cache.py STUDY --smaller OUT --data DATA; two hours of
-one core, and it goes on after a stop.
+A policy trained on smaller frames: MUJOCO_GL=egl python benchmarks/cache.py STUDY --smaller OUT --data DATA; two hours
+of one core, and it resumes after a stop.
 
 Keeps the summaries in benchmarks/results/cache.json.
 """
