@@ -2,15 +2,16 @@
 
 Run: OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --data path/to/demonstrations
      OMP_NUM_THREADS=1 python benchmarks/budget.py run --out FOLDER --published
-     python benchmarks/budget.py table FOLDER
+     python benchmarks/budget.py table FOLDER ...
 
 `run` trains a target and drafts of a quarter, one, four and sixteen times the parameters of the recipe's draft for
 every training seed, distils each draft from its target, trains a learned gate's head for each pair, measures every part
 on one core, and evaluates every method at every rate on the same episodes. It is one process, which resumes after a
-stop: training from its checkpoints, evaluations from their shards. With `--published` it evaluates the pairs of these
-tasks that come with the package instead, plain and distilled, at a rate of .4; nothing is trained.
-`table` writes benchmarks/results/budget.json from the cells that are finished, docs/budget-TASK.png, and the marked
-parts of docs/budget.md; given no folder it writes the latter two again from the former.
+stop: training from its checkpoints, evaluations from their shards. Cells that benchmarks/results/budget.json already
+has are left out (`--again`: run them again). With `--published` it evaluates the pairs of these tasks that come with
+the package instead, plain and distilled, at a rate of .4; nothing is trained.
+`table` adds the finished cells of the folders to benchmarks/results/budget.json, and writes docs/budget-TASK.png and
+the marked parts of docs/budget.md from it.
 """
 
 from __future__ import annotations
@@ -126,12 +127,12 @@ class Cell:
 
 
 def plan(tasks: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """All cells, the most informative first: every task at the first seed, plain, then distilled; then other seeds."""
+    """All cells. Those that share a target follow each other: a machine that is lost takes one target with it."""
     return [
         Cell(task, seed, size, distilled)
         for seed in seeds
-        for distilled in (False, True)
         for task in tasks
+        for distilled in (False, True)
         for size in FIRST
     ]
 
@@ -247,42 +248,70 @@ def with_head(bundle: Bundle, scale: Scale, cell: Cell, pool: Pool, update: Prog
 
 
 def collect(out: Path, cells: Sequence[Cell]) -> dict[str, Any]:
-    """The results of all finished cells, with every episode, and the names of the missing ones."""
-    finished_cells = [cell for cell in cells if (cell.folder(out) / "cell.json").exists()]
-    missing = [f"{cell.task} seed {cell.seed} {cell.draft}" for cell in cells if cell not in finished_cells]
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    parameters: dict[str, dict[str, dict[str, int]]] = {}
-    machine = None
-    for cell in finished_cells:
-        result = json.loads((cell.folder(out) / "cell.json").read_text())
-        machine, parts = result["machine"], result["parts"]
-        parameters.setdefault(cell.task, {})[cell.draft] = result["parameters"]
-        for folder in sorted(path.parent for path in cell.folder(out).glob("*/summary.json")):
-            summary = json.loads((folder / "summary.json").read_text())
-            for method, metrics in summary["methods"].items():
-                asked = {"ends": float(method in ("hybrid", TARGET))}.get(folder.name, summary["rate"])
-                won = "".join(str(int(won)) for won in read_table(folder / "episodes" / method)["success"])
-                for as_method in (method, *["target_on_device"] * (method == TARGET)):
-                    draft = "" if method == TARGET else cell.draft
-                    key = (cell.task, draft, as_method, f"{asked:g}")
-                    row = rows.setdefault(
-                        key, {"task": cell.task, "draft": draft, "method": as_method, "asked": asked, "seeds": {}}
-                    )
-                    if as_method == "target_on_device":
-                        row["asked"] = 0.0
-                    row["seeds"][str(cell.seed)] = {
-                        "rate": 0.0 if as_method == "target_on_device" else metrics["transmission_rate"],
-                        "cost": device_cost(as_method, parts) / parts["target"],
-                        "ms": device_cost(as_method, parts),
-                        "successes": won,
+    """The results of the finished cells of a folder, with every episode."""
+    results: dict[str, Any] = {"machine": None, "parameters": {}, "rows": []}
+    for cell in cells:
+        if (cell.folder(out) / "cell.json").exists():
+            results = merge(results, results_of(cell, cell.folder(out)))
+    return results
+
+
+def results_of(cell: Cell, folder: Path) -> dict[str, Any]:
+    """The results of a finished cell."""
+    result = json.loads((folder / "cell.json").read_text())
+    parts, rows = result["parts"], []
+    for evaluation in sorted(path.parent for path in folder.glob("*/summary.json")):
+        summary = json.loads((evaluation / "summary.json").read_text())
+        for method, metrics in summary["methods"].items():
+            won = "".join(str(int(won)) for won in read_table(evaluation / "episodes" / method)["success"])
+            asked = {"ends": float(method in ("hybrid", TARGET))}.get(evaluation.name, summary["rate"])
+            for as_method in (method, *["target_on_device"] * (method == TARGET)):
+                on_device, cost = as_method == "target_on_device", device_cost(as_method, parts)
+                rows.append(
+                    {
+                        "task": cell.task,
+                        "draft": "" if method == TARGET else cell.draft,
+                        "method": as_method,
+                        "asked": 0.0 if on_device else asked,
+                        "seeds": {
+                            str(cell.seed): {
+                                "rate": 0.0 if on_device else metrics["transmission_rate"],
+                                "cost": cost / parts["target"],
+                                "ms": cost,
+                                "successes": won,
+                            }
+                        },
                     }
-    return {
-        "command": "python benchmarks/budget.py run, then table",
-        "machine": machine,
-        "parameters": parameters,
-        "missing": missing,
-        "rows": [rows[key] for key in sorted(rows)],
+                )
+    parameters = {cell.task: {cell.draft: result["parameters"]}}
+    return {"machine": result["machine"], "parameters": parameters, "rows": rows}
+
+
+def merge(results: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Results with those of more cells; a cell that both have is taken from the latter."""
+
+    def key(row: dict[str, Any]) -> tuple[str, str, str, float]:
+        return row["task"], row["draft"], row["method"], row["asked"]
+
+    rows = {key(row): row for row in results["rows"]}
+    for row in more["rows"]:
+        seeds = rows[key(row)]["seeds"] if key(row) in rows else {}
+        rows[key(row)] = row | {"seeds": dict(sorted((seeds | row["seeds"]).items()))}
+    parameters = {
+        task: results["parameters"].get(task, {}) | more["parameters"].get(task, {})
+        for task in [*results["parameters"], *more["parameters"]]
     }
+    return {
+        "machine": more["machine"] or results["machine"],
+        "parameters": parameters,
+        "rows": [rows[which] for which in sorted(rows)],
+    }
+
+
+def missing_from(results: dict[str, Any], cells: Sequence[Cell]) -> list[Cell]:
+    """The cells without results."""
+    there = {(row["task"], row["draft"], seed) for row in results["rows"] for seed in row["seeds"]}
+    return [cell for cell in cells if (cell.task, cell.draft, str(cell.seed)) not in there]
 
 
 def write_pages(results: dict[str, Any], page: Path, pictures: Path) -> None:
@@ -395,17 +424,18 @@ def interval(way: Way) -> str:
 
 def missing(results: dict[str, Any]) -> str:
     """The finished sizes of every task and seed."""
-    present = {(row["task"], seed, row["draft"]) for row in results["rows"] for seed in row["seeds"]}
+    cells = plan(list(WIDTHS), SEEDS)
+    left = missing_from(results, cells)
     lines = ["| task | training seed | plain | distilled |", "|---|---|---|---|"]
     for task in WIDTHS:
         for seed in SEEDS:
             columns = []
             for distilled in (False, True):
-                cells = [Cell(task, seed, size, distilled) for size in range(len(SIZES))]
-                found = [f"x{SIZES[cell.size]}" for cell in cells if (task, str(seed), cell.draft) in present]
+                sizes = [Cell(task, seed, size, distilled) for size in range(len(SIZES))]
+                found = [f"x{SIZES[cell.size]}" for cell in sizes if cell not in left]
                 columns.append(", ".join(found) or "none")
             lines.append(f"| {task} | {seed} | {' | '.join(columns)} |")
-    return "\n".join([*lines, "", f"{len(results['missing'])} of {len(plan(list(WIDTHS), SEEDS))} cells are missing."])
+    return "\n".join([*lines, "", f"{len(left)} of {len(cells)} cells are missing."])
 
 
 def log(text: str) -> None:
@@ -422,22 +452,27 @@ def main() -> None:
     running.add_argument("--tasks", default=",".join(WIDTHS))
     running.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     running.add_argument("--published", action="store_true")
+    running.add_argument("--again", action="store_true")
     running.add_argument("--recipes", type=Path, default=ROOT / "recipes")
     table = verbs.add_parser("table")
-    table.add_argument("out", type=Path, nargs="?")
+    table.add_argument("outs", type=Path, nargs="*")
     arguments = parser.parse_args()
+    results = json.loads(RESULTS.read_text())
     if arguments.verb == "run":
         cells = plan(arguments.tasks.split(","), [int(seed) for seed in arguments.seeds.split(",")])
-        scale = Scale()
+        cells, scale = cells if arguments.again else missing_from(results, cells), Scale()
         if arguments.published:
             cells, scale = PUBLISHED, replace(scale, rates=(0.4,))
         with locked(arguments.out / ("published" if arguments.published else "trained")), progress_bars() as update:
             run(arguments.out, arguments.data, cells, scale, arguments.recipes, update)
         return
-    if arguments.out is not None:
-        published = collect(arguments.out, PUBLISHED)
-        write_json(RESULTS, collect(arguments.out, plan(list(WIDTHS), SEEDS)) | {"published": published})
-    write_pages(json.loads(RESULTS.read_text()), PAGE, ROOT / "docs")
+    published = results["published"]
+    for out in arguments.outs:
+        results = merge(results, collect(out, plan(list(WIDTHS), SEEDS)))
+        published = merge(published, collect(out, PUBLISHED))
+    results |= {"command": "python benchmarks/budget.py run, then table", "published": published}
+    write_json(RESULTS, results)
+    write_pages(results, PAGE, ROOT / "docs")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main() -> None:
 
 def speeds(recipe: Recipe, data: Path) -> None:
     """Prints steps per second of every variant and its ratio to the first of them."""
-    loop._BFLOAT16_FROM = 0  # so that the recipe decides
+    loop._BFLOAT16_FROM, loop._BFLOAT16_ON = 0, ("",)  # so that the recipe decides
     with tempfile.TemporaryDirectory() as folder:
         episodes = demonstrated(recipe, task_of(recipe), data, lambda *told: None)
         work = Work(recipe, needed(episodes, specs_of(recipe, episodes).values()), Path(folder))

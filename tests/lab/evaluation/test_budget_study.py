@@ -105,11 +105,12 @@ def study(budget: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return out, budget.collect(out, budget.plan(["ball"], (1, 2)))
 
 
-def test_what_says_most_comes_first(budget: ModuleType) -> None:
+def test_cells_that_share_a_target_follow_each_other(budget: ModuleType) -> None:
     cells = budget.plan(["ball", "pusht", "peg"], (1, 2, 3))
     assert len(set(cells)) == len(cells) == 72
-    assert [cell.task for cell in cells[:12:4]] == ["ball", "pusht", "peg"]
-    assert not any(cell.distilled for cell in cells[:12]) and all(cell.distilled for cell in cells[12:24])
+    assert [cell.task for cell in cells[:24:8]] == ["ball", "pusht", "peg"]
+    assert all({(cell.task, cell.seed) for cell in cells[i : i + 8]} == {(cells[i].task, cells[i].seed)}
+               for i in range(0, 72, 8))  # fmt: skip
     assert {cell.seed for cell in cells[:24]} == {1}
     for task, widths in budget.WIDTHS.items():
         draft = load_bundle(task).manifest["recipe"]["policies"]["draft"]
@@ -173,15 +174,32 @@ def test_the_page_says_what_is_there_and_what_is_missing(
     names = ("advice", "choices", "costs", "results", "missing", "pictures")
     page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in names))
     nothing = budget.collect(tmp_path, budget.PUBLISHED)
-    assert nothing["rows"] == [] and len(nothing["missing"]) == 6
+    assert nothing["rows"] == [] and budget.missing_from(nothing, budget.PUBLISHED) == budget.PUBLISHED
     budget.write_pages(json.loads(json.dumps(results | {"published": nothing})), page, tmp_path)
     text = page.read_text()
     assert "- **ball** (training seed 1, 3 episodes each, 32 ways): from 0.2 of the target's time on" in text
     assert "| ball | 1 | x1 | x1 |\n| ball | 2 | none | none |" in text
-    assert "14 of 72 cells are missing." in text
+    assert "70 of 72 cells are missing." in text
     assert "**pusht**" not in text and not (tmp_path / "budget-pusht.png").exists()
     assert "![ball: success over device time, by transmission rate](budget-ball.png)" in text
     assert (tmp_path / "budget-ball.png").stat().st_size > 10_000
+
+
+def test_cells_of_another_machine_are_added_and_not_run_again(
+    budget: ModuleType, study: tuple[Path, dict[str, Any]]
+) -> None:
+    results, cells = study[1], budget.plan(["ball"], (1, 2))
+    there = [budget.Cell("ball", 1, 1, False), budget.Cell("ball", 1, 1, True)]
+    assert [cell for cell in cells if cell not in budget.missing_from(results, cells)] == there
+    other = json.loads(json.dumps(results))
+    for row in other["rows"]:
+        row["seeds"] = {"2": row["seeds"]["1"] | {"successes": "111"}}
+    both = budget.merge(results, other)
+    assert len(both["rows"]) == len(results["rows"])
+    for row, old in zip(both["rows"], results["rows"], strict=True):
+        assert row["seeds"]["1"] == old["seeds"]["1"] and row["seeds"]["2"]["successes"] == "111"
+    assert len(budget.missing_from(both, cells)) == len(cells) - 4
+    assert budget.merge(both, results) == both
 
 
 def test_the_published_page_is_that_of_the_stored_results(budget: ModuleType, tmp_path: Path) -> None:

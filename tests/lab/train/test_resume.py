@@ -171,9 +171,12 @@ def test_sigkill_of_the_command_in_the_background_costs_nothing_but_time(
     assert not list(out.glob("*.checkpoint")) + list(out.glob("*.partial"))
 
 
-def test_narrow_networks_are_trained_in_float32_whatever_their_recipe_says() -> None:
+@pytest.mark.parametrize("processor", ["AVX512", "AVX2", "DEFAULT"])
+def test_bfloat16_is_used_only_where_it_is_faster(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
     numbers = torch.ones(2, 2)
-    for width, asked, used in ((28, True, torch.float32), (32, True, torch.bfloat16), (32, False, torch.float32)):
+    for width, asked in ((28, True), (32, True), (32, False)):
+        used = torch.bfloat16 if processor == "AVX512" and width == 32 and asked else torch.float32
         with loop.autocast(replace(POLICY, width=width, bfloat16=asked), torch.device("cpu")):
             assert (numbers @ numbers).dtype == used
 

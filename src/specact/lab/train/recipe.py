@@ -138,7 +138,7 @@ class PolicyRecipe:
         primary_weight, secondary_weight, offset_weight: weights of the losses.
         state_noise: standard deviation of the noise on training observations, in standardised units.
         bfloat16: whether matrix products in training run in bfloat16 (about twice as fast on a CPU that has it).
-            Networks of width below 32, which it slows down, always run in float32.
+            Networks of width below 32, and CPUs without AVX-512, AMX or SVE, which it slows down, always use float32.
         snapshot: share of the steps after which the raw weights are also saved, as ``NAME@snapshot``; 0 for never.
     """
 
