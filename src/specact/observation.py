@@ -270,10 +270,13 @@ class ObservationHistory:
 
     Args:
         spec: the required arrays.
+
+    Attributes:
+        length: the longest history of any array, at least 1; at 1 a window holds the newest observation only.
     """
 
     def __init__(self, spec: ObservationSpec) -> None:
-        self._spec = spec
+        self._spec, self.length = spec, spec.history
         self._window: dict[str, NDArray[Any]] = {}
 
     def reset(self) -> None:

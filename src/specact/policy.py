@@ -149,6 +149,11 @@ class SpeculativePolicy:
         return self._player.empty or self.expired
 
     @property
+    def wants_observation(self) -> bool:
+        """Whether the next inference depends on the current observation: it is due, or reads a history."""
+        return self.wants_inference or self._history.length > 1
+
+    @property
     def expired(self) -> bool:
         """Whether the observation behind the last chunk is older than ``max_chunk_age_s``."""
         return self.clock.now() - self._observed_s > self._max_chunk_age_s
@@ -181,13 +186,14 @@ class SpeculativePolicy:
         """The first half of :meth:`act`: the window that ends with this observation."""
         return self._history.push(observation)
 
-    def act_on(self, window: Window) -> NDArray[np.float32]:
-        """The second half of :meth:`act`."""
+    def act_on(self, window: Window | None) -> NDArray[np.float32]:
+        """The second half of :meth:`act`; the window may be None where no inference is due."""
         self._unusable = 0
         if self.expired:
             self._player.reset()
         self._apply_late_outcome()
         if not self.stopped and self._player.empty:
+            assert window is not None, "an inference is due"
             self.record = self._infer(window)
             self.gate.learn(self.record)
             if self._follower is not None:

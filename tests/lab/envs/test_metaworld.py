@@ -173,7 +173,7 @@ def test_the_goal_can_be_seen() -> None:
     for goal in ([-0.1, 0.8, 0.1], [0.1, 0.9, 0.2]):
         env._sim.model.site("goal").pos = goal
         mujoco.mj_forward(env._sim.model, env._sim.data)
-        frames.append(env._observation()[FIXED].astype(int))
+        frames.append(env.look()[FIXED].astype(int))
     assert (np.abs(frames[0] - frames[1]).max(axis=-1) > 30).sum() >= 2
     env.close()
 

@@ -22,6 +22,7 @@ from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Cameras, Sizes, free_camera
 from specact.lab.envs.drawing import rendered
 from specact.lab.envs.task import Task
+from specact.lab.envs.ticking import Settled
 
 # On import gymnasium-robotics prints a note on Adroit's rewards, which is no news to anybody in the kitchen.
 farama_notifications.notifications.pop("gymnasium_robotics", None)
@@ -140,10 +141,19 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
     so far (0..4), ``success`` all of them, ``chain`` their numbers. Terminates on success; truncated after 560 steps
     (45 s).
 
+    :meth:`step` is :meth:`command`, :meth:`run`, :meth:`settle` and :meth:`look`: the camera is rendered on request
+    (:class:`~specact.lab.envs.ticking.Ticking`; a tick is a control period).
+
     Args:
         render_mode: None or ``rgb_array``.
         frames: height and width of the frames of each camera that is looked through.
+
+    Attributes:
+        tick_s, ticks: a control period [s], in one tick.
     """
+
+    tick_s = 1.0 / RATE_HZ
+    ticks = 1
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 12}  # type: ignore[misc]
 
@@ -164,7 +174,8 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._cameras = Cameras(self._sim.model, CAMERAS)
         self._chain: tuple[int, ...] = tuple(range(CHAIN))
         self._done = np.zeros(kinds, dtype=np.bool_)
-        self._steps = 0
+        self._steps, self._rewarded = 0, 0
+        self._action = np.zeros(ROBOT)
         self.raw: NDArray[np.float64] = np.zeros(RAW_WIDTH)
         """The simulator's observation ``[59]``, as recorded in demonstrations."""
 
@@ -181,16 +192,38 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._chain, self._steps = chain, 0
         self._done[:] = False
         observation, _ = self._sim.reset(seed=seed)
-        return self._observe(observation), self._info()
+        self._update(observation)
+        self._rewarded = self._score()
+        return self.look(), self._info()
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
         """Act for 0.08 s."""
-        before = self._score()
-        observation, *_ = self._sim.step(np.asarray(action, dtype=np.float64))
+        self.command(action)
+        self.run(1)
+        reward, terminated, truncated, info = self.settle()
+        return self.look(), reward, terminated, truncated, info
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        """Sets the current action ``[9]``."""
+        self._action = np.asarray(action, dtype=np.float64)
+
+    def run(self, ticks: int) -> None:
+        """Advances the simulator by control periods."""
+        for _ in range(ticks):
+            observation, *_ = self._sim.step(self._action)
+            self._update(observation)
+
+    def settle(self) -> Settled:
+        """Ends a control period."""
         self._steps += 1
-        seen = self._observe(observation)
-        score = self._score()
-        return seen, float(score - before), score == CHAIN, self._steps >= MAX_STEPS, self._info()
+        score, before = self._score(), self._rewarded
+        self._rewarded = score
+        return float(score - before), score == CHAIN, self._steps >= MAX_STEPS, self._info()
+
+    def look(self) -> dict[str, NDArray[Any]]:
+        """The current observation."""
+        seen = self._cameras.look(self._sim.data, self._frames)
+        return {"state": observe(self.raw), "goal": one_hot(current(self._chain, self._done)), **seen}
 
     def render(self) -> NDArray[np.uint8] | None:
         """The scene, uint8 ``[480, 480, 3]``; None without a render mode.
@@ -204,12 +237,10 @@ class Kitchen(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._cameras.close()
         self._sim.close()
 
-    def _observe(self, observation: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    def _update(self, observation: dict[str, Any]) -> None:
         self.raw = observation["observation"]
         # The true positions, as the simulator tests them; those in the observation carry noise.
         self._done |= completed(self._sim.data.qpos[ROBOT:])
-        seen = self._cameras.look(self._sim.data, self._frames)
-        return {"state": observe(self.raw), "goal": one_hot(current(self._chain, self._done)), **seen}
 
     def _score(self) -> int:
         return int(self._done[list(self._chain)].sum())

@@ -24,6 +24,7 @@ from specact.errors import DataError
 from specact.lab.data.episodes import Episodes
 from specact.lab.envs.cameras import Camera, Cameras, Sizes
 from specact.lab.envs.task import Task
+from specact.lab.envs.ticking import Settled
 
 RATE_HZ = 20.0
 REPEAT = 4  # of an action, at Meta-World's own 80 Hz
@@ -95,6 +96,9 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     Reward: 1 on the step that succeeds, else 0. ``info``: ``success``, Meta-World's own, at any step so far; ``score``,
     the same as a number; ``task``, its name. Terminates on success; truncated after 100 steps (5 s).
 
+    :meth:`step` is :meth:`command`, :meth:`run`, :meth:`settle` and :meth:`look`: cameras are rendered on request
+    (:class:`~specact.lab.envs.ticking.Ticking`; a tick is a control period).
+
     A simulator is built when its task first comes up, and kept: 30 MB, or 100 MB once a camera is looked through.
 
     Args:
@@ -105,7 +109,11 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
     Attributes:
         task: name of the present one.
         raw: the simulator's observation ``[39]`` with objects and goal, which the experts act on.
+        tick_s, ticks: a control period [s], in one tick.
     """
+
+    tick_s = 1.0 / RATE_HZ
+    ticks = 1
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": int(RATE_HZ)}  # type: ignore[misc]
 
@@ -127,6 +135,7 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self.action_space = gym.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
         self._simulators: dict[str, tuple[Any, Cameras]] = {}
         self.task, self._steps, self._success = tasks[0], 0, False
+        self._action = np.zeros(ACTIONS, np.float32)
         self.raw: NDArray[np.float64] = np.zeros(39)
 
     def reset(
@@ -143,17 +152,36 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         self._sim.seed(drawn)  # its reset ignores seeds
         self.raw, _ = self._sim.reset()
         self._steps, self._success = 0, False
-        return self._observation(), self._info()
+        return self.look(), self._info()
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Act for 50 ms, or until success."""
-        for _ in range(REPEAT):
-            self.raw, _, _, _, info = self._sim.step(np.clip(action, -1.0, 1.0))
+        self.command(action)
+        self.run(1)
+        reward, terminated, truncated, info = self.settle()
+        return self.look(), reward, terminated, truncated, info
+
+    def command(self, action: NDArray[np.float32]) -> None:
+        """Sets the current action ``[4]``."""
+        self._action = np.clip(action, -1.0, 1.0)
+
+    def run(self, ticks: int) -> None:
+        """Advances the simulator by control periods, or until success."""
+        for _ in range(ticks * REPEAT):
+            self.raw, _, _, _, info = self._sim.step(self._action)
             self._success = self._success or bool(info["success"])
             if self._success:
                 break
+
+    def settle(self) -> Settled:
+        """Ends a control period."""
         self._steps += 1
-        return self._observation(), float(self._success), self._success, self._steps >= MAX_STEPS, self._info()
+        return float(self._success), self._success, self._steps >= MAX_STEPS, self._info()
+
+    def look(self) -> dict[str, Any]:
+        """The current observation."""
+        seen = self._cameras.look(self._sim.data, self._frames)
+        return {"state": observe(self.raw), "instruction": INSTRUCTIONS[self.task], **seen}
 
     def render(self) -> NDArray[np.uint8] | None:
         """The scene as ``image.corner2`` sees it, uint8 ``[480, 480, 3]``; None without a render mode.
@@ -169,10 +197,6 @@ class MetaWorld(gym.Env[dict[str, Any], NDArray[np.float32]]):
         for simulator, cameras in self._simulators.values():
             cameras.close()
             simulator.close()
-
-    def _observation(self) -> dict[str, Any]:
-        seen = self._cameras.look(self._sim.data, self._frames)
-        return {"state": observe(self.raw), "instruction": INSTRUCTIONS[self.task], **seen}
 
     def _info(self) -> dict[str, Any]:
         return {"score": float(self._success), "success": self._success, "task": self.task}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from math import floor
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specact.errors import ConfigError, unknown_name
 from specact.lab.envs.task import Idle, Task
-from specact.lab.envs.ticking import Seen, Ticking, WholePeriods
+from specact.lab.envs.ticking import Seen, as_ticking
 
 
 class MovingWorld:
@@ -62,8 +62,7 @@ class MovingWorld:
         self.static = not pace and idle in task.still
         paced = {} if task.pace is None else {"pace": pace}
         self.env = task.make(render_mode=render_mode, **paced)
-        plain = self.env.unwrapped
-        self._ticking = cast(Ticking, plain) if hasattr(plain, "settle") else WholePeriods(self.env, task.rate_hz)
+        self._ticking = as_ticking(self.env, task.rate_hz)
         self.period_s, self.limit_s = 1.0 / task.rate_hz, task.max_steps / task.rate_hz
         self.now, self.done, self.success, self.score = 0.0, True, False, 0.0
 

@@ -8,11 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specact.lab.envs.task import Task
+from specact.lab.envs.ticking import as_ticking
 from specact.observation import ObservationHistory
 
 
 class SimulatedRobot:
     """An environment with ``observe()`` and ``act()``; the world advances one step per action.
+
+    Cameras are rendered by ``observe()`` where the environment allows it, see
+    :class:`~specact.lab.envs.ticking.Ticking`.
 
     Args:
         task: the environment.
@@ -28,6 +32,7 @@ class SimulatedRobot:
 
     def __init__(self, task: Task, render_mode: str | None = None) -> None:
         self.task, self.env = task, task.make(render_mode=render_mode)
+        self._ticking = as_ticking(self.env, task.rate_hz)
         self._observation: Any = None
         self.roll_forward = task.roll_forward
         self._info: dict[str, Any] = {"success": False, "score": 0.0}
@@ -35,7 +40,7 @@ class SimulatedRobot:
 
     def start(self, seed: int) -> None:
         """Begins an episode."""
-        self._observation, self._info = self.env.reset(seed=seed)
+        self._observation, self._info = self._ticking.reset(seed=seed)
         self.steps, self.done = 0, False
 
     @property
@@ -58,10 +63,17 @@ class SimulatedRobot:
         return {"success": self.success, "score": self.score}
 
     def observe(self) -> Any:
+        """The current observation; None before the first :meth:`start`."""
+        if self._observation is None and self.steps:
+            self._observation = self._ticking.look()
         return self._observation
 
     def act(self, action: NDArray[np.float32]) -> None:
-        self._observation, _, terminated, truncated, self._info = self.env.step(action)
+        """Executes an action ``[A]`` for one control period."""
+        self._ticking.command(action)
+        self._ticking.run(self._ticking.ticks)
+        _, terminated, truncated, self._info = self._ticking.settle()
+        self._observation = None
         self.steps += 1
         self.done = terminated or truncated or self.steps >= self.task.max_steps
 
@@ -77,11 +89,11 @@ def play(robot: SimulatedRobot, history: ObservationHistory, chunk: NDArray[np.f
 
     Args:
         robot: during an episode.
-        history: holds the observation before the chunk; the ones between its actions are pushed.
+        history: holds the observation before the chunk; the ones between its actions are pushed where they matter.
         chunk: in the environment's units.
     """
     for number, action in enumerate(chunk):
-        if number:
+        if number and history.length > 1:
             history.push(robot.observe())
         robot.act(action)
         if robot.done:

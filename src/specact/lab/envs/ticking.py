@@ -1,8 +1,8 @@
-"""Environments whose physics can be stopped within a control period, and an adapter for all others."""
+"""Environments that separate acting from observing, and an adapter for all others."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +13,10 @@ Settled = tuple[float, bool, bool, dict[str, Any]]
 
 
 class Ticking(Protocol):
-    """An environment whose physics can be stopped within a control period; its ``step`` calls these in order.
+    """An environment whose ``step`` calls these in order: its physics can be stopped within a control period.
+
+    Its observations are computed on request. Rendering a camera frame takes longer than the physics of a step, and a
+    policy that executes chunks needs few of them.
 
     Attributes:
         tick_s: the physics' time step [s].
@@ -46,6 +49,16 @@ class Ticking(Protocol):
     def close(self) -> None:
         """As Gymnasium's."""
         ...
+
+
+def as_ticking(env: gym.Env[Any, Any], rate_hz: float) -> Ticking:
+    """The environment itself where it is :class:`Ticking`; any other, or a wrapped one, as :class:`WholePeriods`.
+
+    Args:
+        env: the environment.
+        rate_hz: its control rate [Hz].
+    """
+    return cast(Ticking, env) if hasattr(env, "settle") and env.unwrapped is env else WholePeriods(env, rate_hz)
 
 
 class WholePeriods:

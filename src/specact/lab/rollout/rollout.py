@@ -132,21 +132,26 @@ Inferred = tuple[Sequence[StepRecord], Sequence[Any], Sequence[Any]]
 def control_step(robots: Sequence[Robot], family: FamilyRollout) -> Inferred:
     """Runs one control step of every robot: observe, infer, act.
 
-    Draft and target are evaluated for every inference in one batch: before the robots act if outputs are prepared,
-    else afterwards, because their own times are measured.
+    Observations that no inference reads are not computed: a camera frame takes longer than the physics. Draft and
+    target are evaluated for every inference in one batch: before the robots act if outputs are prepared, else
+    afterwards, because their own times are measured.
 
     Returns:
         The records of the inferences, and the outputs of draft and target for each.
     """
-    windows = [robot.policy.observe(robot.world.observe()) for robot in robots]
+    windows = {
+        i: robot.policy.observe(robot.world.observe())
+        for i, robot in enumerate(robots)
+        if robot.policy.wants_observation
+    }
     inferring = [i for i, robot in enumerate(robots) if robot.policy.wants_inference]
     inputs = [windows[i] for i in inferring], [robots[i].policy.address for i in inferring]
     drafts, targets = family.infer(*inputs) if inferring and robots[0].prepared else ([], [])
     for i, *outputs in zip(inferring, drafts, targets, strict=False):
         for slot, value in zip(robots[i].prepared or (), outputs, strict=True):
             slot.prepared = value
-    for robot, window in zip(robots, windows, strict=True):
-        robot.world.act(robot.policy.act_on(window))
+    for i, robot in enumerate(robots):
+        robot.world.act(robot.policy.act_on(windows.get(i)))
     if inferring and not drafts:
         drafts, targets = family.infer(*inputs)
     return [record for i in inferring if (record := robots[i].policy.record) is not None], drafts, targets

@@ -1,0 +1,109 @@
+"""The simulated robot acts as its environment's ``step`` does, and renders only what is observed."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+
+from specact import load_bundle
+from specact.gates.settings import GateSettings
+from specact.lab.envs import load_task
+from specact.lab.envs.cameras import Cameras
+from specact.lab.envs.robot import SimulatedRobot, play
+from specact.lab.envs.task import Task
+from specact.lab.rollout.rollout import Shard, run_shard
+from specact.observation import Field, ObservationHistory, ObservationSpec
+
+FRAMES = {"image.corner2": Field((8, 8, 3), "uint8")}
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The simulator's time of every rendering; frames are blank, so that no renderer is needed."""
+    times: list[float] = []
+
+    def look(self: Cameras, data: Any, sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
+        times.append(float(data.time))
+        return {name: np.zeros((*size, 3), np.uint8) for name, size in sizes.items()}
+
+    monkeypatch.setattr(Cameras, "look", look)
+    return times
+
+
+@pytest.mark.parametrize("name", ["ball", "pusht", "pusht-camera", "kitchen", "metaworld", "peg", "swarm"])
+def test_the_robot_sees_what_the_environments_step_returns(name: str) -> None:
+    task = load_task(name)
+    robot, env = SimulatedRobot(task), task.make()
+    assert robot.done and robot.observe() is None
+    for seed in (3, 4):
+        robot.start(seed)
+        seen, info = env.reset(seed=seed)
+        env.action_space.seed(seed)
+        for _ in range(12):
+            assert_same(robot.observe(), seen)
+            assert (robot.success, robot.score) == (info["success"], info["score"])
+            action = env.action_space.sample()
+            robot.act(action)
+            seen, _, terminated, truncated, info = env.step(action)
+            assert robot.done == (terminated or truncated)
+        assert_same(robot.observe(), seen)
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert np.array_equal(value, other[key]), key
+
+
+def test_cameras_are_rendered_once_for_each_observation_and_for_no_other_step(looks: list[float]) -> None:
+    robot = SimulatedRobot(load_task("metaworld").seeing(FRAMES))
+    robot.start(0)
+    assert len(looks) == 1
+    assert robot.observe() is robot.observe() and len(looks) == 1
+    for _ in range(3):
+        robot.act(np.zeros(4, np.float32))
+    assert len(looks) == 1
+    assert robot.observe()["image.corner2"].shape == (8, 8, 3)
+    assert robot.observe() is robot.observe() and len(looks) == 2 and looks[1] > looks[0]
+
+
+@pytest.mark.parametrize(("history", "rendered"), [(1, 1), (2, 4)])
+def test_a_chunk_is_observed_within_only_where_a_history_needs_it(
+    looks: list[float], history: int, rendered: int
+) -> None:
+    robot = SimulatedRobot(load_task("metaworld").seeing(FRAMES))
+    window = ObservationHistory(ObservationSpec({"image.corner2": Field((8, 8, 3), "uint8", history)}))
+    robot.start(0)
+    window.push(robot.observe())
+    play(robot, window, np.zeros((4, 4), np.float32))
+    assert len(looks) == rendered
+
+
+def test_rollouts_render_at_inferences_only(looks: list[float]) -> None:
+    bundle = load_bundle("metaworld")
+    assert bundle.execute > 1 and bundle.observation.history == 1
+    shard = Shard(
+        "metaworld", bundle.fingerprint, "metaworld", "draft", GateSettings("never"), (0, 1), 0, "loopback", 0.0, 0.0
+    )
+    outcomes, table = run_shard(shard)
+    assert len(looks) == len(table["episode"]) < sum(outcome.steps for outcome in outcomes)
+
+
+class Dark(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.zeros_like(value) for name, value in observation.items()}
+
+
+def test_a_wrappers_observations_are_its_own() -> None:
+    task = load_task("ball")
+    wrapped = Task("dark", lambda **options: Dark(task.make(**options)), task.rate_hz, 5, task.score, task.features)
+    robot = SimulatedRobot(wrapped)
+    robot.start(0)
+    for _ in range(5):
+        assert not robot.done
+        assert not any(value.any() for value in robot.observe().values())
+        robot.act(np.ones(2, np.float32))
+    assert robot.done
