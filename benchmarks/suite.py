@@ -1,10 +1,11 @@
 """What it costs to look through cameras, how often metaworld's experts succeed, and how often the policies do.
 
-Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies|seeds|curve --pairs PAIR ...]
+Run: MUJOCO_GL=egl python benchmarks/suite.py [rendering] [experts] [policies|gates|seeds|curve --pairs PAIR ...]
 
 ``rendering`` is processor time of a control step with and without frames, drawn by software on one core. ``experts``
 records 50 episodes of each task without frames. ``policies`` evaluates pairs on 20 episodes of each task, the same for
-all of them, and again on 5 of each with every camera blank; ``seeds`` puts together such evaluations of one recipe's
+all of them, and again on 5 of each with every camera blank; ``gates`` compares every gate of pairs whose bundles have
+a learned gate's head (``specact calibrate --gate learned``); ``seeds`` puts together such evaluations of one recipe's
 pairs, trained with several seeds; ``curve`` evaluates the bundles that one training of a flow policy made on its way
 (``snapshots``), and the last one. The runs lie in runs/metaworld, and resume. The summary is kept in
 benchmarks/results/metaworld.json, and the tables of docs/metaworld.md are written from it.
@@ -34,7 +35,7 @@ from pages import fill
 
 from specact.families.chunks.bundle import load_flow
 from specact.lab.envs import load_task
-from specact.lab.statistics import contrast, seeds_interval
+from specact.lab.statistics import contrast, holm, seeds_interval
 from specact.observation import Field
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,11 @@ RUNS = ROOT / "runs" / "metaworld"
 SEED, EACH, BLANKED, RATE = 1, 20, 5, 0.4
 # Hybrid is the target, asked at every inference.
 METHODS = ("draft", "random", "adahi", "hybrid")
+GATED = ("draft", "head_draft", "random", "adahi", "uncertainty", "random_learned", "learned", "hybrid")
+GATE_CONTRASTS = (
+    ("adahi", "random"), ("uncertainty", "random_learned"), ("learned", "random_learned"), ("learned", "adahi"),
+    ("learned", "head_draft"), ("head_draft", "draft"), ("hybrid", "learned"),
+)  # fmt: skip
 
 
 class Blank(gym.ObservationWrapper[dict[str, Any], Any, dict[str, Any]]):
@@ -70,7 +76,8 @@ BLANK = replace(load_task("metaworld"), name="metaworld-blank", make=make_blank)
 def main() -> None:
     parts = {
         "rendering": (rendering, rendering_table), "experts": (experts, experts_table),
-        "policies": (policies, policies_table), "seeds": (seeds, seeds_table), "curve": (curve, curve_table),
+        "policies": (policies, policies_table), "gates": (gates, gates_table), "seeds": (seeds, seeds_table),
+        "curve": (curve, curve_table),
     }  # fmt: skip
     parser = argparse.ArgumentParser()
     parser.add_argument("what", nargs="*", default=["rendering", "experts"], choices=list(parts))
@@ -81,7 +88,7 @@ def main() -> None:
         measure, table = parts[name]
         if name == "policies":
             kept[name] = kept.get(name, {}) | policies(asked.pairs)
-        elif name in ("seeds", "curve"):
+        elif name in ("gates", "seeds", "curve"):
             kept[name] = measure(asked.pairs)
         else:
             kept[name] = measure()
@@ -200,6 +207,52 @@ def policies_table(kept: dict[str, Any]) -> str:
                 lines.append(f"| {title} | {' | '.join(number(seen[method].get(key)) for method in shown)} |")
         times = (f"{seen[method]['latency']['per_action_ms']:.1f}" for method in shown)
         lines.append(f"| ms an action | {' | '.join(times)} |")
+    return "\n".join(lines[1:])
+
+
+def gates(pairs: Sequence[str] = ()) -> dict[str, Any]:
+    """By pair, every gate at one rate, with paired contrasts; p-values after Holm's correction over each pair's."""
+    found = {}
+    for pair in pairs:
+        run = RUNS / f"{Path(pair).name}-gates"
+        methods = evaluated(pair, run, GATED, EACH)["methods"]
+        won = {method: successes(run, method) for method in GATED}
+        contrasts = [contrast(won[first], won[second]) for first, second in GATE_CONTRASTS]
+        found[Path(pair).name] = {
+            "episodes": 10 * EACH,
+            "methods": methods,
+            "contrasts": [
+                {"first": first, "second": second, "difference": asdict(one.difference), "p": p}
+                for (first, second), one, p in zip(
+                    GATE_CONTRASTS, contrasts, holm([one.p for one in contrasts]), strict=True
+                )
+            ],
+        }
+    return found
+
+
+def gates_table(kept: dict[str, Any]) -> str:
+    lines = []
+    for name, pair in kept.items():
+        lines += [
+            "",
+            f"`{name}`, {pair['episodes']} paired episodes:",
+            "",
+            "| method | success | transmission rate | true skip ratio | ms an action |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {method} | {interval(row['success'])} | {number(row['transmission_rate'])} | "
+            f"{number(row.get('true_skip_ratio'))} | {row['latency']['per_action_ms']:.1f} |"
+            for method, row in pair["methods"].items()
+        ]
+        lines += ["", "| | difference of success | p (Holm) |", "|---|---|---|"]
+        for row in pair["contrasts"]:
+            at = row["difference"]
+            lines.append(
+                f"| {row['first']} - {row['second']} | {at['mean']:+.3f} [{at['low']:+.3f}, {at['high']:+.3f}] | "
+                f"{row['p']:.2g} |"
+            )
     return "\n".join(lines[1:])
 
 
